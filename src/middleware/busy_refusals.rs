@@ -1,4 +1,4 @@
-//! Requests that are refused because others have their key: told once a minute, however many they are.
+//! Requests that are refused because other requests hold their key. One event a minute reports their number.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -12,29 +12,33 @@ use crate::observe;
 
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Counts what is refused by one layer. Clones are the same.
+/// Counts the busy refusals of one layer. Clones share the count.
 #[derive(Debug, Clone, Default)]
 pub(super) struct BusyRefusals(Arc<Mutex<BusyRefusalCount>>);
 
 #[derive(Debug, Default)]
 struct BusyRefusalCount {
-    /// Since it was told last.
+    /// The number of refusals since the last report.
     count: u64,
-    /// That of the latest request.
+    /// The route of the latest refusal.
     route: Option<String>,
-    told: Option<Instant>,
+    reported_at: Option<Instant>,
 }
 
 impl BusyRefusals {
-    /// A request was refused. The first is told at once, and what follows within a minute when that is over.
+    /// Counts a refusal. The first one is reported at once. Later ones are reported together, one minute after the
+    /// last report.
     pub(super) fn count_refusal(&self, route: Option<&str>) {
         let mut refusals = lock(&self.0);
         refusals.count += 1;
         refusals.route = route.map(str::to_owned);
-        if refusals.told.is_some_and(|told| told.elapsed() < REPORT_INTERVAL) {
+        if refusals
+            .reported_at
+            .is_some_and(|at| at.elapsed() < REPORT_INTERVAL)
+        {
             return;
         }
-        refusals.told = Some(Instant::now());
+        refusals.reported_at = Some(Instant::now());
         drop(refusals);
         self.report();
         if let Ok(runtime) = Handle::try_current() {
@@ -49,16 +53,16 @@ impl BusyRefusals {
         }
     }
 
-    /// Tells what was counted. Returns whether anything was.
+    /// Reports what was counted. Returns whether there was anything to report.
     fn report(&self) -> bool {
         let mut refusals = lock(&self.0);
         let count = std::mem::take(&mut refusals.count);
         if count == 0 {
             return false;
         }
-        refusals.told = Some(Instant::now());
+        refusals.reported_at = Some(Instant::now());
         let route = refusals.route.take();
-        // Nothing is locked while it is told: a subscriber may do anything.
+        // The lock is released before the report, because a subscriber may run any code.
         drop(refusals);
         observe::refused_busy(count, route.as_deref());
         true

@@ -1,4 +1,4 @@
-//! A request's way through the layer.
+//! The future of one request: acquires the lock, runs the handler, returns the response.
 
 use std::fmt;
 use std::future::Future;
@@ -23,10 +23,10 @@ use crate::protocol::message::Fence;
 
 pub(super) type BoxedFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// What comes of a request at the entering: it goes in, or this is its answer.
+/// The result of acquiring the lock: the request with its admission, or the response that refuses the request.
 pub(super) type EnterResult = ControlFlow<Response<RefusalBody>, (Parts, Admission)>;
 
-/// With what a request goes in. Nothing at all if it has no key.
+/// What an admitted request holds. It is empty if the request has no key.
 #[derive(Default)]
 pub(super) struct Admission {
     pub(super) guard: Option<RequestGuard>,
@@ -34,11 +34,12 @@ pub(super) struct Admission {
     pub(super) dry_run: Option<DryRun>,
 }
 
-/// The answer of a [`LockService`](crate::middleware::LockService).
+/// The future that a [`LockService`](crate::middleware::LockService) returns.
 ///
 /// # Cancel safety
-/// Dropping it gives up the place in the line; or drops the handler's future, and after it gives back the lock in the
-/// background. A handler that [runs to completion](crate::LockLayer::run_to_completion) goes on, with its lock.
+/// Dropping the future gives up the place in the queue. If the handler already runs, the handler's future is dropped,
+/// and the lock is then released in the background. A handler that [runs to
+/// completion](crate::LockLayer::run_to_completion) continues, with its lock.
 #[pin_project]
 #[must_use = "futures do nothing until they are awaited"]
 pub struct ResponseFuture<S: Service<Request<B>>, B> {
@@ -46,43 +47,44 @@ pub struct ResponseFuture<S: Service<Request<B>>, B> {
     state: RequestState<S, B>,
     settings: Arc<LayerSettings>,
     report: LockReport,
-    /// Sees the end of the request, however it ends.
+    /// Ends with the request, however that ends.
     dry_run: Option<DryRun>,
 }
 
-/// What the answer tells of its lock.
+/// The facts about the lock that the response headers report.
 #[derive(Debug, Default, Clone, Copy)]
 pub(super) struct LockReport {
-    /// How long the request waited.
+    /// How long the request waited for its lock.
     pub(super) waited: Duration,
     pub(super) fence: Option<Fence>,
 }
 
-// The large ones hold the request or the handler's future: boxing those would cost each request an allocation.
+// The large variants hold the request or the handler's future. A box for them would cost each request an allocation.
 #[allow(clippy::large_enum_variant)]
 #[pin_project(project = RequestStateProjection)]
 enum RequestState<S: Service<Request<B>>, B> {
-    /// At the entering: the key is looked for, then its lock is waited for. The service and the body are taken inside.
+    /// The key is read, and the request waits for its lock. The inner service and the body wait in `inside`.
     Entering {
         entering: BoxedFuture<EnterResult>,
         inside: Option<(S, B)>,
     },
-    /// Inside, with the lock if there is a key. The inner service is made ready only now, and then takes the request.
+    /// The request is admitted, with its lock if it has a key. Only now does the inner service become ready and take
+    /// the request.
     Readying {
         inner: S,
         request: Option<Request<B>>,
         guard: Option<RequestGuard>,
     },
-    /// The handler runs. Dropped in this order: first the work, then what protects it.
+    /// The handler runs. The fields are dropped in this order: first the handler, then the guard that protects it.
     Handling {
         #[pin]
         handler: S::Future,
         guard: Option<RequestGuard>,
     },
-    /// The handler runs in a task of its own; or it is done, and its answer waits for the lock to be free, so that a client with
-    /// the answer finds it free. `None`: the outcome is unknown.
+    /// The handler runs in a task of its own. Or the handler has ended, and its response waits until the lock is
+    /// free, so that the client finds the lock free. The future returns `None` if the outcome is unknown.
     Finishing(BoxedFuture<Option<Result<S::Response, S::Error>>>),
-    /// Answered.
+    /// The response was returned.
     Done,
 }
 
@@ -133,7 +135,9 @@ where
             match state.as_mut().project() {
                 RequestStateProjection::Entering { entering, inside } => {
                     let entered = ready!(entering.as_mut().poll(cx));
-                    let (inner, body) = inside.take().expect("the entering future has a service and a body");
+                    let (inner, body) = inside
+                        .take()
+                        .expect("the entering future has a service and a body");
                     match entered {
                         ControlFlow::Continue((parts, admission)) => {
                             *report = admission.report;
@@ -155,10 +159,10 @@ where
                     request,
                     guard,
                 } => {
-                    // What the inner service does, it does with the knowledge of the lock.
+                    // The inner service runs in the scope of the lock, so that the service can find it.
                     let scope = guard.as_ref().map(|guard| guard.enter());
                     let ready = inner.poll_ready(cx);
-                    // Whatever the option says: no handler starts without its lock.
+                    // No handler starts without its lock, whatever `on_lost` says.
                     if guard.as_mut().is_some_and(|guard| guard.poll_lost(cx).is_ready()) {
                         drop(scope);
                         let request = request.take();
@@ -183,7 +187,8 @@ where
                     });
                 }
                 RequestStateProjection::Handling { handler, guard } => {
-                    // Asked before each step, and after the last one: whoever slept past the deadline takes no other.
+                    // The lease is checked before each poll of the handler. So a process that slept past the deadline
+                    // does not poll the handler again.
                     let cancels = guard.as_mut().filter(|_| settings.cancels_on_loss());
                     if cancels.is_some_and(|guard| guard.poll_lost(cx).is_ready()) {
                         state.set(RequestState::Done);

@@ -1,4 +1,4 @@
-//! Finds the key, takes the lock, lets the request in.
+//! Finds the key, acquires the lock, and admits the request.
 
 use std::fmt;
 use std::future::{Future, ready};
@@ -31,17 +31,17 @@ pub struct LockService<S, K> {
 }
 
 impl<S, K> LockService<S, K> {
-    /// The service inside.
+    /// Returns the inner service.
     pub fn get_ref(&self) -> &S {
         &self.inner
     }
 
-    /// The service inside, to change it.
+    /// Returns the inner service for changes.
     pub fn get_mut(&mut self) -> &mut S {
         &mut self.inner
     }
 
-    /// The service inside, without the lock.
+    /// Returns the inner service, without the lock.
     pub fn into_inner(self) -> S {
         self.inner
     }
@@ -70,14 +70,14 @@ where
     type Error = S::Error;
     type Future = ResponseFuture<S, B>;
 
-    /// Always ready. If it asked the inner service, each request that waits for a lock would sit on one of the inner
-    /// service's slots, and the waiters of one busy key would starve all others.
+    /// Returns ready at once. If the layer asked the inner service, each request that waits for a lock would occupy a
+    /// slot of that service. Then the waiters of one busy key would starve all other requests.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // A clone that nobody made ready, as it should be: the future makes it ready, once the lock is held.
+        // This clone is not ready yet. The future makes it ready when the lock is held.
         let inner = self.inner.clone();
         let settings = self.layer.settings.clone();
         let layer = self.layer.clone();
@@ -113,15 +113,15 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
             Choice::Answer(Answer(response)) => return Break(response),
             Choice::Refuse(why) => return refuse(why, None, &parts),
         };
-        // A shutdown waits for the handlers that are at work, which may need other locks to come to their end. Whoever comes
-        // meanwhile begins nothing; else it would wait for ever.
+        // A shutdown waits for the handlers that run, and they may need other locks to finish. A request that arrives
+        // during a shutdown is refused, or the shutdown might never end.
         let handle = layer.locks.handle();
         let is_closing = |parts: &Parts| handle.tasks().is_closed() && !leases::has_any(parts, &layer.locks);
         if is_closing(&parts) {
             return refuse(Refused::Closed, None, &parts);
         }
         let mutex = layer.settings.mutex(layer.locks.mutex(key));
-        // What the request holds already it does not wait for.
+        // A request does not wait for a lock that it already holds.
         let held = leases::held(&parts, &mutex);
         let clock = &handle.node().clock;
         let since = layer.settings.server_timing.then(|| clock.now());
@@ -130,7 +130,7 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
             None => layer.settings.enter(&mutex).await,
         };
         match entered {
-            // It began while this one waited.
+            // The shutdown began while this request waited.
             Ok(_) if is_closing(&parts) => refuse(Refused::Closed, None, &parts),
             Ok(guard) => {
                 leases::insert(&mut parts, Some(&guard.lease()));

@@ -1,7 +1,7 @@
-//! Finds out what became of ticks that this node could not run in time.
+//! Finds the outcome of ticks that this node could not run in time.
 //!
-//! A node that lost sight of the store knows nothing of what others did meanwhile. So a tick counts as missed only after
-//! the store was asked again, and knows that no node was granted it.
+//! A node that lost the store does not know what other nodes did meanwhile. So a tick counts as missed only if the
+//! store was asked again, and knows that no node was granted the tick.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -14,19 +14,19 @@ use crate::protocol::message::{JobReport, TickTime};
 use crate::scheduler::policy::TickOutcome;
 use crate::scheduler::tick_runner::{TickRunner, remember};
 
-/// The pause between two questions.
+/// The pause between two queries.
 const QUERY_PAUSE: Duration = Duration::from_secs(2);
 
-/// How many ticks in doubt are told of one by one at most. One more stands for all before it.
+/// The maximum number of unresolved ticks that are reported one by one. One more stands for all earlier ticks.
 const MAX_UNRESOLVED: usize = 128;
 
 impl TickRunner {
-    /// Tells what became of a tick that was not run here, once the store says so. Returns at once if another pursuit asks
-    /// already, which tells of this tick, too.
+    /// Reports the outcome of a tick that was not run here, when the store knows it. Returns at once if another task
+    /// already queries the store: that task reports this tick too.
     pub(super) async fn resolve_missed(&self, tick: TickTime) -> TickOutcome {
         remember(&self.unresolved, tick, MAX_UNRESOLVED + 1);
         let mut outcome = TickOutcome::Missed;
-        // A tick that is added while a task asks is left to that task, which looks again when it has ended.
+        // A tick that is added during a query is left to the task that queries. That task checks again when it ends.
         while !lock(&self.unresolved).is_empty() {
             let Ok(_asks) = self.audit_lock.try_lock() else {
                 break;
@@ -36,7 +36,7 @@ impl TickRunner {
         outcome
     }
 
-    /// Asks the store until nothing is in doubt. Returns the latest outcome.
+    /// Queries the store until no tick is unresolved. Returns the latest outcome.
     async fn resolve_all(&self) -> TickOutcome {
         let (mut latest, mut asked) = (TickOutcome::Missed, 0);
         let mut news = self.clock().news();
@@ -65,7 +65,7 @@ impl TickRunner {
         }
     }
 
-    /// Tells of those ticks whose outcome is known. Returns that of the oldest.
+    /// Reports the ticks whose outcome is known. Returns the outcome of the oldest one.
     fn report_known(
         &self,
         ticks: BTreeSet<TickTime>,
@@ -82,7 +82,8 @@ impl TickRunner {
         first
     }
 
-    /// The oldest of too many stands for those before it: they are told of together, up to the next.
+    /// If there are too many ticks, the oldest one stands for all before it. They are reported together, up to the
+    /// next tick.
     fn report_dropped(&self, report: &JobReport, unresolved: &mut BTreeSet<TickTime>) {
         if unresolved.len() <= MAX_UNRESOLVED {
             return;
@@ -100,10 +101,10 @@ impl TickRunner {
     }
 }
 
-/// What became of a tick, as far as the store knows. `is_final`: no node is about to begin it any more.
+/// Returns the outcome of a tick as far as the store knows it. `is_final` says that no node can still begin the tick.
 fn outcome(report: &JobReport, tick: TickTime, is_final: bool) -> Option<TickOutcome> {
     match report.was_granted(tick) {
-        // Of what came before the latest two grants nothing is known.
+        // The store knows only the latest two grants.
         Some(true) | None => Some(TickOutcome::Elsewhere),
         Some(false) if is_final || report.mark > Some(tick) => Some(TickOutcome::Missed),
         Some(false) => None,
@@ -134,7 +135,7 @@ mod tests {
             (9, 3, 5, Some(Missed)),
             (9, 3, 2, Some(Elsewhere)),
             (9, 0, 5, Some(Elsewhere)),
-            // Another node may be about to begin it.
+            // Another node can still begin it.
             (9, 3, 12, None),
             (0, 0, 12, None),
         ] {

@@ -1,8 +1,8 @@
-//! Runs all ticks of a job, one after the other: none is passed over, whichever nodes live.
+//! Runs all ticks of a job one after the other. No tick is passed over, whichever nodes live.
 //!
-//! The store grants a tick only after the one that its claim names has ended, so no two nodes can disagree on the order. What
-//! comes next is for the nodes to say, which know the schedule: each walks from the latest tick that the store knows of to the
-//! newest that it saw come, and stands by for what others run on the way.
+//! The store grants a tick only after the tick that its claim names has ended. So two nodes cannot disagree on the
+//! order. The nodes know the schedule and choose the next tick: each goes from the latest tick that the store knows
+//! to the newest tick that the node saw. It stands by while other nodes run ticks.
 
 use std::time::{Duration, SystemTime};
 
@@ -13,8 +13,8 @@ use crate::scheduler::schedule::{Schedule, age, time};
 use crate::scheduler::tick_runner::{TickAttempt, TickRunner};
 use crate::scheduler::work::Work;
 
-/// The ticks after `after` and up to `to` of which one is to be run next: the oldest that is young enough, and not one of too
-/// many. And whether older ones are passed over.
+/// Returns the tick after `after`, and up to `to`, that runs next: the oldest one that is within the limits of age
+/// and number. Also returns whether older ticks are passed over.
 fn next_tick(
     schedule: &Schedule,
     misfire: Option<Misfire>,
@@ -40,7 +40,7 @@ fn tick_before(schedule: &Schedule, tick: TickTime) -> Option<TickTime> {
     schedule.latest(time(earlier)).ok()
 }
 
-/// Nothing is run here any more.
+/// Returns whether this node runs no further tick.
 fn is_end(outcome: TickOutcome) -> bool {
     matches!(
         outcome,
@@ -49,12 +49,12 @@ fn is_end(outcome: TickOutcome) -> bool {
 }
 
 impl TickRunner {
-    /// Sees to it that every tick up to this one is run, unless that is being done here already. Says what became of the
-    /// last.
+    /// Runs every tick up to this one, unless another task of this node does so. Returns the outcome of the last
+    /// tick.
     pub(super) async fn run_all(&self, mark: TickTime, is_catch_up: bool, work: &impl Work) -> TickOutcome {
         self.note_newest(mark);
         let (mut reached, mut outcome) = (TickTime(0), TickOutcome::Elsewhere);
-        // Whoever came while this node walked left its tick to the walk, which looks again when it has ended.
+        // A tick that comes during a walk is left to the walk, which checks again when it ends.
         while *self.newest.borrow() > reached {
             let Ok(_walking) = self.run_all_lock.try_lock() else {
                 return outcome;
@@ -68,7 +68,7 @@ impl TickRunner {
         outcome
     }
 
-    /// What became of the last tick, or why nothing is run here any more.
+    /// Returns the outcome of the last tick, or why this node runs no further tick.
     async fn run_up_to(&self, to: TickTime, is_catch_up: bool, work: &impl Work) -> TickOutcome {
         let (mut tick, mut blocked_by) = (to, None);
         let first = self.schedule.get().and_then(|schedule| tick_before(schedule, to));
@@ -85,7 +85,7 @@ impl TickRunner {
                         return why;
                     }
                     if behind.is_open {
-                        // It is run by somebody, or by nobody any more.
+                        // A live node runs it, or the nodes that began it are gone.
                         tick = behind.latest;
                         continue;
                     }
@@ -165,7 +165,7 @@ mod tests {
         assert_eq!(next_tick(all(day, 0), ago(10)), (newest, true));
         let (first, passes) = next_tick(all(hour, 1_000), ago(600));
         assert!((ago(60)..=ago(59)).contains(&first) && passes, "{first:?}");
-        // A mark of another schedule is between two ticks.
+        // A mark from another schedule lies between two ticks.
         assert_eq!(next_tick(all(day, 100), TickTime(ago(2).0 + 1)), (ago(1), false));
         assert_eq!(next_tick(all(Duration::ZERO, 9), ago(2)), (newest, true));
     }

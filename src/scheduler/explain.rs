@@ -1,7 +1,7 @@
-//! What becomes of a job's ticks on the days on which a zone's clocks change, told before it happens.
+//! Predicts what happens to a job's ticks on the days on which a zone's clocks change.
 //!
-//! The rule is croner's. A fixed time runs at the first instant after a gap, and in the first pass of an overlap; times
-//! with wildcards or steps skip the gap, and run in both passes.
+//! The rule is that of croner. A fixed time runs at the first instant after a gap, and in the first pass of an
+//! overlap. Times with wildcards or steps skip the gap, and run in both passes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -16,41 +16,41 @@ use crate::scheduler::error::JobError;
 use crate::scheduler::schedule::parse_cron;
 use crate::scheduler::zone::IntoZone;
 
-/// So far ahead it is looked.
+/// The number of days that are examined: two years.
 const EXPLAINED_DAYS: usize = 731;
 
-/// No zone is further from UTC, in hours.
+/// The upper bound of the offset of any zone from UTC, in hours.
 const MAX_ZONE_OFFSET_HOURS: i64 = 15;
 
-/// A job with more ticks in a day is told nothing when it is made: that some of them come twice is no news.
+/// Jobs with more ticks in a day get no event when they are made. That some of their ticks come twice is expected.
 const MAX_TICKS_PER_DAY: usize = 1_440;
 
-/// What a change of the clocks does to ticks of one local date.
+/// What a change of the clocks does to the ticks of one local date.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Oddity {
-    /// They come twice: in both passes of an overlap.
+    /// The ticks come twice: in both passes of an overlap.
     Twice,
-    /// They do not come: their time is not shown on that day.
+    /// The ticks do not come: the clocks do not show their time on that day.
     NotAtAll,
-    /// They come at another time than the expression says, as that is not shown on that day.
+    /// The ticks come at another time, because the clocks do not show the time of the expression on that day.
     Shifted {
-        /// The time of day at which the first of them comes.
+        /// The time of day at which the first of these ticks comes.
         to: NaiveTime,
     },
 }
 
-/// A local date on which ticks come otherwise than the expression reads.
+/// A local date on which ticks do not come as the expression says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OddDay {
     /// The date in the job's zone.
     pub date: NaiveDate,
-    /// What becomes of them.
+    /// What happens to the ticks.
     pub oddity: Oddity,
-    /// The time of day of the first of them, as the expression has it.
+    /// The time of day of the first of these ticks, by the expression.
     pub first: NaiveTime,
-    /// How many of them.
+    /// The number of these ticks.
     pub count: usize,
 }
 
@@ -67,8 +67,8 @@ impl fmt::Display for OddDay {
     }
 }
 
-/// The days of the next two years on which ticks of the expression come twice, not at all, or at another time, as the
-/// clocks of the zone change.
+/// Returns the days of the next two years on which ticks of the expression come twice, not at all, or at another
+/// time, because the clocks of the zone change.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -80,7 +80,7 @@ impl fmt::Display for OddDay {
 /// ```
 ///
 /// # Errors
-/// [`JobError::Unfit`] when the expression or the zone is none.
+/// [`JobError::Unfit`] if the expression or the zone is invalid.
 pub fn explain(expression: &str, zone: impl IntoZone) -> Result<Vec<OddDay>, JobError> {
     let unfit = |why| JobError::Unfit { name: None, why };
     let (zone, cron) = (
@@ -90,10 +90,10 @@ pub fn explain(expression: &str, zone: impl IntoZone) -> Result<Vec<OddDay>, Job
     Ok(odd_days(&cron, zone, Clock::new().wall().into()))
 }
 
-/// What is to be told when a job is made.
+/// Returns the days to report when a job is made: none for a job with very many ticks.
 ///
 /// # Errors
-/// What is wrong with the expression.
+/// Returns what is wrong with the expression.
 pub(crate) fn explain_rare_job(expression: &str, zone: Tz, now: SystemTime) -> Result<Vec<OddDay>, String> {
     let (cron, from) = (parse_cron(expression)?, DateTime::<Utc>::from(now));
     let day = ticks(&cron, from, from + chrono::Duration::days(1));
@@ -112,9 +112,9 @@ fn odd_days(cron: &Cron, zone: Tz, from: DateTime<Utc>) -> Vec<OddDay> {
         .collect()
 }
 
-/// The clocks change on the local date that begins then: it does not last a day, or is none.
+/// Returns whether the clocks change on the local date that begins at `start`.
 fn has_change(start: NaiveDateTime, zone: Tz) -> bool {
-    // By what the zone's clocks show around both midnights, whichever of them it shows.
+    // The offsets are compared well before and well after the date, whatever the offset is.
     let offset = |hours| {
         let at = start + chrono::Duration::hours(hours);
         zone.offset_from_utc_datetime(&at).fix()
@@ -124,10 +124,10 @@ fn has_change(start: NaiveDateTime, zone: Tz) -> bool {
 
 fn odd_days_on(cron: &Cron, zone: Tz, start: NaiveDateTime) -> Vec<OddDay> {
     let end = start + chrono::Duration::days(1);
-    // What the expression says, by clocks that do not change.
+    // The local times that the expression names, by clocks that do not change.
     let expected = ticks(cron, start.and_utc(), end.and_utc());
     let expected: Vec<NaiveDateTime> = expected.map(|tick| tick.naive_utc()).collect();
-    // And what comes, a little beyond the date, as what is shifted may come on the next.
+    // The ticks that come, until two hours after the date: a shifted tick may come on the next date.
     let instant = |local| first_instant(zone, local).or_else(|| after_gap(zone, local));
     let beyond = end + chrono::Duration::hours(2);
     let (Some(from), Some(until)) = (instant(start), instant(beyond)) else {
@@ -162,15 +162,15 @@ fn odd_days_on(cron: &Cron, zone: Tz, start: NaiveDateTime) -> Vec<OddDay> {
     found
 }
 
-/// When the clocks of the zone first show that time; `None` in a gap.
+/// Returns the first instant at which the zone's clocks show that time, or `None` in a gap.
 fn first_instant(zone: Tz, local: NaiveDateTime) -> Option<DateTime<Tz>> {
     zone.from_local_datetime(&local).earliest()
 }
 
-/// When the clocks show a full minute again after a time in a gap.
+/// Returns the first full minute after a gap.
 fn after_gap(zone: Tz, local: NaiveDateTime) -> Option<DateTime<Tz>> {
     let minute = local.with_second(0)?;
-    // No gap is longer than a day, and each ends at a full minute.
+    // No gap is longer than a day, and each gap ends at a full minute.
     (1..=24 * 60 + 1).find_map(|later| first_instant(zone, minute + chrono::Duration::minutes(later)))
 }
 

@@ -11,18 +11,19 @@ use crate::protocol::message::{Call, JobReport, TickTime};
 use crate::scheduler::schedule::{age, time};
 use crate::scheduler::tick_runner::TickRunner;
 
-/// So far a node's clock may be off, and a job's mark ahead of the store's clock, before that is told.
+/// The largest difference between a node's clock, or a job's mark, and the store's clock that is not reported.
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(1);
 
 impl TickRunner {
-    /// What the job's name stands for: the service and the expression. 0 until that is known.
+    /// Returns the hash of the service and the expression, or 0 before the expression is known.
     fn fingerprint(&self) -> u64 {
         let service = &self.handle.options().service;
         let schedule = self.schedule.get();
         schedule.map_or(0, |schedule| schedule.fingerprint(service))
     }
 
-    /// What the store knows of the job, as far as it can be asked. Whatever should not be so is told.
+    /// Asks the store for the state of the job. Returns `None` if the store does not answer. Reports what is wrong
+    /// with clocks and names.
     pub(crate) async fn fetch_report(&self) -> Option<JobReport> {
         let call = Call::Open {
             within_ms: u64::try_from(self.settings.finish_within.as_millis()).unwrap_or(u64::MAX),
@@ -31,7 +32,7 @@ impl TickRunner {
         };
         let before = self.now();
         let answer = ask_about_job(&self.handle, &self.name, self.settings.lease, call).await;
-        // Whatever keeps the store from answering is told by whoever needs an answer.
+        // The code that needs an answer reports why the store does not answer.
         let report = answer.ok()?;
         if report.now_ms > 0 {
             self.note_store_clock(report.now_ms);
@@ -49,7 +50,7 @@ impl TickRunner {
         let mut over = lock(&self.jobs.over);
         let known = over.get(&self.name).copied();
         if known.is_some_and(|tick| tick.0 > report.now_ms) {
-            // By a clock that was wrong. Ticks up to it may come again.
+            // That tick came from a wrong clock. Ticks up to it may come again.
             over.remove(&self.name);
         }
         drop(over);
@@ -59,8 +60,8 @@ impl TickRunner {
         Some(report)
     }
 
-    /// It is too late to begin this tick. By the store's clock as it is known here, so that it makes no difference whose clock
-    /// is off, and by how much.
+    /// Returns whether it is too late to begin this tick. The store's clock decides, so that a wrong clock of this
+    /// node has no effect. Before the store's clock is known, `since` decides.
     pub(super) fn is_too_old(&self, mark: TickTime, since: Option<Since>) -> bool {
         let age = match (self.store_time(), since) {
             (None, Some(since)) => since.elapsed(),
@@ -69,12 +70,12 @@ impl TickRunner {
         self.settings.oldest().is_some_and(|oldest| age > oldest)
     }
 
-    /// It was due when the store was away.
+    /// Returns whether the tick was due while the store was unavailable.
     pub(super) fn was_kept_waiting(&self, mark: TickTime) -> bool {
         lock(&self.last_outage).is_some_and(|last_outage| time(mark) <= last_outage)
     }
 
-    /// What the store's clock shows, or this node's if that is not known yet.
+    /// Returns what the store's clock shows, or this node's clock if that is not known yet.
     pub(super) fn store_or_local_time(&self) -> SystemTime {
         self.store_time().unwrap_or_else(|| self.now())
     }
@@ -88,12 +89,13 @@ impl TickRunner {
         *lock(&self.store_clock) = Some((ms, Since::now()));
     }
 
-    /// The latest tick that this node knows to be over: a store that came back with an older copy does not.
+    /// Returns the latest tick that this node knows to be over. A store that was restored from an older copy may not
+    /// know it.
     fn latest_over(&self) -> Option<TickTime> {
         lock(&self.jobs.over).get(&self.name).copied()
     }
 
-    /// The store said so.
+    /// Records that a tick is over, after the store said so.
     pub(super) fn note_over(&self, mark: TickTime) {
         let mut over = lock(&self.jobs.over);
         let latest = over.entry(self.name.clone()).or_insert(mark);
@@ -101,7 +103,8 @@ impl TickRunner {
     }
 }
 
-/// So far this node's clock is off the store's for certain, and whether it is ahead, if that is worth telling.
+/// Returns by how much this node's clock certainly differs from the store's, and whether it is ahead. Returns `None`
+/// if the difference is too small to report.
 fn skew(store_ms: u64, (asked, answered): (SystemTime, SystemTime)) -> Option<(Duration, bool)> {
     let store = UNIX_EPOCH + Duration::from_millis(store_ms);
     let behind = store.duration_since(answered).unwrap_or_default();

@@ -9,7 +9,8 @@ use crate::driver::jobs::Jobs;
 use crate::driver::waiter::lock;
 use crate::key::Key;
 
-/// Lives as long as the job's scheduler knows it. Its end frees the job's name, and ends the standbys of this node.
+/// Lives as long as the scheduler knows the job. When it ends, the job's name is free, and the standbys of this node
+/// stop.
 pub(crate) struct JobRegistration {
     jobs: Arc<Jobs>,
     name: Key,
@@ -18,7 +19,7 @@ pub(crate) struct JobRegistration {
 }
 
 impl JobRegistration {
-    /// Takes the name for a job of this process. Returns `None` if another job of the process has it.
+    /// Registers the name for a job. Returns `None` if another job of this process has the name.
     pub(super) fn new(jobs: Arc<Jobs>, name: Key) -> Option<JobRegistration> {
         let is_new = jobs.take(&name);
         is_new.then(|| JobRegistration {
@@ -34,7 +35,7 @@ impl JobRegistration {
         self.token.clone()
     }
 
-    /// Once: the name may be that of another job since.
+    /// Ends the registration, once: later the name may belong to another job.
     pub(crate) fn end(&self) {
         if !self.is_over.swap(true, Ordering::SeqCst) {
             lock(&self.jobs.names).remove(&self.name);

@@ -1,13 +1,12 @@
-//! What a node does for its jobs beside firing: it looks for ticks that somebody began and nobody finished, and for
-//! those that its engine did not fire.
+//! The background tasks of a job: one looks for ticks that no node has finished, and one for ticks that the scheduler
+//! did not fire.
 //!
-//! Who runs a tick and who stands by for it fired for it. When all of them are gone, as after a deploy that replaced
-//! one replica after the other during a run, nobody who comes later fires for it again: only the store knows of it. So
-//! each node asks, soon after a job was made and from then on once in a lease, or in five seconds if that is longer.
+//! A node stands by for a tick only if its scheduler fired the tick. When the winner and all standbys are gone, only
+//! the store knows of the tick. This happens when a deploy replaces one replica after the other during a run. So each
+//! node asks the store soon after a job is made, and then once per lease, or every 5 s if that is longer.
 //!
-//! An engine may lose a tick, come too late for it, or sleep until a time that its clock no longer shows. So each node
-//! looks by its own clock a second after each tick of a job that has an engine and a schedule: one that it has seen fire,
-//! or whose schedule came with it.
+//! A scheduler may lose a tick, fire it too late, or sleep until a time that its clock no longer shows. So each node
+//! checks by its own clock, one second after each tick of a job with a scheduler and a known schedule.
 
 use std::collections::BTreeSet;
 #[cfg(feature = "testing")]
@@ -30,31 +29,31 @@ use crate::scheduler::schedule::{Schedule, age};
 use crate::scheduler::tick_runner::{TickAttempt, TickRunner, remember};
 use crate::scheduler::work::Work;
 
-/// How soon after a job was made the store is asked for the first time: later than the job could be found unfit.
+/// How soon after a job is made the store is asked for the first time. By then an unfit job has been refused.
 const FIRST_POLL_DELAY: Duration = Duration::from_millis(500);
-/// How often at most.
+/// The shortest interval between two queries.
 const MIN_POLL_INTERVAL: Duration = Duration::from_secs(5);
-/// So late an engine may be that looks every half a second.
+/// The longest delay of a scheduler that checks every 500 ms.
 const MAX_ENGINE_DELAY: Duration = Duration::from_secs(1);
-/// How long to sleep at most: this node's clock may be set meanwhile.
+/// The longest sleep, because this node's clock may be set meanwhile.
 const MAX_SLEEP: Duration = Duration::from_secs(5);
-/// So many ticks are remembered, of which the engine fires few at a time.
+/// The maximum number of remembered ticks. A scheduler fires only a few at a time.
 const MAX_SEEN_TICKS: usize = 128;
 
-/// A job and what it does, shared by its closure, its lookouts and its runs.
+/// A job and its work, shared by its closure, its background tasks and its runs.
 pub(crate) struct ScheduledJob<F> {
     pub(crate) runner: TickRunner,
     work: F,
-    /// The schedule came with the job, and the engine may know another.
+    /// Whether the schedule came with the job. The scheduler may then have another one.
     has_own_schedule: bool,
     created_at: Instant,
-    /// What the engine sets when it ends that fires the job.
+    /// The flag that the job's scheduler sets when it shuts down.
     pub(super) engine_ended: OnceCell<Arc<AtomicBool>>,
-    /// Held by the task that looks for open ticks.
+    /// Locked by the task that looks for unfinished ticks.
     polling: Arc<AsyncMutex<()>>,
-    /// Its engine's storage was looked at, or is now.
+    /// Whether the scheduler's storage was checked for foreign jobs, or is being checked.
     pub(super) is_storage_checked: AtomicBool,
-    /// The ticks that this node has pursued.
+    /// The latest ticks that this node has handled.
     seen: Mutex<BTreeSet<TickTime>>,
 }
 
@@ -76,29 +75,29 @@ impl<F> ScheduledJob<F> {
         })
     }
 
-    /// Whether the engine has ended that fired it, or else to which this node's jobs were attached last. `None` while none is
-    /// known.
+    /// Returns whether the job's scheduler has shut down, or else the scheduler that was attached last. Returns
+    /// `None` if no scheduler is known.
     fn engine_has_ended(&self) -> Option<bool> {
         let engine = self.engine_ended.get().cloned();
         let engine = engine.or_else(|| lock(&self.runner.jobs.engine).clone());
         engine.map(|ended| ended.load(Ordering::Relaxed))
     }
 
-    /// When its schedule came with it, the engine's firing says nothing: a tick may have been pursued long ago, or come
-    /// before the job was made.
+    /// Returns whether a fired tick must be handled. If the schedule came with the job, the scheduler may fire at
+    /// other times: the tick may have been handled before, or be older than the job.
     pub(crate) fn is_due(&self, mark: TickTime) -> bool {
         let age = age(mark, self.runner.now());
         !self.has_own_schedule
             || age <= self.created_at.elapsed() + MAX_ENGINE_DELAY && !lock(&self.seen).contains(&mark)
     }
 
-    /// What this node should run and nobody is after: a tick that somebody began and nobody has finished, or the newest that
-    /// nobody began, if such are made up for.
+    /// Returns a tick that this node must run and does not work on yet, and whether it is a catch-up. The tick is
+    /// unfinished, or it is the newest tick that no node began, if such ticks are caught up.
     fn unfinished_tick(&self, report: &JobReport) -> Option<(TickTime, bool)> {
         let open = report.open.filter(|open| !self.runner.is_in_progress(*open));
         let open = open.map(|open| (open, false));
         let missed = self.missed(report).map(|missed| (missed, true));
-        // Where all are run one after the other, the newest is where that leads, whatever comes before it.
+        // If all ticks run one after the other, the newest one leads to all earlier ones.
         if self.runner.settings.runs_all() {
             missed.or(open)
         } else {
@@ -106,18 +105,19 @@ impl<F> ScheduledJob<F> {
         }
     }
 
-    /// The newest tick that came and that nobody began, if it is made up for.
+    /// Returns the newest tick that came and that no node began, if it is caught up.
     fn missed(&self, report: &JobReport) -> Option<TickTime> {
         let misfire = self.runner.settings.misfire?;
         let (schedule, known) = (self.runner.schedule.get()?, report.mark?);
-        // By then any engine would have fired it.
+        // By then any scheduler has fired it.
         let past = self.runner.now().checked_sub(MAX_ENGINE_DELAY)?;
         let missed = schedule.latest(past).ok().filter(|missed| *missed > known)?;
         let is_new = !self.runner.is_in_progress(missed) && !lock(&self.seen).contains(&missed);
         (misfire != Misfire::Skip && is_new && !self.runner.is_too_old(missed, None)).then_some(missed)
     }
 
-    /// So that all jobs of a node ask in the same moments, and their questions travel together.
+    /// Returns the time until the next query. All jobs of a node ask at the same moments, so that their queries
+    /// travel together.
     fn until_next_poll(&self, period: Duration) -> Duration {
         let node = self.runner.handle.node();
         let period = period.as_nanos() as u64;
@@ -125,10 +125,10 @@ impl<F> ScheduledJob<F> {
         Duration::from_nanos(period - since)
     }
 
-    /// The newest tick, when one that came since then was not fired in time, and how long ago that one came; or how long
-    /// until there may be one.
+    /// Returns the newest tick if a tick since then was not fired in time, and the age of that tick. Otherwise
+    /// returns how long until there may be such a tick.
     fn unfired_tick(&self, since: Instant) -> Result<(TickTime, Duration), Duration> {
-        // Nobody may have added it to a scheduler, or to the one that takes the place of another.
+        // The job may not have been added to a scheduler yet, or to the next scheduler.
         let (Some(schedule), Some(false)) = (self.runner.schedule.get(), self.engine_has_ended()) else {
             return Err(MAX_ENGINE_DELAY);
         };
@@ -139,7 +139,7 @@ impl<F> ScheduledJob<F> {
         if age > since.elapsed() || lock(&self.seen).contains(&due) {
             return Err(schedule.until_next(past).unwrap_or(MAX_SLEEP));
         }
-        // What came since is newer, and the engine would have fired that alone.
+        // A later tick is newer, and the scheduler would have fired only that one.
         let newest = schedule.latest(now).map_err(|_| MAX_SLEEP)?;
         Ok((newest, age))
     }
@@ -157,11 +157,11 @@ impl<F: Work> ScheduledJob<F> {
         };
         let tick_attempt = TickAttempt::new(when_behind, is_catch_up);
         let outcome = self.runner.run_if_won(mark, tick_attempt, &self.work).await;
-        // Nothing is behind another tick in these turns.
+        // With these policies no tick waits for an earlier one.
         outcome.unwrap_or(TickOutcome::Elsewhere)
     }
 
-    /// So that a test can fire it.
+    /// Registers the job, so that a test can fire it.
     #[cfg(feature = "testing")]
     pub(crate) fn register(self: &Arc<Self>) {
         let job: Arc<dyn Fire> = self.clone();
@@ -169,13 +169,13 @@ impl<F: Work> ScheduledJob<F> {
         lock(&self.runner.jobs.fired.0).insert(name, job);
     }
 
-    /// Once, and as soon as there is a runtime to look out on: that of whoever makes the job, or fires it first.
+    /// Starts the background tasks once, as soon as there is a runtime: when the job is made, or when it first fires.
     pub(crate) fn start_background_tasks(self: &Arc<Self>) {
         if let Ok(runtime) = Runtime::try_current()
             && let Ok(polling_guard) = self.polling.clone().try_lock_owned()
         {
             let (clock, this) = (self.runner.clock(), Arc::downgrade(self));
-            // The guard goes with the task: a runtime may end before it polls what it was given.
+            // The task owns the guard, because a runtime may end before it polls a spawned task.
             let first = FIRST_POLL_DELAY + self.until_next_poll(FIRST_POLL_DELAY);
             runtime.spawn(clock.task(ScheduledJob::poll_unfinished(this.clone(), polling_guard, first)));
             runtime.spawn(clock.task(ScheduledJob::start_unfired(this)));
@@ -189,9 +189,10 @@ impl<F: Work> ScheduledJob<F> {
         }));
     }
 
-    /// Asks for open ticks. Ends with the job's closure, of which this keeps nothing while it sleeps.
+    /// Asks the store for unfinished ticks. Ends with the job's closure: this task keeps nothing of the job while it
+    /// sleeps.
     async fn poll_unfinished(this: Weak<Self>, _polling: OwnedMutexGuard<()>, mut pause: Duration) {
-        // With a runtime that is no more it ends, too: on the next it begins again.
+        // The task also ends with its runtime. It starts again on the next runtime.
         let Some(mut news) = this.upgrade().map(|job| job.runner.clock().news()) else {
             return;
         };
@@ -216,7 +217,7 @@ impl<F: Work> ScheduledJob<F> {
         }
     }
 
-    /// Starts what its engine has not.
+    /// Starts the ticks that the scheduler did not fire.
     async fn start_unfired(this: Weak<Self>) {
         let since = Instant::now();
         loop {
@@ -228,7 +229,7 @@ impl<F: Work> ScheduledJob<F> {
             job.runner.report_blocking_runs();
             let pause = match job.unfired_tick(since) {
                 Ok((mark, age)) => {
-                    // No scheduler fires while its process stands still.
+                    // If the process stood still, its scheduler could not fire.
                     if !job.runner.handle.node().was_paused(age, MAX_ENGINE_DELAY) {
                         observe::engine_missed(job.runner.label(), &job.runner.name, mark);
                     }

@@ -1,5 +1,5 @@
-//! Pursues each tick: asks the store for it, and has the job run if the store grants it. Knows leases and ticks, and no
-//! cron crate.
+//! Claims each tick at the store, and runs the job if the store grants the tick. Knows leases and ticks, but no cron
+//! crate.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -26,53 +26,54 @@ use crate::scheduler::registration::JobRegistration;
 use crate::scheduler::schedule::Schedule;
 use crate::scheduler::work::Work;
 
-/// The pauses between attempts while the store is away.
+/// The shortest pause between two attempts while the store is unavailable.
 const MIN_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
-/// @
+/// The longest pause between two attempts while the store is unavailable.
 const MAX_RETRY_PAUSE: Duration = Duration::from_secs(2);
 
-/// So many ticks in a row are skipped before that is told as an alarm.
+/// The number of skipped ticks in a row that raises an alarm.
 const SKIPS_BEFORE_ALARM: u32 = 3;
 
-/// One job of this node.
+/// Runs the ticks of one job on this node.
 pub(crate) struct TickRunner {
     pub(super) handle: Handle,
     pub(super) name: Key,
     pub(super) settings: JobSettings,
     pub(super) jobs: Arc<Jobs>,
-    /// The newest tick that this node has seen come.
+    /// The newest tick that this node has seen.
     pub(super) newest: watch::Sender<TickTime>,
-    /// The ticks that are claimed, awaited or run right now.
+    /// The ticks that this node claims, waits for, or runs.
     in_progress: watch::Sender<HashSet<TickTime>>,
-    /// Cancelled when the job's scheduler knows it no more.
+    /// Cancelled when the scheduler removes the job.
     removed: CancellationToken,
-    /// When it is due; not known until it has fired here, unless the schedule came with the job.
+    /// The job's schedule. If it did not come with the job, it is set when the job fires for the first time.
     pub(super) schedule: OnceCell<Schedule>,
-    /// Held while this node goes from tick to tick, where none is passed over.
+    /// Locked while this node runs all ticks one after the other.
     pub(super) run_all_lock: AsyncMutex<()>,
-    /// In a row.
+    /// The number of skipped ticks in a row.
     consecutive_skips: AtomicU32,
-    /// What the store's clock showed when it was last heard of, in milliseconds since the Unix epoch, and when that was.
+    /// The last known time of the store's clock, in milliseconds since the Unix epoch, and when this node learned it.
     pub(super) store_clock: Mutex<Option<(u64, Since)>>,
-    /// When a tick could not be claimed last, as the store was away: whatever was due by then and is begun later makes up for
-    /// itself.
+    /// When a claim last failed because the store was unavailable. A tick that was due before then, and begins later,
+    /// is a catch-up.
     pub(super) last_outage: Mutex<Option<SystemTime>>,
-    /// The runs that are in a step right now, by their fence: of which tick, since when, and whether that was told.
+    /// The runs that are being polled now, by fence.
     pub(super) ongoing_polls: Mutex<HashMap<u64, OngoingPoll>>,
-    /// Ticks of which it is not known whether another node ran them.
+    /// The ticks of which it is unknown whether another node ran them.
     pub(super) unresolved: Mutex<BTreeSet<TickTime>>,
-    /// Held by the task that asks the store about them.
+    /// Locked by the task that asks the store about unresolved ticks.
     pub(super) audit_lock: AsyncMutex<()>,
 }
 
-/// How a tick is pursued.
+/// How a tick is attempted.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct TickAttempt {
     pub(crate) when_behind: WhenBehind,
-    /// It could not be begun when it was due.
+    /// Whether the tick could not begin when it was due.
     pub(crate) is_catch_up: bool,
-    /// Since when it has been due here, if this node saw it come: what counts until the store's clock is known.
+    /// Since when the tick has been due here, if this node saw it come. It decides the tick's age until the store's
+    /// clock is known.
     pub(crate) due_since: Option<Since>,
 }
 
@@ -86,14 +87,14 @@ impl TickAttempt {
     }
 }
 
-/// An earlier tick is to be run first: the latest that the store knows of, if it is open, else one that comes after that.
+/// An earlier tick must run first: the latest tick that the store knows if that is open, otherwise a tick after it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct EarlierTickDue {
     pub(crate) latest: TickTime,
     pub(crate) is_open: bool,
 }
 
-/// A run between two awaits.
+/// A poll of a run that has not returned yet.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct OngoingPoll {
     pub(super) mark: TickTime,
@@ -101,7 +102,7 @@ pub(super) struct OngoingPoll {
     pub(super) is_reported: bool,
 }
 
-/// A tick that this node pursues.
+/// A tick that this node works on. Dropping it removes the tick from the set.
 struct TickInProgress<'a>(&'a TickRunner, TickTime);
 
 impl Drop for TickInProgress<'_> {
@@ -113,7 +114,7 @@ impl Drop for TickInProgress<'_> {
 }
 
 impl TickRunner {
-    /// `None` when this node has a job of that name.
+    /// Returns `None` if this node already has a job with that name.
     pub(crate) fn new(
         handle: Handle,
         name: Key,
@@ -146,7 +147,7 @@ impl TickRunner {
         self.handle.node().events.label()
     }
 
-    /// Resolves when this node pursues no tick of the job any more, and says why.
+    /// Resolves when this node claims no further tick of the job. Returns the reason.
     pub(crate) async fn ended(&self) -> TickOutcome {
         tokio::select! {
             biased;
@@ -159,7 +160,7 @@ impl TickRunner {
         self.handle.node().clock.clone()
     }
 
-    /// What this node's wall clock shows.
+    /// Returns the time of this node's wall clock.
     pub(crate) fn now(&self) -> SystemTime {
         self.handle.node().clock.wall()
     }
@@ -168,13 +169,13 @@ impl TickRunner {
         self.jobs.closing.is_cancelled() || self.removed.is_cancelled()
     }
 
-    /// This node is after that tick.
+    /// Returns whether this node works on that tick.
     pub(crate) fn is_in_progress(&self, mark: TickTime) -> bool {
         self.in_progress.borrow().contains(&mark)
     }
 
-    /// A run that has come to no await for a third of its lease blocks its runtime, and can be neither cancelled nor told. Its
-    /// lease is renewed all the same.
+    /// Reports each run that has not yielded for a third of its lease. Such a run blocks its runtime, and cannot be
+    /// cancelled or notified. Its lease is renewed nevertheless.
     pub(crate) fn report_blocking_runs(&self) {
         let node = self.handle.node();
         for polled in lock(&self.ongoing_polls).values_mut() {
@@ -186,7 +187,7 @@ impl TickRunner {
         }
     }
 
-    /// Three in a row are no accident.
+    /// Counts skipped ticks, and raises an alarm at three in a row.
     fn count_skips(&self, outcome: TickOutcome) {
         let skips = match outcome {
             TickOutcome::Skipped => self.consecutive_skips.fetch_add(1, Ordering::Relaxed) + 1,
@@ -196,7 +197,7 @@ impl TickRunner {
             }
             _ => 0,
         };
-        // And again whenever it has doubled.
+        // The alarm is repeated each time that the number has doubled.
         if skips >= SKIPS_BEFORE_ALARM
             && skips.is_multiple_of(SKIPS_BEFORE_ALARM)
             && (skips / SKIPS_BEFORE_ALARM).is_power_of_two()
@@ -205,11 +206,11 @@ impl TickRunner {
         }
     }
 
-    /// Pursues a tick until it is over: runs it here if this node wins it, and else stands by until its winner has
-    /// ended.
+    /// Claims a tick and follows it until it is over. Runs the tick if this node wins it, and otherwise stands by
+    /// until its winner has ended.
     ///
     /// # Errors
-    /// Which tick is to be run first, where none is passed over.
+    /// Returns the tick that must run first, if no tick may be passed over.
     pub(crate) async fn run_if_won(
         &self,
         mark: TickTime,
@@ -219,9 +220,9 @@ impl TickRunner {
         let _pursuit = self.jobs.pursuits.token();
         let Run { outcome, ran } = self.try_until_over(mark, tick_attempt, work).await?;
         let outcome = match outcome {
-            // Not run here in time: another node may have run it.
+            // The tick was not run here in time, but another node may have run it.
             TickOutcome::Missed if ran.is_none() => self.resolve_missed(mark).await,
-            // That was told where it happened, which may be before there is a tick.
+            // The reason was reported where it occurred, which may be before there is a tick.
             TickOutcome::Refused => outcome,
             _ => {
                 observe::tick(self.label(), &self.name, mark, outcome.word(), ran);
@@ -243,20 +244,20 @@ impl TickRunner {
         let mut pause = MIN_RETRY_PAUSE;
         let (runs_all, mut is_first) = (self.settings.runs_all(), true);
         loop {
-            // The scheduler may fire one tick again and again, every 500 ms when its own store cannot be written:
-            // whoever is after it here already will do.
+            // The scheduler may fire one tick repeatedly, every 500 ms if its own storage cannot be written. One
+            // attempt of this node is enough.
             let Some(in_progress) = self.begin(mark) else {
                 if !runs_all {
                     return Ok(Run::not_here(TickOutcome::Elsewhere));
                 }
-                // What comes next is not to be had before this one has ended, and asking for it again and again ends nothing.
+                // The next tick is not granted before this one has ended, and repeated claims do not end it.
                 tokio::select! {
                     biased;
                     why = self.ended() => return Ok(Run::not_here(why)),
                     () = sleep(MAX_RETRY_PAUSE) => continue,
                 }
             };
-            // Where none is passed over the store is told that it is over, by a run.
+            // If no tick may be passed over, a run must tell the store that the old tick is over.
             if !runs_all && is_first && self.is_too_old(mark, tick_attempt.due_since) {
                 return Ok(Run::not_here(TickOutcome::Missed));
             }
@@ -271,15 +272,15 @@ impl TickRunner {
                 why = self.ended() => return Ok(Run::not_here(why)),
                 entered = entering => entered,
             };
-            // Later ticks may fire meanwhile, where this node's clock is ahead by more than their distance: they are early,
-            // too, and no reason to let go of this one.
+            // If this node's clock is ahead by several ticks, later ticks may fire meanwhile. They are early as well,
+            // and no reason to give up this one.
             let is_kept = runs_all || matches!(entered, Ok(Err(TickRefusal::Early(_))));
             let wait = match entered {
                 Ok(Ok(guard)) => match self.run(guard, mark, tick_attempt, work).await {
                     None => None,
                     Some(run) => return Ok(run),
                 },
-                // Won and not taken up in time: nothing was begun.
+                // The lease was granted and lost before it was used, so nothing was begun.
                 Err(Error::Lost { .. }) => None,
                 Ok(Err(TickRefusal::Early(left))) => {
                     tick_attempt.due_since = tick_attempt.due_since.map(|since| since + left);
@@ -311,7 +312,8 @@ impl TickRunner {
         }
     }
 
-    /// The store is away, from now on at the latest. Returns how long until it is asked again, and doubles the next pause.
+    /// Records that the store is unavailable. Returns the pause before the next attempt, and doubles the pause after
+    /// it.
     fn note_outage(&self, tick_attempt: &mut TickAttempt, pause: &mut Duration) -> Duration {
         tick_attempt.is_catch_up = true;
         *lock(&self.last_outage) = Some(self.store_or_local_time());
@@ -319,7 +321,7 @@ impl TickRunner {
         pause.mul_f64(0.5 + fastrand::f64() * 0.5)
     }
 
-    /// The store's clock decides when it is time. Returns how long until then.
+    /// Records the store's time from its answer that the tick is early. Returns how long until the tick is due.
     fn note_early(&self, mark: TickTime, left: Duration) -> Duration {
         let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
         self.note_store_clock(mark.0.saturating_sub(left_ms));
@@ -327,13 +329,13 @@ impl TickRunner {
         left
     }
 
-    /// The store says that the tick is over, without a run here.
+    /// Records that the store said that the tick is over, without a run here.
     fn not_run(&self, mark: TickTime, outcome: TickOutcome) -> Run {
         self.note_over(mark);
         Run::not_here(outcome)
     }
 
-    /// The store did not decide about this tick. Returns what becomes of it, or `None` if the store is asked again.
+    /// Handles an error that does not decide the tick. Returns the outcome, or `None` if the store is asked again.
     fn outcome_of_error(
         &self,
         mark: TickTime,
@@ -341,7 +343,7 @@ impl TickRunner {
         error: &Error,
     ) -> Option<TickOutcome> {
         match error {
-            // A foreign record, as after a reset while the job ran.
+            // A foreign record, for example after a reset while the job ran.
             Error::Busy { .. } if matches!(tick_attempt.when_behind, WhenBehind::After(_)) => None,
             Error::Busy { .. } => Some(TickOutcome::Skipped),
             Error::Closed { .. } => Some(TickOutcome::Drained),
@@ -349,7 +351,7 @@ impl TickRunner {
                 observe::job_refused(self.label(), &self.name, error);
                 Some(TickOutcome::Refused)
             }
-            // Fail closed: nothing runs until the store is back, and then only the newest tick.
+            // Nothing runs until the store is back, and then only the newest tick.
             _ => {
                 observe::tick_waits(self.label(), &self.name, mark, error);
                 None
@@ -357,8 +359,8 @@ impl TickRunner {
         }
     }
 
-    /// Before a tick is pursued that was named twice in a row as to be run first: until this node lets go of it, and for a
-    /// while. Says why nothing is run here any more.
+    /// Waits before an earlier tick that blocked this one twice in a row: until this node has ended that tick, and
+    /// one pause more. Returns the reason if this node runs no further tick.
     pub(super) async fn wait_before_earlier_tick(&self, mark: TickTime) -> Option<TickOutcome> {
         let mut in_progress = self.in_progress.subscribe();
         let pause = async {
@@ -387,7 +389,7 @@ impl TickRunner {
     }
 }
 
-/// Adds a tick to those that are remembered: the newest, and so many at most.
+/// Adds a tick to a set that keeps only the newest `at_most` ticks.
 pub(super) fn remember(ticks: &Mutex<BTreeSet<TickTime>>, tick: TickTime, at_most: usize) {
     let mut ticks = lock(ticks);
     ticks.insert(tick);
@@ -444,7 +446,7 @@ mod tests {
         let (runner, _registration) = runner(&Locks::memory());
         let first = now() + 500;
         let mut pursuits = Vec::new();
-        // Three fire before it is time for the first.
+        // Three ticks fire before the first one is due.
         for n in 0..3 {
             let runner = runner.clone();
             pursuits.push(tokio::spawn(async move {

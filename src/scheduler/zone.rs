@@ -1,11 +1,11 @@
-//! A time zone as it is given: a value, or a text.
+//! A time zone, given as a value or as a text.
 
 use chrono_tz::Tz;
 
-/// A time zone, or the name of one as it stands in a configuration: `"Europe/Berlin"`.
+/// A time zone, or its name in a configuration: `"Europe/Berlin"`.
 pub trait IntoZone {
     /// # Errors
-    /// What is wrong with the name.
+    /// Returns what is wrong with the name.
     fn into_zone(self) -> Result<Tz, String>;
 }
 

@@ -1,4 +1,4 @@
-//! The host that the request is for.
+//! Keys from the host of a request.
 
 use std::borrow::Cow;
 use std::future::{Future, ready};
@@ -12,16 +12,16 @@ use crate::middleware::key::LockKey;
 use crate::middleware::keys::value::{ByValue, OptionalSource, ValueReader, ValueSource};
 use crate::middleware::refusal::Refused;
 
-/// A lock per host: `host:example.com`, in small letters, without the port and without a dot at the end. An IPv6 address
-/// is one key in all of its spellings.
+/// A lock per host: `host:example.com`, in lower case, without the port and without a final dot. All spellings of an
+/// IPv6 address are one key.
 ///
-/// It is the `:authority` of HTTP/2, that of a request line in absolute form, or the header `Host`, in this order. A
-/// request without any is answered with 400 ([`NoKey`](Refused::NoKey)) unless it is [`optional`](Host::optional). One
-/// that names two hosts gets 400 ([`BadKey`](Refused::BadKey)), in two headers or in the request line and in a header:
-/// the handler might read the other one.
+/// The host is the `:authority` of HTTP/2, the authority of a request line in absolute form, or the header `Host`, in
+/// this order. A request without a host gets 400 ([`NoKey`](Refused::NoKey)), unless the key is
+/// [`optional`](Host::optional). A request with two different hosts, in the request line and a header, or with two
+/// `Host` headers, gets 400 ([`BadKey`](Refused::BadKey)): the handler might read the other host.
 ///
-/// The client says what stands there; a proxy before the service should let known hosts through only. What a proxy
-/// writes into `Forwarded` or `X-Forwarded-Host` plays no part.
+/// The client chooses the host. A proxy before the service should admit only known hosts. `Forwarded` and
+/// `X-Forwarded-Host` are ignored.
 ///
 /// ```
 /// # let locks = tenure::Locks::memory();
@@ -36,7 +36,7 @@ pub fn host() -> Host {
 /// A lock per host. Made by [`host`].
 pub type Host = ByValue<InHost>;
 
-/// The place of a value: the request's host.
+/// The source of a value: the request's host.
 #[derive(Debug, Clone)]
 pub struct InHost;
 
@@ -54,7 +54,8 @@ impl ValueSource for InHost {
     }
 }
 
-/// What the request says, if anything; `None` if that is malformed or more than one.
+/// Returns the host of the request, or `Some(None)` if the request has none. Returns `None` if the host is malformed
+/// or ambiguous.
 fn single_host(parts: &Parts) -> Option<Option<String>> {
     let mut headers = parts.headers.get_all(HOST).iter();
     let header = headers.next().map(|value| normalized_host(value.as_bytes()));
@@ -73,7 +74,7 @@ fn single_host(parts: &Parts) -> Option<Option<String>> {
 fn normalized_host(authority: &[u8]) -> Option<String> {
     let authority = Authority::try_from(authority.trim_ascii()).ok()?;
     let host = authority.host();
-    // Who the user is belongs to no host; `host` would overlook it.
+    // `host` skips user information, which is not a part of the host. So its presence is an error.
     let port = authority.as_str().strip_prefix(host)?;
     if !port.is_empty() && !port.strip_prefix(':')?.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;

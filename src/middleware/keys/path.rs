@@ -1,4 +1,4 @@
-//! The whole path.
+//! Keys from the whole path.
 
 use std::fmt::Write;
 use std::future::{Future, ready};
@@ -7,11 +7,10 @@ use http::request::Parts;
 
 use crate::middleware::key::KeySource;
 
-/// A lock per path, whatever the method and the query.
+/// A lock per path, for all methods and queries.
 ///
-/// The key is the path in one of its spellings: `/o/%61%2fb`, `/o/a%2Fb` and `/o/a%2fb` are one key, `/o/a/b` is
-/// another. Case and trailing slashes make a difference. Within nested routers of axum it is the whole path, as the
-/// client sent it.
+/// The key is the normalized path. `/o/%61%2fb`, `/o/a%2Fb` and `/o/a%2fb` are one key; `/o/a/b` is another. Case and
+/// trailing slashes matter. Within nested routers of axum, the key is the whole path, as the client sent it.
 pub fn path() -> WholePath {
     WholePath
 }
@@ -28,7 +27,7 @@ impl KeySource for WholePath {
     }
 }
 
-/// The path before a nest of axum cut the beginning off.
+/// Returns the path as the client sent it: a nested router of axum removes the beginning.
 pub(super) fn original_path(parts: &Parts) -> &str {
     #[cfg(feature = "axum")]
     if let Some(uri) = parts.extensions.get::<axum::extract::OriginalUri>() {
@@ -37,8 +36,9 @@ pub(super) fn original_path(parts: &Parts) -> &str {
     parts.uri.path()
 }
 
-/// The path with each byte spelled in one way: as it is where RFC 3986 lets it stand in a segment, else as `%` and
-/// capitals. An encoded slash stays encoded, as it divides no segments. The result is ASCII without spaces and braces.
+/// Returns the path with one spelling for each byte: unchanged if RFC 3986 permits it in a segment, otherwise `%` and
+/// capital digits. An encoded slash stays encoded, because it does not separate segments. The result is ASCII without
+/// spaces and braces.
 pub(super) fn normalized_path(path: &str) -> String {
     let bytes = path.as_bytes();
     let mut spelled = String::with_capacity(path.len());
@@ -58,7 +58,7 @@ pub(super) fn normalized_path(path: &str) -> String {
     spelled
 }
 
-/// The byte that `%` and two digits at the beginning stand for.
+/// Returns the byte that a leading `%` and two digits stand for.
 fn percent_decoded(bytes: &[u8]) -> Option<u8> {
     let &[b'%', high, low, ..] = bytes else {
         return None;
