@@ -1,8 +1,8 @@
 //! The only file that knows how tokio-cron-scheduler works.
 //!
-//! What that crate does not give is made up for here (0.15.1): it tells a job no nominal time, so it is computed from
-//! the job's own expression; it polls every 500 ms at a phase of its own; a panic in the closure poisons a lock and
-//! ends the job for ever, so nothing of the user's is called in the closure itself.
+//! It compensates for three limits of version 0.15.1. That crate tells a job no nominal time, so the time is computed
+//! from the job's own expression. It polls every 500 ms, at a different phase in each process. And a panic in the
+//! closure poisons a lock and ends the job for ever, so the closure itself calls no code of the user.
 
 use std::future::{Future, pending};
 use std::pin::{Pin, pin};
@@ -25,10 +25,10 @@ use crate::scheduler::scheduled_job::ScheduledJob;
 use crate::scheduler::tick_runner::TickRunner;
 use crate::scheduler::work::Work;
 
-/// What `Job::new_async` takes.
+/// The future that a closure for `Job::new_async` returns.
 pub(crate) type JobFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Makes the closure that tokio-cron-scheduler calls.
+/// Returns the closure that tokio-cron-scheduler calls.
 pub(crate) fn closure<F: Work>(
     (runner, registration): (TickRunner, JobRegistration),
     schedule: Option<Schedule>,
@@ -39,10 +39,10 @@ pub(crate) fn closure<F: Work>(
     job.register();
     job.start_background_tasks();
     move |id, scheduler| {
-        // It lives as long as the closure. What is under way must not keep it: the scheduler keeps a closure as long as
-        // that goes on.
+        // The registration lives as long as the closure. A run must not keep it, because the scheduler keeps a
+        // closure as long as one of its runs continues.
         let (job, registration) = (job.clone(), Arc::downgrade(&registration));
-        // Before anything is pursued, or a removal in that moment would not be heard of.
+        // The subscription comes first, so that a removal is not missed.
         let deleted = scheduler.context.job_deleted_tx.subscribe();
         let clock = job.runner.clock();
         let pursuit = async move {
@@ -54,7 +54,7 @@ pub(crate) fn closure<F: Work>(
                 () = &mut fired => return,
                 () = removed => {}
             }
-            // Its name is free for another job, and whoever stands by here stops. What runs goes on to its end.
+            // The name is now free for another job, and the standbys of this node stop. A run continues to its end.
             if let Some(registration) = Weak::upgrade(&registration) {
                 registration.end();
             }
@@ -66,7 +66,7 @@ pub(crate) fn closure<F: Work>(
 
 async fn handle_fire<F: Work>(id: Uuid, scheduler: &JobScheduler, job: &Arc<ScheduledJob<F>>) {
     match nominal(id, scheduler, job).await {
-        // The engine fires it at other moments, if it knows no more than an offset of its zone.
+        // A scheduler that knows only the offset of a zone also fires at other times.
         Ok(mark) if !job.is_due(mark) => {}
         Ok(mark) => {
             if !job.is_storage_checked.swap(true, Ordering::Relaxed) {
@@ -83,7 +83,7 @@ async fn handle_fire<F: Work>(id: Uuid, scheduler: &JobScheduler, job: &Arc<Sche
     }
 }
 
-/// The tick that fired just now.
+/// Returns the tick that fired just now.
 async fn nominal<F>(id: Uuid, scheduler: &JobScheduler, job: &ScheduledJob<F>) -> Result<TickTime, String> {
     let schedule = job
         .runner
@@ -94,12 +94,12 @@ async fn nominal<F>(id: Uuid, scheduler: &JobScheduler, job: &ScheduledJob<F>) -
     schedule.latest(job.runner.now())
 }
 
-/// What a scheduler sets when it is shut down.
+/// Returns the flag that a scheduler sets when it is shut down.
 pub(crate) async fn ended_flag(scheduler: &JobScheduler) -> Arc<AtomicBool> {
     scheduler.scheduler.read().await.shutdown.clone()
 }
 
-/// The scheduler's own data say what it was told.
+/// Returns the schedule from the scheduler's own data.
 async fn expression(id: Uuid, scheduler: &JobScheduler) -> Result<Schedule, String> {
     let context = scheduler.context.clone();
     let asked = context.metadata_storage.write().await.get(id);
@@ -111,7 +111,7 @@ async fn expression(id: Uuid, scheduler: &JobScheduler) -> Result<Schedule, Stri
     utc_schedule(text, data.time_offset_seconds)
 }
 
-/// What all nodes read alike: an expression, in UTC.
+/// Returns the schedule if all nodes read it alike: an expression in UTC.
 fn utc_schedule(text: Option<String>, offset_seconds: i32) -> Result<Schedule, String> {
     if offset_seconds != 0 {
         return Err(format!(
@@ -127,7 +127,7 @@ fn utc_schedule(text: Option<String>, offset_seconds: i32) -> Result<Schedule, S
     Schedule::parse(&text)
 }
 
-/// Why a job cannot be leased, before it is added.
+/// Returns why a job cannot be leased, before it is added.
 pub(crate) fn unfit(job: &mut CronJob) -> Result<(), String> {
     let data = job
         .job_data()
@@ -146,11 +146,12 @@ pub(crate) async fn add(scheduler: &JobScheduler, job: CronJob) -> Result<Uuid, 
     Err(JobError::SharedStorage { foreign })
 }
 
-/// How often, and after which pause, it is looked whether a job has code: while it is added, it is there without.
+/// How often the storage is checked again, and the pause between two checks. A job that is being added has no code
+/// for a moment.
 const ADDING: (usize, Duration) = (10, Duration::from_millis(50));
 
-/// A job in the scheduler's storage that this process has no code for: another process put it there. Either of them
-/// fires what both have, and the other one does not.
+/// Returns a job in the scheduler's storage that this process has no code for: another process put it there. Only one
+/// of the two schedulers fires a shared job.
 async fn foreign_job(scheduler: &JobScheduler) -> Option<Uuid> {
     let mut found = find_foreign_job(scheduler).await;
     for _ in 0..ADDING.0 {
@@ -176,10 +177,10 @@ async fn find_foreign_job(scheduler: &JobScheduler) -> Option<Uuid> {
     None
 }
 
-/// What a scheduler tells of a job that it removed, or could not.
+/// The message of a scheduler about a job that it removed, or could not remove.
 type DeletionNotice = Result<Uuid, (JobSchedulerError, Option<Uuid>)>;
 
-/// Resolves when the scheduler knows the job no more.
+/// Resolves when the scheduler has removed the job.
 async fn wait_until_removed(id: Uuid, scheduler: &JobScheduler, mut deleted: Receiver<DeletionNotice>) {
     let context = scheduler.context.clone();
     loop {

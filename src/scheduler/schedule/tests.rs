@@ -1,4 +1,4 @@
-//! Expressions are read as the scheduler reads them, and zones as Python's zoneinfo knows them.
+//! Tests that expressions are read as the scheduler reads them, and zones as Python's zoneinfo does.
 
 use tokio_cron_scheduler::Job as CronJob;
 
@@ -12,7 +12,7 @@ use crate::protocol::message::{
     Batch, ClaimId, ClaimNumber, GrantNumber, LeaseTimes, Mode, Name, NodeId, Reply, Request, Rule, Verb,
 };
 
-/// What people write, and what reads differently in other crons.
+/// Common expressions, and expressions that other crons read differently.
 const PATTERNS: &[&str] = &[
     "* * * * * *",
     "*/5 * * * * *",
@@ -49,7 +49,7 @@ fn the_scheduler_and_we_read_an_expression_alike() {
                 next,
                 "`{pattern}` after {at}"
             );
-            // What fires is the tick that fired, up to the next.
+            // At the second of the tick, and one second later, the latest tick is the one that fired.
             for later in [0, 1] {
                 let seen = next + chrono::Duration::seconds(later);
                 let found = ours.find_previous_occurrence(&seen, true).unwrap();
@@ -66,7 +66,7 @@ fn the_scheduler_and_we_read_an_expression_alike() {
 /// Made by `tests/zones/expected.py`.
 const EXPECTED: &str = include_str!("../zones.csv");
 
-/// For each zone and local time: the instants of a year, in seconds, by local date.
+/// Returns for each zone and local time the instants of a year, in seconds, by local date.
 fn expected() -> BTreeMap<(&'static str, &'static str), BTreeMap<NaiveDate, i64>> {
     let mut all = BTreeMap::<_, BTreeMap<_, _>>::new();
     for line in EXPECTED.lines() {
@@ -118,7 +118,7 @@ fn daily_jobs_run_once_on_each_local_date_of_a_year() {
     }
 }
 
-/// A node that looks at its clock once a minute.
+/// A node that checks its clock once a minute.
 struct SimulatedNode {
     claim_id: ClaimId,
     from: i64,
@@ -139,7 +139,7 @@ impl SimulatedNode {
         }
     }
 
-    /// Claims the latest tick, and runs it to its end if it wins. A node has seen those that came before it.
+    /// Claims the latest tick, and runs it to its end if the node wins it. A new node treats earlier ticks as seen.
     fn look(&mut self, schedule: &Schedule, now: i64, ledger: &mut Ledger) -> Option<TickTime> {
         let tick = (now >= self.from).then(|| schedule.latest(at(now)).unwrap())?;
         let before = self.seen.replace(tick);
@@ -179,10 +179,10 @@ impl SimulatedNode {
     }
 }
 
-/// At steps of a minute, on nodes that were started before and after each change of the clocks.
+/// The clock advances by one minute per step, on nodes that were started before and after each change of the clocks.
 #[test]
 fn a_year_of_midnights_is_run_once_each_by_nodes_of_any_age() {
-    // Each zone on a thread of its own, as this takes long.
+    // Each zone has its own thread, because this test is slow.
     std::thread::scope(|scope| {
         for ((zone, time), days) in expected().into_iter().filter(|((_, time), _)| *time == "00:00") {
             scope.spawn(move || midnights_are_run_once_each(zone, &daily(zone, time), &days));
@@ -232,7 +232,7 @@ fn wildcards_skip_a_gap_and_run_in_both_passes() {
             count += 1;
         }
     };
-    // Days of 23 and of 25 hours.
+    // These days have 23 and 25 hours.
     assert_eq!(count("2026-03-28T23:59:59Z", 23), 46);
     assert_eq!(count("2026-10-24T22:59:59Z", 25), 50);
 }
@@ -257,7 +257,7 @@ fn a_fingerprint_tells_service_expression_and_zone() {
     let schedule = Schedule::parse("0 0 0 * * *").unwrap();
     let again = Schedule::parse("0 0 0 * * *").unwrap();
     assert_eq!(schedule.fingerprint("books"), again.fingerprint("books"));
-    // Whichever way the job was made.
+    // The fingerprint does not depend on how the job was made.
     let in_zone = Schedule::in_zone("0 0 0 * * *", Tz::UTC).unwrap();
     assert_eq!(schedule.fingerprint("books"), in_zone.fingerprint("books"));
     let others = [
