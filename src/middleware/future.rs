@@ -114,10 +114,7 @@ where
 {
     type Output = Result<Response<ResponseBody<R>>, S::Error>;
 
-    #[allow(
-        clippy::too_many_lines,
-        reason = "its states one after the other, in the order of a request"
-    )]
+    #[allow(clippy::too_many_lines, reason = "the states stand in the order of a request")]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         let (mut state, settings, report) = (this.state, &**this.settings, this.report);
@@ -135,9 +132,7 @@ where
             match state.as_mut().project() {
                 RequestStateProjection::Entering { entering, inside } => {
                     let entered = ready!(entering.as_mut().poll(cx));
-                    let (inner, body) = inside
-                        .take()
-                        .expect("the entering future has a service and a body");
+                    let (inner, body) = inside.take().expect("a request enters once");
                     match entered {
                         ControlFlow::Continue((parts, admission)) => {
                             *report = admission.report;
@@ -176,7 +171,8 @@ where
                         state.set(RequestState::Done);
                         return Poll::Ready(Err(error));
                     }
-                    let handler = inner.call(request.take().expect("it was made ready"));
+                    let handler =
+                        inner.call(request.take().expect("the inner service takes the request once"));
                     drop(scope);
                     let guard = guard.take();
                     state.set(match guard {
@@ -226,7 +222,7 @@ where
                         None => refused(Refused::OutcomeUnknown, None),
                     };
                 }
-                RequestStateProjection::Done => panic!("polled after it was ready"),
+                RequestStateProjection::Done => panic!("the future was polled after it was ready"),
             }
         }
     }

@@ -102,8 +102,8 @@ pub trait KeySource: Clone + Send + Sync + 'static {
     /// Panics if the secret is empty.
     fn hashed(self, secret: impl AsRef<[u8]>) -> Hashed<Self> {
         let secret = secret.as_ref();
-        assert!(!secret.is_empty(), "a secret is not empty");
-        let mac = Hmac::new_from_slice(secret).expect("HMAC takes secrets of every length");
+        assert!(!secret.is_empty(), "the secret of a hashed key must not be empty");
+        let mac = Hmac::new_from_slice(secret).expect("HMAC takes secrets of any length");
         Hashed { source: self, mac }
     }
 }
@@ -177,7 +177,7 @@ impl<K: KeySource> KeySource for Hashed<K> {
                 let mut name = String::with_capacity("hashed:".len() + 2 * hash.len());
                 name.push_str("hashed:");
                 for byte in hash {
-                    write!(name, "{byte:02x}").expect("a string takes all");
+                    write!(name, "{byte:02x}").expect("writing to a string cannot fail");
                 }
                 LockKey::lock(name)
             }

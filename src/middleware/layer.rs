@@ -19,7 +19,7 @@ use crate::protocol::message::Fence;
 
 /// Runs each request under the lock that its key names. See the [module](crate::middleware) for the manual.
 #[derive(Clone)]
-#[must_use = "a layer does nothing until it is put around a service"]
+#[must_use = "a layer does nothing until a service is wrapped in it"]
 pub struct LockLayer<K> {
     pub(super) locks: Locks,
     pub(super) key: K,
@@ -231,7 +231,7 @@ impl<K> LockLayer<K> {
         N: TryInto<HeaderName>,
         N::Error: fmt::Debug,
     {
-        let name = name.try_into().expect("it is the name of a header");
+        let name = name.try_into().expect("the name is a valid header name");
         self.set(|settings| settings.fence_header = Some(name))
     }
 

@@ -117,27 +117,25 @@ impl Refused {
     /// Returns an explanation for the client, of one or two sentences.
     pub fn detail(self) -> &'static str {
         match self {
-            Refused::Busy => "Another request is at work on the same resource.",
+            Refused::Busy => "Another request uses the same resource.",
             Refused::InFlight => {
                 "A request with the same Idempotency-Key is in flight. Nothing was done for this one."
             }
             Refused::WaitedTooLong => {
-                "Other requests were at work on the same resource for as long as this one could wait. Nothing was done."
+                "Other requests used the same resource for as long as this request could wait. Nothing was done."
             }
-            Refused::QueueFull => "Too many requests wait for the same resource already. Nothing was done.",
+            Refused::QueueFull => "Too many requests already wait for the same resource. Nothing was done.",
             Refused::StoreFailed => {
-                "The service cannot make sure that this request is alone with its resource. Nothing was done."
+                "The service cannot make sure that only this request uses its resource. Nothing was done."
             }
             Refused::Closed => "The service is shutting down. Nothing was done.",
             Refused::Lost => "The request lost its exclusive access before it began. Nothing was done.",
             Refused::OutcomeUnknown => {
-                "The request lost its exclusive access while it was at work. It may have been done, in part or wholly."
+                "The request lost its exclusive access while it ran. Its work may have been done, in part or completely."
             }
-            Refused::BadKey => "What the request would lock has a name that is empty, too long or malformed.",
-            Refused::NoKey => {
-                "The request does not say what it would lock: a header or a parameter is missing."
-            }
-            Refused::BadOptions => "The service is not set up to take this lock.",
+            Refused::BadKey => "The key of the request's lock is empty, too long or malformed.",
+            Refused::NoKey => "The request has no key for its lock: a header or a parameter is missing.",
+            Refused::BadOptions => "The service is not configured to take this lock.",
         }
     }
 }
@@ -335,7 +333,7 @@ fn escape_json(text: Cow<'static, str>) -> Cow<'static, str> {
     let mut escaped = String::with_capacity(text.len() + 8);
     for c in text.chars() {
         if must_be_escaped(c) {
-            write!(escaped, "\\u{:04x}", u32::from(c)).expect("a string takes all");
+            write!(escaped, "\\u{:04x}", u32::from(c)).expect("writing to a string cannot fail");
         } else {
             escaped.push(c);
         }

@@ -96,7 +96,7 @@ where
 
 #[allow(
     clippy::manual_async_fn,
-    reason = "an async function would keep the parts twice, and its future is allocated for each request"
+    reason = "an async function would hold the parts twice, and its future is allocated for each request"
 )]
 fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Future<Output = EnterResult> {
     async move {

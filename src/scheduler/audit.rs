@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tick_is_missed_if_the_store_granted_those_around_it_and_not_it() {
+    fn a_tick_is_missed_if_the_store_granted_its_neighbours_but_not_it() {
         use TickOutcome::{Elsewhere, Missed};
         for (mark, after, tick, expected) in [
             (9, 3, 9, Some(Elsewhere)),
@@ -147,7 +147,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn ticks_in_doubt_are_bounded_and_one_task_asks() {
+    async fn unresolved_ticks_are_bounded_and_one_task_queries() {
         let locks = Locks::memory();
         let (runner, _registration) =
             TickRunner::new(locks.handle().clone(), "job".into(), JobSettings::default()).unwrap();

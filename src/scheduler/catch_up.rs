@@ -151,9 +151,9 @@ mod tests {
     }
 
     #[test]
-    fn the_next_is_the_oldest_that_is_young_enough_and_not_one_of_too_many() {
+    fn the_next_tick_is_the_oldest_within_the_limits_of_age_and_number() {
         let minutes = Schedule::every(Duration::from_secs(60)).unwrap();
-        #[allow(clippy::disallowed_methods, reason = "any time will do")]
+        #[allow(clippy::disallowed_methods, reason = "the test works at any time")]
         let now = SystemTime::now();
         let newest = minutes.latest(now).unwrap();
         let ago = |minutes: u64| TickTime(newest.0 - 60_000 * minutes);

@@ -115,13 +115,13 @@ async fn expression(id: Uuid, scheduler: &JobScheduler) -> Result<Schedule, Stri
 fn utc_schedule(text: Option<String>, offset_seconds: i32) -> Result<Schedule, String> {
     if offset_seconds != 0 {
         return Err(format!(
-            "it is scheduled {offset_seconds} s off UTC, by `Job::new_async_tz` or `JobBuilder::with_timezone`, and \
+            "the job is scheduled {offset_seconds} s off UTC, by `Job::new_async_tz` or `JobBuilder::with_timezone`, and \
              tokio-cron-scheduler freezes the offset of a zone when the job is made: use `Locks::cron` or \
              `JobBuilder::leased`, which know the zone, or `Job::new_async`, whose expression is read in UTC",
         ));
     }
     let text = text.ok_or(
-        "it has no cron expression, and only cron jobs have ticks that all nodes agree on: for a fixed period use \
+        "the job has no cron expression, and only cron jobs have ticks that all nodes agree on: for a fixed period use \
          `Locks::every`, which takes the place of `Job::new_repeated_async`",
     )?;
     Schedule::parse(&text)
@@ -131,7 +131,7 @@ fn utc_schedule(text: Option<String>, offset_seconds: i32) -> Result<Schedule, S
 pub(crate) fn unfit(job: &mut CronJob) -> Result<(), String> {
     let data = job
         .job_data()
-        .map_err(|error| format!("its data cannot be read: {error}"))?;
+        .map_err(|error| format!("the job's data cannot be read: {error}"))?;
     let text = data.schedule().map(|cron| cron.as_str().to_owned());
     utc_schedule(text, data.time_offset_seconds).map(drop)
 }

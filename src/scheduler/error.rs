@@ -8,7 +8,7 @@ use crate::key::Key;
 
 /// The error of a drain: jobs did not end in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{jobs} jobs were cancelled but have not come to an await: they keep their leases until they do")]
+#[error("{jobs} jobs were cancelled but have not reached an await: they keep their leases until they do")]
 #[non_exhaustive]
 pub struct StillRunning {
     /// The number of these jobs.
@@ -20,7 +20,7 @@ pub struct StillRunning {
 #[non_exhaustive]
 pub enum JobError {
     /// This process already has a job with that name. If two jobs shared a name, each would run the other's ticks.
-    #[error("this process has a job called `{name}` already: give each job a name of its own")]
+    #[error("this process already has a job called `{name}`: give each job its own name")]
     #[non_exhaustive]
     Duplicate {
         /// The name.

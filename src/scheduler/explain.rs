@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_day_that_is_not_is_told() {
+    fn a_skipped_day_is_reported() {
         let cron = parse_cron("0 0 12 * * *").unwrap();
         let from = "2011-12-01T12:00:00Z".parse().unwrap();
         let days = odd_days(&cron, chrono_tz::Pacific::Apia, from);

@@ -150,17 +150,18 @@ impl TickRunner {
         let is_timeout = matches!(ended, Ended::TimedOut);
         let failed = |why: &str| observe::tick_failed(self.label(), &self.name, mark, why, of, is_timeout);
         if panicked {
-            failed("it panicked when it was cancelled");
+            failed("the job panicked while it was cancelled");
         }
         let (outcome, why) = match ended {
             Ended::Itself(None) => (TickOutcome::Done, None),
             Ended::Itself(Some(text)) => (TickOutcome::Failed, Some(text)),
-            Ended::Panicked => (TickOutcome::Panicked, Some("it panicked".to_owned())),
+            Ended::Panicked => (TickOutcome::Panicked, Some("the job panicked".to_owned())),
             Ended::LeaseLost => return None,
             Ended::Drained | Ended::TimedOut if panicked => (TickOutcome::Panicked, None),
             Ended::TimedOut => {
                 let limit = self.settings.timeout.unwrap_or_default();
-                let why = format!("it was cancelled, as it ran for longer than its timeout of {limit:?}");
+                let why =
+                    format!("the job was cancelled, because it ran for longer than its timeout of {limit:?}");
                 (TickOutcome::TimedOut, Some(why))
             }
             Ended::Drained => (TickOutcome::Drained, None),

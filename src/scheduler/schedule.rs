@@ -63,10 +63,10 @@ impl Schedule {
             return Err(format!("ticks are whole seconds apart, not {period:?}"));
         }
         if period > MAX_PERIOD {
-            return Err(format!("ticks are ten years apart at most, not {period:?}"));
+            return Err(format!("ticks are at most ten years apart, not {period:?}"));
         }
         Ok(Schedule {
-            rule: Recurrence::Every(u64::try_from(period.as_millis()).map_err(|_| "that is too long")?),
+            rule: Recurrence::Every(u64::try_from(period.as_millis()).map_err(|_| "the period is too long")?),
             text: format!("every {period:?}"),
         })
     }
@@ -89,7 +89,7 @@ impl Schedule {
         };
         u64::try_from(tick)
             .map(TickTime)
-            .map_err(|_| format!("a tick at {tick} lies before 1970"))
+            .map_err(|_| format!("a tick at {tick} ms is before 1970"))
     }
 
     /// Returns the time to the next tick, by this node's clock.
@@ -112,7 +112,10 @@ impl Schedule {
     pub(crate) fn check_has_next(&self, now: SystemTime) -> Result<(), String> {
         match self.until_next(now) {
             Some(_) => Ok(()),
-            None => Err(format!("`{}` has no tick to come: it would never run", self.text)),
+            None => Err(format!(
+                "`{}` has no future tick: the job would never run",
+                self.text
+            )),
         }
     }
 
@@ -192,7 +195,7 @@ fn to_date(at: SystemTime) -> Result<DateTime<Utc>, String> {
     let date = i64::try_from(seconds)
         .ok()
         .and_then(|seconds| DateTime::<Utc>::from_timestamp(seconds, 0));
-    date.ok_or_else(|| format!("this node's clock shows {seconds} s, which is no date"))
+    date.ok_or_else(|| format!("this node's clock shows {seconds} s, which is not a valid date"))
 }
 
 /// Reads an expression as tokio-cron-scheduler does, which has an older croner: seconds are required, day of month
@@ -207,7 +210,7 @@ pub(crate) fn parse_cron(text: &str) -> Result<Cron, String> {
         .sloppy_ranges(true)
         .build();
     let cron = parser.parse(text);
-    cron.map_err(|error| format!("`{text}` is no cron expression: {error}"))
+    cron.map_err(|error| format!("`{text}` is not a cron expression: {error}"))
 }
 
 #[cfg(test)]

@@ -63,7 +63,7 @@ enum ScheduleSpec {
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone)]
-#[must_use = "a job does nothing until `run` says what it does"]
+#[must_use = "a job does nothing until `run` sets its work"]
 pub struct LeasedJob<S> {
     locks: Locks,
     name: Key,
@@ -419,7 +419,7 @@ mod tests {
     use crate::driver::waiter::lock;
 
     #[tokio::test]
-    async fn a_job_that_is_made_and_never_added_leaves_nothing_behind() {
+    async fn a_job_that_is_never_added_leaves_no_name() {
         let locks = Locks::memory();
         let jobs = locks.handle().jobs().clone();
         for _ in 0..3 {

@@ -432,7 +432,7 @@ mod tests {
         let of_work = runs.clone();
         let work = move |tick: Tick| {
             of_work.fetch_add(1, Ordering::SeqCst);
-            async move { assert!(now() >= tick.mark.0, "not before its time") }
+            async move { assert!(now() >= tick.mark.0, "a tick does not run before its time") }
         };
         let run_if_won = async |mark| runner.run_if_won(mark, ATTEMPT, &work).await.unwrap();
         assert_eq!(run_if_won(mark).await, TickOutcome::Done);
@@ -442,7 +442,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_clock_that_is_ahead_by_many_ticks_misses_none() {
+    async fn a_clock_that_is_many_ticks_ahead_misses_no_tick() {
         let (runner, _registration) = runner(&Locks::memory());
         let first = now() + 500;
         let mut pursuits = Vec::new();
@@ -462,7 +462,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_behind_a_tick_that_is_pursued_here_waits_until_it_is_let_go() {
+    async fn a_later_tick_waits_until_this_node_has_ended_the_earlier_one() {
         let locks = Locks::memory();
         let (runner, _registration) = runner(&locks);
         let mark = TickTime(now());

@@ -41,9 +41,9 @@ where
         let work = work.clone();
         async move {
             // The lease was lost before, or the runtime is ending.
-            let never_begun = || Err("its thread was never begun".to_owned());
+            let never_started = || Err("the thread of the job was never started".to_owned());
             let Ok(guard) = tick.lease.again() else {
-                return never_begun();
+                return never_started();
             };
             let thread = spawn_blocking(move || {
                 // This guard is dropped before the end of the thread is known. So the guard of the run is the last
@@ -54,7 +54,7 @@ where
             match thread.await {
                 Ok(output) => output.failure().map_or(Ok(()), Err),
                 Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
-                Err(_) => never_begun(),
+                Err(_) => never_started(),
             }
         }
     }

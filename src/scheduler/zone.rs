@@ -18,7 +18,7 @@ impl IntoZone for Tz {
 impl IntoZone for &str {
     fn into_zone(self) -> Result<Tz, String> {
         self.parse()
-            .map_err(|_| format!("`{self}` is no time zone of the IANA database, such as `Europe/Berlin`"))
+            .map_err(|_| format!("`{self}` is not a time zone of the IANA database, such as `Europe/Berlin`"))
     }
 }
 

@@ -64,7 +64,7 @@ pub struct InHeader(HeaderName);
 
 impl InHeader {
     fn of(name: impl TryInto<HeaderName, Error: Debug>) -> InHeader {
-        InHeader(name.try_into().expect("it is the name of a header"))
+        InHeader(name.try_into().expect("the name is a valid header name"))
     }
 }
 

@@ -52,7 +52,7 @@ pub(super) fn normalized_path(path: &str) -> String {
             b'-' | b'.' | b'_' | b'~' | b'!' | b'$' | b'&' | b'\'' | b'(' | b')' | b'*' | b'+' | b','
             | b';' | b'=' | b':' | b'@' => spelled.push(char::from(byte)),
             byte if byte.is_ascii_alphanumeric() => spelled.push(char::from(byte)),
-            byte => write!(spelled, "%{byte:02X}").expect("a string takes all"),
+            byte => write!(spelled, "%{byte:02X}").expect("writing to a string cannot fail"),
         }
     }
     spelled
@@ -98,7 +98,11 @@ mod tests {
             ("/O/A/", "/O/A/"),
         ] {
             assert_eq!(normalized_path(sent), spelled, "{sent}");
-            assert_eq!(normalized_path(spelled), spelled, "{spelled} is one already");
+            assert_eq!(
+                normalized_path(spelled),
+                spelled,
+                "{spelled} is already normalized"
+            );
         }
     }
 }

@@ -32,28 +32,28 @@ const PATTERNS: &[&str] = &[
 ];
 
 #[test]
-fn the_scheduler_and_we_read_an_expression_alike() {
+fn an_expression_is_read_as_the_scheduler_reads_it() {
     let mut read = 0;
     for pattern in PATTERNS {
         let job = CronJob::new_async(*pattern, |_, _| Box::pin(async {}));
         let Ok(mut job) = job else {
             panic!("`{pattern}` is refused by tokio-cron-scheduler")
         };
-        let theirs = job.job_data().unwrap().schedule().unwrap();
-        let ours = parse_cron(theirs.pattern.as_str()).unwrap();
+        let expected = job.job_data().unwrap().schedule().unwrap();
+        let parsed = parse_cron(expected.pattern.as_str()).unwrap();
         let mut at = DateTime::<Utc>::from_timestamp(1_793_000_000, 0).unwrap();
         for _ in 0..20 {
-            let next = theirs.find_next_occurrence(&at, false).unwrap();
+            let next = expected.find_next_occurrence(&at, false).unwrap();
             assert_eq!(
-                ours.find_next_occurrence(&at, false).unwrap(),
+                parsed.find_next_occurrence(&at, false).unwrap(),
                 next,
                 "`{pattern}` after {at}"
             );
             // At the second of the tick, and one second later, the latest tick is the one that fired.
             for later in [0, 1] {
                 let seen = next + chrono::Duration::seconds(later);
-                let found = ours.find_previous_occurrence(&seen, true).unwrap();
-                let exact = ours.is_time_matching(&seen).unwrap();
+                let found = parsed.find_previous_occurrence(&seen, true).unwrap();
+                let exact = parsed.is_time_matching(&seen).unwrap();
                 assert_eq!(found, if exact { seen } else { next }, "`{pattern}` at {seen}");
             }
             at = next;
@@ -181,16 +181,16 @@ impl SimulatedNode {
 
 /// The clock advances by one minute per step, on nodes that were started before and after each change of the clocks.
 #[test]
-fn a_year_of_midnights_is_run_once_each_by_nodes_of_any_age() {
+fn each_midnight_of_a_year_runs_once_on_old_and_new_nodes() {
     // Each zone has its own thread, because this test is slow.
     std::thread::scope(|scope| {
         for ((zone, time), days) in expected().into_iter().filter(|((_, time), _)| *time == "00:00") {
-            scope.spawn(move || midnights_are_run_once_each(zone, &daily(zone, time), &days));
+            scope.spawn(move || each_midnight_runs_once(zone, &daily(zone, time), &days));
         }
     });
 }
 
-fn midnights_are_run_once_each(zone: &str, schedule: &Schedule, days: &BTreeMap<NaiveDate, i64>) {
+fn each_midnight_runs_once(zone: &str, schedule: &Schedule, days: &BTreeMap<NaiveDate, i64>) {
     let (first, last) = (*days.values().next().unwrap(), *days.values().last().unwrap());
     let late = first + (last - first) / 5 * 3;
     let mut nodes = [SimulatedNode::new(1, first - 3_600), SimulatedNode::new(2, late)];
@@ -210,7 +210,7 @@ fn midnights_are_run_once_each(zone: &str, schedule: &Schedule, days: &BTreeMap<
         .iter()
         .map(|at| DateTime::from_timestamp(*at, 0).unwrap().with_timezone(&tz));
     let dates: BTreeSet<NaiveDate> = local.map(|at| at.date_naive()).collect();
-    assert_eq!(dates.len(), run.len(), "one for each local date");
+    assert_eq!(dates.len(), run.len(), "the job ran once on each local date");
     assert!(
         dates
             .iter()
@@ -253,7 +253,7 @@ fn ticks_of_a_period_are_counted_from_the_epoch() {
 }
 
 #[test]
-fn a_fingerprint_tells_service_expression_and_zone() {
+fn a_fingerprint_depends_on_service_expression_and_zone() {
     let schedule = Schedule::parse("0 0 0 * * *").unwrap();
     let again = Schedule::parse("0 0 0 * * *").unwrap();
     assert_eq!(schedule.fingerprint("books"), again.fingerprint("books"));
