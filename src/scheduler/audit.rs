@@ -28,7 +28,7 @@ impl TickRunner {
         let mut outcome = TickOutcome::Missed;
         // A tick that is added during a query is left to the task that queries. That task checks again when it ends.
         while !lock(&self.unresolved).is_empty() {
-            let Ok(_asks) = self.audit_lock.try_lock() else {
+            let Ok(_query_lock) = self.audit_lock.try_lock() else {
                 break;
             };
             outcome = self.resolve_all().await;
@@ -38,7 +38,7 @@ impl TickRunner {
 
     /// Queries the store until no tick is unresolved. Returns the latest outcome.
     async fn resolve_all(&self) -> TickOutcome {
-        let (mut latest, mut asked) = (TickOutcome::Missed, 0);
+        let (mut latest, mut queries) = (TickOutcome::Missed, 0);
         let mut news = self.clock().news();
         loop {
             news.heard();
@@ -49,10 +49,10 @@ impl TickRunner {
                 report = self.fetch_report() => report,
             };
             if let Some(report) = report {
-                asked += 1;
+                queries += 1;
                 self.report_dropped(&report, &mut unresolved);
-                let told = self.report_known(unresolved, |tick| outcome(&report, tick, asked > 1));
-                latest = told.unwrap_or(latest);
+                let reported = self.report_known(unresolved, |tick| outcome(&report, tick, queries > 1));
+                latest = reported.unwrap_or(latest);
                 if lock(&self.unresolved).is_empty() {
                     return latest;
                 }
@@ -151,13 +151,13 @@ mod tests {
         let locks = Locks::memory();
         let (runner, _registration) =
             TickRunner::new(locks.handle().clone(), "job".into(), JobSettings::default()).unwrap();
-        let asks = runner.audit_lock.try_lock().unwrap();
+        let query_lock = runner.audit_lock.try_lock().unwrap();
         for ms in 1..1_000 {
             assert_eq!(runner.resolve_missed(TickTime(ms)).await, TickOutcome::Missed);
         }
         assert_eq!(lock(&runner.unresolved).len(), MAX_UNRESOLVED + 1);
         assert_eq!(lock(&runner.unresolved).last(), Some(&TickTime(999)));
-        drop(asks);
+        drop(query_lock);
         runner.resolve_missed(TickTime(1_000)).await;
         assert!(lock(&runner.unresolved).is_empty());
     }

@@ -95,14 +95,14 @@ impl TickRunner {
             let Some(schedule) = self.schedule.get() else {
                 return TickOutcome::Elsewhere;
             };
-            let passes;
-            (tick, passes) = next_tick(
+            let passes_over;
+            (tick, passes_over) = next_tick(
                 schedule,
                 self.settings.misfire,
                 self.store_or_local_time(),
                 (after, to),
             );
-            if passes {
+            if passes_over {
                 observe::ticks_passed_over(self.label(), &self.name, after, tick);
             }
         }
@@ -163,8 +163,8 @@ mod tests {
         assert_eq!(next_tick(all(day, 100), ago(10)), (ago(9), false));
         assert_eq!(next_tick(all(day, 3), ago(10)), (ago(2), true));
         assert_eq!(next_tick(all(day, 0), ago(10)), (newest, true));
-        let (first, passes) = next_tick(all(hour, 1_000), ago(600));
-        assert!((ago(60)..=ago(59)).contains(&first) && passes, "{first:?}");
+        let (first, passes_over) = next_tick(all(hour, 1_000), ago(600));
+        assert!((ago(60)..=ago(59)).contains(&first) && passes_over, "{first:?}");
         // A mark from another schedule lies between two ticks.
         assert_eq!(next_tick(all(day, 100), TickTime(ago(2).0 + 1)), (ago(1), false));
         assert_eq!(next_tick(all(Duration::ZERO, 9), ago(2)), (newest, true));

@@ -105,10 +105,10 @@ impl TickRunner {
 
 /// Returns by how much this node's clock certainly differs from the store's, and whether it is ahead. Returns `None`
 /// if the difference is too small to report.
-fn skew(store_ms: u64, (asked, answered): (SystemTime, SystemTime)) -> Option<(Duration, bool)> {
+fn skew(store_ms: u64, (asked_at, answered_at): (SystemTime, SystemTime)) -> Option<(Duration, bool)> {
     let store = UNIX_EPOCH + Duration::from_millis(store_ms);
-    let behind = store.duration_since(answered).unwrap_or_default();
-    let ahead = asked.duration_since(store).unwrap_or_default();
+    let behind = store.duration_since(answered_at).unwrap_or_default();
+    let ahead = asked_at.duration_since(store).unwrap_or_default();
     let (skew, is_ahead) = (behind.max(ahead), ahead > behind);
     (store_ms > 0 && skew > MAX_CLOCK_SKEW).then_some((skew, is_ahead))
 }

@@ -200,7 +200,7 @@ impl TickRunner {
             polled
         }));
         let timeout = self.settings.timeout;
-        let told = tokio::select! {
+        let reason = tokio::select! {
             biased;
             ended = guard.run(job.as_mut()) => match ended {
                 // The job learned of the drain and returned an error. Its tick is not over for that.
@@ -219,12 +219,12 @@ impl TickRunner {
             }
         };
         if !self.settings.blocks {
-            return told;
+            return reason;
         }
-        match (self.wait_for_thread(guard, job).await, told) {
+        match (self.wait_for_thread(guard, job).await, reason) {
             (Ended::LeaseLost, _) | (_, Ended::LeaseLost) => Ended::LeaseLost,
             // The job was told to end and returned an error; or it finished its work nevertheless.
-            (Ended::Itself(Some(_)), told) => told,
+            (Ended::Itself(Some(_)), reason) => reason,
             (ended, _) => ended,
         }
     }

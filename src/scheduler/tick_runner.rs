@@ -214,11 +214,11 @@ impl TickRunner {
     pub(crate) async fn run_if_won(
         &self,
         mark: TickTime,
-        tick_attempt: TickAttempt,
+        attempt: TickAttempt,
         work: &impl Work,
     ) -> Result<TickOutcome, EarlierTickDue> {
         let _pursuit = self.jobs.pursuits.token();
-        let Run { outcome, ran } = self.try_until_over(mark, tick_attempt, work).await?;
+        let Run { outcome, ran } = self.try_until_over(mark, attempt, work).await?;
         let outcome = match outcome {
             // The tick was not run here in time, but another node may have run it.
             TickOutcome::Missed if ran.is_none() => self.resolve_missed(mark).await,
@@ -236,7 +236,7 @@ impl TickRunner {
     async fn try_until_over(
         &self,
         mark: TickTime,
-        mut tick_attempt: TickAttempt,
+        mut attempt: TickAttempt,
         work: &impl Work,
     ) -> Result<Run, EarlierTickDue> {
         self.note_newest(mark);
@@ -258,15 +258,11 @@ impl TickRunner {
                 }
             };
             // If no tick may be passed over, a run must tell the store that the old tick is over.
-            if !runs_all && is_first && self.is_too_old(mark, tick_attempt.due_since) {
+            if !runs_all && is_first && self.is_too_old(mark, attempt.due_since) {
                 return Ok(Run::not_here(TickOutcome::Missed));
             }
-            let entering = acquire_tick(
-                &self.handle,
-                &self.name,
-                self.settings.lease,
-                (mark, tick_attempt.when_behind),
-            );
+            let claim = (mark, attempt.when_behind);
+            let entering = acquire_tick(&self.handle, &self.name, self.settings.lease, claim);
             let entered = tokio::select! {
                 biased;
                 why = self.ended() => return Ok(Run::not_here(why)),
@@ -276,14 +272,14 @@ impl TickRunner {
             // and no reason to give up this one.
             let is_kept = runs_all || matches!(entered, Ok(Err(TickRefusal::Early(_))));
             let wait = match entered {
-                Ok(Ok(guard)) => match self.run(guard, mark, tick_attempt, work).await {
+                Ok(Ok(guard)) => match self.run(guard, mark, attempt, work).await {
                     None => None,
                     Some(run) => return Ok(run),
                 },
                 // The lease was granted and lost before it was used, so nothing was begun.
                 Err(Error::Lost { .. }) => None,
                 Ok(Err(TickRefusal::Early(left))) => {
-                    tick_attempt.due_since = tick_attempt.due_since.map(|since| since + left);
+                    attempt.due_since = attempt.due_since.map(|since| since + left);
                     Some(self.note_early(mark, left))
                 }
                 Ok(Err(TickRefusal::EarlierTickDue { latest, is_open })) => {
@@ -291,9 +287,9 @@ impl TickRunner {
                 }
                 Ok(Err(TickRefusal::Skipped)) => return Ok(self.not_run(mark, TickOutcome::Skipped)),
                 Ok(Err(TickRefusal::Over)) => return Ok(self.not_run(mark, TickOutcome::Elsewhere)),
-                Err(error) => match self.outcome_of_error(mark, tick_attempt, &error) {
+                Err(error) => match self.outcome_of_error(mark, attempt, &error) {
                     Some(outcome) => return Ok(Run::not_here(outcome)),
-                    None => Some(self.note_outage(&mut tick_attempt, &mut pause)),
+                    None => Some(self.note_outage(&mut attempt, &mut pause)),
                 },
             };
             let Some(wait) = wait else {
@@ -312,10 +308,9 @@ impl TickRunner {
         }
     }
 
-    /// Records that the store is unavailable. Returns the pause before the next attempt, and doubles the pause after
-    /// it.
-    fn note_outage(&self, tick_attempt: &mut TickAttempt, pause: &mut Duration) -> Duration {
-        tick_attempt.is_catch_up = true;
+    /// Records that the store is unavailable. Doubles the pause, and returns a random time of half to all of it.
+    fn note_outage(&self, attempt: &mut TickAttempt, pause: &mut Duration) -> Duration {
+        attempt.is_catch_up = true;
         *lock(&self.last_outage) = Some(self.store_or_local_time());
         *pause = (2 * *pause).min(MAX_RETRY_PAUSE);
         pause.mul_f64(0.5 + fastrand::f64() * 0.5)
@@ -336,15 +331,10 @@ impl TickRunner {
     }
 
     /// Handles an error that does not decide the tick. Returns the outcome, or `None` if the store is asked again.
-    fn outcome_of_error(
-        &self,
-        mark: TickTime,
-        tick_attempt: TickAttempt,
-        error: &Error,
-    ) -> Option<TickOutcome> {
+    fn outcome_of_error(&self, mark: TickTime, attempt: TickAttempt, error: &Error) -> Option<TickOutcome> {
         match error {
             // A foreign record, for example after a reset while the job ran.
-            Error::Busy { .. } if matches!(tick_attempt.when_behind, WhenBehind::After(_)) => None,
+            Error::Busy { .. } if matches!(attempt.when_behind, WhenBehind::After(_)) => None,
             Error::Busy { .. } => Some(TickOutcome::Skipped),
             Error::Closed { .. } => Some(TickOutcome::Drained),
             Error::Key { .. } | Error::Options(_) => {

@@ -93,7 +93,7 @@ mod tests {
 
     #[test]
     fn a_host_has_one_spelling() {
-        for (said, host) in [
+        for (spelling, host) in [
             ("example.com", Some("example.com")),
             ("Example.COM", Some("example.com")),
             ("example.com.", Some("example.com")),
@@ -121,7 +121,11 @@ mod tests {
             ("a%62", None),
             ("\u{fc}.de", None),
         ] {
-            assert_eq!(normalized_host(said.as_bytes()).as_deref(), host, "{said}");
+            assert_eq!(
+                normalized_host(spelling.as_bytes()).as_deref(),
+                host,
+                "{spelling}"
+            );
         }
     }
 }
