@@ -156,6 +156,15 @@ impl TickRunner {
         }
     }
 
+    /// Returns the output of `future`, or the reason if this node stops claiming ticks before that.
+    async fn unless_ended<T>(&self, future: impl Future<Output = T>) -> Result<T, TickOutcome> {
+        tokio::select! {
+            biased;
+            why = self.ended() => Err(why),
+            output = future => Ok(output),
+        }
+    }
+
     pub(crate) fn clock(&self) -> Clock {
         self.handle.node().clock.clone()
     }
@@ -251,10 +260,9 @@ impl TickRunner {
                     return Ok(Run::not_here(TickOutcome::Elsewhere));
                 }
                 // The next tick is not granted before this one has ended, and repeated claims do not end it.
-                tokio::select! {
-                    biased;
-                    why = self.ended() => return Ok(Run::not_here(why)),
-                    () = sleep(MAX_RETRY_PAUSE) => continue,
+                match self.unless_ended(sleep(MAX_RETRY_PAUSE)).await {
+                    Ok(()) => continue,
+                    Err(why) => return Ok(Run::not_here(why)),
                 }
             };
             // If no tick may be passed over, a run must tell the store that the old tick is over.
@@ -263,10 +271,9 @@ impl TickRunner {
             }
             let claim = (mark, attempt.when_behind);
             let entering = acquire_tick(&self.handle, &self.name, self.settings.lease, claim);
-            let entered = tokio::select! {
-                biased;
-                why = self.ended() => return Ok(Run::not_here(why)),
-                entered = entering => entered,
+            let entered = match self.unless_ended(entering).await {
+                Ok(entered) => entered,
+                Err(why) => return Ok(Run::not_here(why)),
             };
             // If this node's clock is ahead by several ticks, later ticks may fire meanwhile. They are early as well,
             // and no reason to give up this one.
@@ -359,11 +366,7 @@ impl TickRunner {
                 .await;
             sleep(MIN_RETRY_PAUSE).await;
         };
-        tokio::select! {
-            biased;
-            why = self.ended() => Some(why),
-            () = pause => None,
-        }
+        self.unless_ended(pause).await.err()
     }
 
     pub(super) fn note_newest(&self, mark: TickTime) {
