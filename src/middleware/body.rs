@@ -1,4 +1,4 @@
-//! The body of an answer: the handler's, or that of a refusal.
+//! The body of a response: the body of the handler, or of a refusal.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -12,16 +12,16 @@ use pin_project::pin_project;
 /// The same type as `tower::BoxError`, without a dependency on all of tower.
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// The body of a refusal: ours, or any that a key source answers with.
+/// The body of a refusal: the body of a problem, or any body that a key source answers with.
 pub(super) type RefusalBody = UnsyncBoxBody<Bytes, BoxError>;
 
-/// The body of an answer from behind a [`LockLayer`](crate::LockLayer). A type of its own, so that the layer can refuse
-/// whatever the inner service's body is.
+/// The body of a response from behind a [`LockLayer`](crate::LockLayer). It has a type of its own, so that the layer
+/// can refuse requests whatever the inner service's body is.
 #[pin_project]
 #[derive(Debug)]
 pub struct ResponseBody<B>(#[pin] Either<B, RefusalBody>);
 
-/// Any body as that of a refusal.
+/// Converts any body into the body of a refusal.
 pub(super) fn boxed<B>(body: B) -> RefusalBody
 where
     B: Body<Data = Bytes> + Send + 'static,
@@ -40,7 +40,7 @@ impl<B> ResponseBody<B> {
     }
 }
 
-/// Empty; for layers outside that answer by themselves, such as a timeout.
+/// Returns an empty body, for outer layers that answer by themselves, such as a timeout.
 impl<B> Default for ResponseBody<B> {
     fn default() -> Self {
         ResponseBody::refusal(boxed(Empty::new()))

@@ -1,4 +1,4 @@
-//! What axum adds: keys from extractors, and the lease as an extractor.
+//! The parts for axum: keys from extractors, and the lease as an extractor.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -16,7 +16,7 @@ use crate::middleware::leases::Leases;
 use crate::observe;
 use crate::primitives::guard::Lease;
 
-/// Makes the key from what axum's extractors find. Made by [`LockLayer::from_extractors`] and
+/// A key source that reads the key from axum's extractors. Made by [`LockLayer::from_extractors`] and
 /// [`LockLayer::from_extractors_with_state`].
 pub struct FromExtractors<F, T, S = ()> {
     key: F,
@@ -29,9 +29,9 @@ where
     F: ExtractorFn<T>,
     T: 'static,
 {
-    /// Locks the key that `key` makes of axum's extractors: up to eight that need no body and no state. One that fails
-    /// answers with its own rejection. They see what the handler would see, so that a path parameter comes decoded. For
-    /// `State` see [`from_extractors_with_state`](Self::from_extractors_with_state).
+    /// Locks the key that `key` returns from axum's extractors: up to eight that need no body and no state. If an
+    /// extractor fails, its rejection is the response. The extractors see what the handler sees, so a path parameter
+    /// is decoded. For `State`, see [`from_extractors_with_state`](Self::from_extractors_with_state).
     ///
     /// ```
     /// use axum::{Router, extract::Path, routing::post};
@@ -53,8 +53,8 @@ where
     T: 'static,
     S: Clone + Send + Sync + 'static,
 {
-    /// [`from_extractors`](LockLayer::from_extractors) for extractors that need the router's state. A layer is made
-    /// before the router is given its state, so it is given a clone.
+    /// Locks the key that `key` returns from extractors that need the router's state. A layer is made before the
+    /// router has its state, so pass a clone of the state here.
     ///
     /// ```
     /// use axum::{Router, extract::{Path, State}, routing::post};
@@ -88,7 +88,7 @@ where
     }
 }
 
-/// A closure over extractors that returns a key: what [`LockLayer::from_extractors`] takes. `S` is the router's state.
+/// A closure over extractors that returns a key, for [`LockLayer::from_extractors`]. `S` is the router's state.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not make a key of extractors",
     label = "does not make a key of extractors",
@@ -162,9 +162,9 @@ impl<F, T, S> std::fmt::Debug for FromExtractors<F, T, S> {
     }
 }
 
-/// The lease of the innermost [`LockLayer`] around the handler. Those of all of them are [`Leases`].
+/// The lease of the innermost [`LockLayer`] around the handler. [`Leases`] has the leases of all layers.
 ///
-/// Where a layer lets requests through without a lock (a key that is `None`, `OPTIONS`), ask for an `Option<Lease>`.
+/// If a layer admits requests without a lock (a key that is `None`, or `OPTIONS`), extract an `Option<Lease>`.
 impl<S: Sync> FromRequestParts<S> for Lease {
     type Rejection = LeaseMissing;
 
@@ -176,7 +176,7 @@ impl<S: Sync> FromRequestParts<S> for Lease {
     }
 }
 
-/// The lease, if the request has one.
+/// The lease of the request, if it has one.
 impl<S: Sync> OptionalFromRequestParts<S> for Lease {
     type Rejection = Infallible;
 
@@ -185,7 +185,7 @@ impl<S: Sync> OptionalFromRequestParts<S> for Lease {
     }
 }
 
-/// All leases of the request; none is no error.
+/// All leases of the request. The list may be empty.
 impl<S: Sync> FromRequestParts<S> for Leases {
     type Rejection = Infallible;
 
@@ -194,8 +194,8 @@ impl<S: Sync> FromRequestParts<S> for Leases {
     }
 }
 
-/// The handler asks for a [`Lease`], and no [`LockLayer`] took a lock for the request. A fault of the program: the
-/// client gets 500 and an event names the path.
+/// The error of a handler that extracts a [`Lease`] although no [`LockLayer`] took a lock for the request. This is a
+/// fault of the program: the client gets 500, and an event names the path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("LockLayer is missing on this route")]
 #[non_exhaustive]

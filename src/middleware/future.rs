@@ -1,4 +1,4 @@
-//! A request's way through the layer.
+//! The future of one request: acquires the lock, runs the handler, returns the response.
 
 use std::fmt;
 use std::future::Future;
@@ -15,85 +15,92 @@ use tower_service::Service;
 
 use crate::middleware::body::{RefusalBody, ResponseBody};
 use crate::middleware::completion::{release, run_to_completion};
-use crate::middleware::layer::Settings;
-use crate::middleware::observer::Observer;
+use crate::middleware::dry_run::DryRun;
+use crate::middleware::layer::LayerSettings;
 use crate::middleware::refusal::Refused;
-use crate::middleware::watched::Watched;
+use crate::middleware::request_guard::RequestGuard;
 use crate::protocol::message::Fence;
 
-pub(super) type Boxed<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+pub(super) type BoxedFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
 
-/// What comes of a request at the door: it goes in, or this is its answer.
-pub(super) type Entered = ControlFlow<Response<RefusalBody>, (Parts, Admission)>;
+/// The result of acquiring the lock: the request with its admission, or the response that refuses the request.
+pub(super) type EnterResult = ControlFlow<Response<RefusalBody>, (Parts, Admission)>;
 
-/// With what a request goes in. Nothing at all if it has no key.
+/// What an admitted request holds. It is empty if the request has no key.
 #[derive(Default)]
 pub(super) struct Admission {
-    pub(super) guard: Option<Watched>,
-    pub(super) told: Told,
-    pub(super) observer: Option<Observer>,
+    pub(super) guard: Option<RequestGuard>,
+    pub(super) report: LockReport,
+    pub(super) dry_run: Option<DryRun>,
 }
 
-/// The answer of a [`LockService`](crate::middleware::LockService).
+/// The future that a [`LockService`](crate::middleware::LockService) returns.
 ///
 /// # Cancel safety
-/// Dropping it gives up the place in the line; or drops the handler's future, and after it gives back the lock in the
-/// background. A handler that [runs to completion](crate::LockLayer::run_to_completion) goes on, with its lock.
+/// Dropping the future gives up the place in the queue. If the handler already runs, the handler's future is dropped,
+/// and the lock is then released in the background. A handler that [runs to
+/// completion](crate::LockLayer::run_to_completion) continues, with its lock.
 #[pin_project]
 #[must_use = "futures do nothing until they are awaited"]
 pub struct ResponseFuture<S: Service<Request<B>>, B> {
     #[pin]
-    state: State<S, B>,
-    settings: Arc<Settings>,
-    told: Told,
-    /// Sees the end of the request, however it ends.
-    observer: Option<Observer>,
+    state: RequestState<S, B>,
+    settings: Arc<LayerSettings>,
+    report: LockReport,
+    /// Ends with the request, however that ends.
+    dry_run: Option<DryRun>,
 }
 
-/// What the answer tells of its lock.
+/// The facts about the lock that the response headers report.
 #[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Told {
-    /// How long the request waited.
+pub(super) struct LockReport {
+    /// How long the request waited for its lock.
     pub(super) waited: Duration,
     pub(super) fence: Option<Fence>,
 }
 
-// The large ones hold the request or the handler's future: boxing those would cost each request an allocation.
+// The large variants hold the request or the handler's future. A box for them would cost each request an allocation.
 #[allow(clippy::large_enum_variant)]
-#[pin_project(project = Step)]
-enum State<S: Service<Request<B>>, B> {
-    /// At the door: the key is looked for, then its lock is waited for. The service and the body are taken inside.
+#[pin_project(project = RequestStateProjection)]
+enum RequestState<S: Service<Request<B>>, B> {
+    /// The key is read, and the request waits for its lock. The inner service and the body wait in `inside`.
     Entering {
-        door: Boxed<Entered>,
-        behind: Option<(S, B)>,
+        entering: BoxedFuture<EnterResult>,
+        inside: Option<(S, B)>,
     },
-    /// Inside, with the lock if there is a key. The inner service is made ready only now, and then takes the request.
+    /// The request is admitted, with its lock if it has a key. Only now does the inner service become ready and take
+    /// the request.
     Readying {
         inner: S,
         request: Option<Request<B>>,
-        guard: Option<Watched>,
+        guard: Option<RequestGuard>,
     },
-    /// The handler runs. Dropped in this order: first the work, then what protects it.
+    /// The handler runs. The fields are dropped in this order: first the handler, then the guard that protects it.
     Handling {
         #[pin]
         handler: S::Future,
-        guard: Option<Watched>,
+        guard: Option<RequestGuard>,
     },
-    /// The handler runs in a task of its own; or it is done, and its answer waits for the lock to be free, so that a client with
-    /// the answer finds it free. `None`: the outcome is unknown.
-    Finishing(Boxed<Option<Result<S::Response, S::Error>>>),
-    /// Answered.
+    /// The handler runs in a task of its own. Or the handler has ended, and its response waits until the lock is
+    /// free, so that the client finds the lock free. The future returns `None` if the outcome is unknown.
+    Finishing(BoxedFuture<Option<Result<S::Response, S::Error>>>),
+    /// The response was returned.
     Done,
 }
 
 impl<S: Service<Request<B>>, B> ResponseFuture<S, B> {
-    pub(super) fn new(door: Boxed<Entered>, inner: S, body: B, settings: Arc<Settings>) -> Self {
-        let behind = Some((inner, body));
+    pub(super) fn new(
+        entering: BoxedFuture<EnterResult>,
+        inner: S,
+        body: B,
+        settings: Arc<LayerSettings>,
+    ) -> Self {
+        let inside = Some((inner, body));
         ResponseFuture {
-            state: State::Entering { door, behind },
+            state: RequestState::Entering { entering, inside },
             settings,
-            told: Told::default(),
-            observer: None,
+            report: LockReport::default(),
+            dry_run: None,
         }
     }
 }
@@ -107,81 +114,80 @@ where
 {
     type Output = Result<Response<ResponseBody<R>>, S::Error>;
 
-    #[allow(
-        clippy::too_many_lines,
-        reason = "its states one after the other, in the order of a request"
-    )]
+    #[allow(clippy::too_many_lines, reason = "the states stand in the order of a request")]
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
-        let (mut state, settings, told) = (this.state, &**this.settings, this.told);
+        let (mut state, settings, report) = (this.state, &**this.settings, this.report);
         let refused = |why, parts: Option<&Parts>| {
             let response = settings.refusals.refuse(why, None, parts);
             Poll::Ready(Ok(response.map(ResponseBody::refusal)))
         };
-        let answered = |answer: Result<Response<R>, S::Error>, told: &Told| {
+        let answered = |answer: Result<Response<R>, S::Error>, report: &LockReport| {
             Poll::Ready(answer.map(|mut response| {
-                settings.add_headers(response.headers_mut(), told.waited, told.fence);
+                settings.add_headers(response.headers_mut(), report.waited, report.fence);
                 response.map(ResponseBody::handler)
             }))
         };
         loop {
             match state.as_mut().project() {
-                Step::Entering { door, behind } => {
-                    let entered = ready!(door.as_mut().poll(cx));
-                    let (inner, body) = behind.take().expect("it was at the door");
+                RequestStateProjection::Entering { entering, inside } => {
+                    let entered = ready!(entering.as_mut().poll(cx));
+                    let (inner, body) = inside.take().expect("a request enters once");
                     match entered {
                         ControlFlow::Continue((parts, admission)) => {
-                            *told = admission.told;
-                            *this.observer = admission.observer;
-                            state.set(State::Readying {
+                            *report = admission.report;
+                            *this.dry_run = admission.dry_run;
+                            state.set(RequestState::Readying {
                                 inner,
                                 request: Some(Request::from_parts(parts, body)),
                                 guard: admission.guard,
                             });
                         }
                         ControlFlow::Break(response) => {
-                            state.set(State::Done);
+                            state.set(RequestState::Done);
                             return Poll::Ready(Ok(response.map(ResponseBody::refusal)));
                         }
                     }
                 }
-                Step::Readying {
+                RequestStateProjection::Readying {
                     inner,
                     request,
                     guard,
                 } => {
-                    // What the inner service does, it does with the knowledge of the lock.
+                    // The inner service runs in the scope of the lock, so that the service can find it.
                     let scope = guard.as_ref().map(|guard| guard.enter());
                     let ready = inner.poll_ready(cx);
-                    // Whatever the option says: no handler starts without its lock.
+                    // No handler starts without its lock, whatever `on_lost` says.
                     if guard.as_mut().is_some_and(|guard| guard.poll_lost(cx).is_ready()) {
                         drop(scope);
                         let request = request.take();
-                        state.set(State::Done);
+                        state.set(RequestState::Done);
                         return refused(
                             Refused::Lost,
                             request.map(|request| request.into_parts().0).as_ref(),
                         );
                     }
                     if let Err(error) = ready!(ready) {
-                        state.set(State::Done);
+                        state.set(RequestState::Done);
                         return Poll::Ready(Err(error));
                     }
-                    let handler = inner.call(request.take().expect("it was made ready"));
+                    let handler =
+                        inner.call(request.take().expect("the inner service takes the request once"));
                     drop(scope);
                     let guard = guard.take();
                     state.set(match guard {
                         Some(guard) if settings.to_completion => {
-                            State::Finishing(Box::pin(run_to_completion(handler, guard, settings)))
+                            RequestState::Finishing(Box::pin(run_to_completion(handler, guard, settings)))
                         }
-                        guard => State::Handling { handler, guard },
+                        guard => RequestState::Handling { handler, guard },
                     });
                 }
-                Step::Handling { handler, guard } => {
-                    // Asked before each step, and after the last one: whoever slept past the deadline takes no other.
-                    let cancels = guard.as_mut().filter(|_| settings.cancels());
+                RequestStateProjection::Handling { handler, guard } => {
+                    // The lease is checked before each poll of the handler. So a process that slept past the deadline
+                    // does not poll the handler again.
+                    let cancels = guard.as_mut().filter(|_| settings.cancels_on_loss());
                     if cancels.is_some_and(|guard| guard.poll_lost(cx).is_ready()) {
-                        state.set(State::Done);
+                        state.set(RequestState::Done);
                         return refused(Refused::OutcomeUnknown, None);
                     }
                     let guarded = guard.as_ref();
@@ -190,33 +196,33 @@ where
                     drop(scope);
                     let is_held = guarded.is_none_or(|guard| guard.is_held());
                     let guard = guard.take();
-                    if !is_held && settings.replaces() {
-                        state.set(State::Done);
+                    if !is_held && settings.replaces_on_loss() {
+                        state.set(RequestState::Done);
                         return refused(Refused::OutcomeUnknown, None);
                     }
                     match guard {
-                        Some(guard) if settings.releases_first() => {
-                            state.set(State::Finishing(Box::pin(async {
+                        Some(guard) if settings.releases_before_answer() => {
+                            state.set(RequestState::Finishing(Box::pin(async {
                                 release(guard.into_guard()).await;
                                 Some(answer)
                             })));
                         }
                         guard => {
-                            state.set(State::Done);
+                            state.set(RequestState::Done);
                             drop(guard);
-                            return answered(answer, told);
+                            return answered(answer, report);
                         }
                     }
                 }
-                Step::Finishing(answer) => {
+                RequestStateProjection::Finishing(answer) => {
                     let answer = ready!(answer.as_mut().poll(cx));
-                    state.set(State::Done);
+                    state.set(RequestState::Done);
                     return match answer {
-                        Some(answer) => answered(answer, told),
+                        Some(answer) => answered(answer, report),
                         None => refused(Refused::OutcomeUnknown, None),
                     };
                 }
-                Step::Done => panic!("polled after it was ready"),
+                RequestStateProjection::Done => panic!("the future was polled after it was ready"),
             }
         }
     }
@@ -225,11 +231,11 @@ where
 impl<S: Service<Request<B>>, B> fmt::Debug for ResponseFuture<S, B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match &self.state {
-            State::Entering { .. } => "ResponseFuture::Entering",
-            State::Readying { .. } => "ResponseFuture::Readying",
-            State::Handling { .. } => "ResponseFuture::Handling",
-            State::Finishing(_) => "ResponseFuture::Finishing",
-            State::Done => "ResponseFuture::Done",
+            RequestState::Entering { .. } => "ResponseFuture::Entering",
+            RequestState::Readying { .. } => "ResponseFuture::Readying",
+            RequestState::Handling { .. } => "ResponseFuture::Handling",
+            RequestState::Finishing(_) => "ResponseFuture::Finishing",
+            RequestState::Done => "ResponseFuture::Done",
         })
     }
 }

@@ -1,4 +1,4 @@
-//! What a request locks, and where that is read from.
+//! The key that a request locks, and the sources that read it.
 
 use std::fmt::{self, Write};
 use std::future::{Future, ready};
@@ -15,10 +15,10 @@ use crate::key::{Key, KeyPart, with_key_tuples, with_plain_keys};
 use crate::middleware::body::{BoxError, boxed};
 use crate::middleware::refusal::{Answer, IntoAnswer, Refused};
 
-/// Reads from a request's head what it locks.
+/// Reads from a request's head which key it locks.
 ///
-/// Every `Fn(&http::request::Parts) -> impl IntoLockKey` is one. Write one by hand when the answer takes an `await`, or
-/// deserves a name. Some are [ready-made](crate::middleware::keys).
+/// Every `Fn(&http::request::Parts) -> impl IntoLockKey` implements it. Implement it by hand if the source must
+/// `await`, or deserves a name. [`keys`](crate::middleware::keys) has ready-made sources.
 ///
 /// ```
 /// use http::request::Parts;
@@ -44,28 +44,26 @@ use crate::middleware::refusal::{Answer, IntoAnswer, Refused};
     note = "a key source is one of `tenure::middleware::keys`, or a closure `|parts: &http::request::Parts|` that can be cloned and sent, and that returns a key: an integer, `bool`, `Uuid`, `String` or `Key`, a tuple such as `(\"account\", 42)`, an `Option` or a `Result` of one; for axum's extractors use `LockLayer::from_extractors`"
 )]
 pub trait KeySource: Clone + Send + Sync + 'static {
-    /// What it comes to.
+    /// The type of the key.
     type Key: IntoLockKey + Send;
 
-    /// The key names one request and its retries: what runs under it is run to its end, and a retry that finds it in
-    /// flight and may not wait is answered with 409. So it is for
-    /// [`idempotency_key`](crate::middleware::keys::idempotency_key), and for nothing else that is ready-made.
+    /// Whether the key names one request and its retries. Then the handler runs to its end, and a retry that finds
+    /// the request in flight and may not wait gets 409. Of the ready-made sources, only
+    /// [`idempotency_key`](crate::middleware::keys::idempotency_key) sets it.
     const RETRIES: bool = false;
 
-    /// The key of this request. It may leave something in the extensions.
+    /// Returns the key of this request. The source may add values to the extensions.
     fn key(&self, parts: &mut Parts) -> impl Future<Output = Self::Key> + Send;
 
-    /// A lock for each key within a scope: for each tenant, or user, that `scope` names. The key is that of the tuple of
-    /// the scope and the parts of the key, `("acme", "account", 42)`; a client who chooses one of them reaches no lock of
-    /// another scope.
+    /// Scopes each key by the tenant or user that `scope` names. The key is the tuple of the scope and the parts of
+    /// the key, `("acme", "account", 42)`. A client that chooses one of them cannot reach a lock of another scope.
     ///
-    /// A scope makes locks narrower, so one that is not there is no way around them: where `scope` says *nothing*
-    /// (`None`, or an `optional` header that is missing) the request gets 400 ([`NoKey`](Refused::NoKey)). Neither would
-    /// it be alone without a lock, nor with the key as it is, which is another one than all that have a scope. Let
-    /// requests without a tenant share one that you name. What `scope` refuses is refused. A request whose *key* is
-    /// nothing passes without a lock, and its scope is not asked for.
+    /// If `scope` returns *nothing* (`None`, or an `optional` header that is missing), the request gets 400
+    /// ([`NoKey`](Refused::NoKey)). Without a scope, a lock on the bare key would not exclude the locks with a scope.
+    /// To admit requests without a tenant, give them a shared scope with a name. If `scope` refuses the request, it
+    /// is refused. If the *key* is nothing, the request passes without a lock, and `scope` is not called.
     ///
-    /// Take for a scope what was authenticated: whoever may choose the tenant chooses a lock of their own.
+    /// Use an authenticated value as the scope: a client that may choose the tenant may choose its own lock.
     ///
     /// ```
     /// use tenure::{LockLayer, Locks, middleware::{KeySource, keys}};
@@ -83,12 +81,13 @@ pub trait KeySource: Clone + Send + Sync + 'static {
         Per { source: self, scope }
     }
 
-    /// The lock's name is a keyed hash of the key, `hashed:` and HMAC-SHA-256 in hexadecimal: what clients send, an e-mail
-    /// address say, is neither in the store nor in logs. However long the key, the name has 71 bytes.
+    /// Replaces the key by a keyed hash: `hashed:` and the HMAC-SHA-256 in hexadecimal. So values that clients send,
+    /// such as an e-mail address, are neither in the store nor in logs. The name has 71 bytes, however long the key
+    /// is.
     ///
-    /// All replicas need the same secret, and so does whoever makes the same key elsewhere: two secrets are two locks,
-    /// also while a new one is being rolled out. It is a secret because what people call themselves can be guessed and
-    /// tried: 32 random bytes, kept where you keep the others.
+    /// All replicas need the same secret, and so do other programs that lock the same key. Two secrets make two
+    /// locks, even during the rollout of a new secret. The secret prevents guessing, because names and addresses can
+    /// be guessed and tried. Use 32 random bytes, and keep them with your other secrets.
     ///
     /// ```
     /// use tenure::{LockLayer, Locks, middleware::{KeySource, keys}};
@@ -100,11 +99,11 @@ pub trait KeySource: Clone + Send + Sync + 'static {
     /// ```
     ///
     /// # Panics
-    /// If the secret is empty.
+    /// Panics if the secret is empty.
     fn hashed(self, secret: impl AsRef<[u8]>) -> Hashed<Self> {
         let secret = secret.as_ref();
-        assert!(!secret.is_empty(), "a secret is not empty");
-        let mac = Hmac::new_from_slice(secret).expect("HMAC takes secrets of every length");
+        assert!(!secret.is_empty(), "the secret of a hashed key must not be empty");
+        let mac = Hmac::new_from_slice(secret).expect("HMAC takes secrets of any length");
         Hashed { source: self, mac }
     }
 }
@@ -139,7 +138,7 @@ impl<K: KeySource, S: KeySource> KeySource for Per<K, S> {
             other => return LockKey(other),
         };
         match self.scope.key(parts).await.into_lock_key().0 {
-            // An empty one is malformed, and would be so no longer with the other beside it.
+            // An empty part is malformed, but the tuple with the other part is not empty.
             Choice::Lock(scope) if is_empty(&scope) || is_empty(&key) => LockKey::refuse(Refused::BadKey),
             Choice::Lock(scope) => LockKey::lock(key.scoped(&scope)),
             Choice::Nothing => LockKey::refuse(Refused::NoKey),
@@ -152,7 +151,7 @@ fn is_empty(key: &Key) -> bool {
     key.as_bytes().is_empty()
 }
 
-/// A key of which only a hash is kept. Made by [`KeySource::hashed`].
+/// A key that is stored only as a hash. Made by [`KeySource::hashed`].
 #[derive(Clone)]
 pub struct Hashed<K> {
     source: K,
@@ -166,7 +165,7 @@ impl<K: KeySource> KeySource for Hashed<K> {
 
     async fn key(&self, parts: &mut Parts) -> LockKey {
         match self.source.key(parts).await.into_lock_key().0 {
-            // Its hash would be a fine key.
+            // An empty key is malformed, but its hash is not empty.
             Choice::Lock(key) if is_empty(&key) => LockKey::refuse(Refused::BadKey),
             Choice::Lock(key) => {
                 let hash = self
@@ -178,7 +177,7 @@ impl<K: KeySource> KeySource for Hashed<K> {
                 let mut name = String::with_capacity("hashed:".len() + 2 * hash.len());
                 name.push_str("hashed:");
                 for byte in hash {
-                    write!(name, "{byte:02x}").expect("a string takes all");
+                    write!(name, "{byte:02x}").expect("writing to a string cannot fail");
                 }
                 LockKey::lock(name)
             }
@@ -195,7 +194,7 @@ impl<K: fmt::Debug> fmt::Debug for Hashed<K> {
     }
 }
 
-/// What a request locks: a key, nothing, or it is refused.
+/// The result of a key source: a key, no key, or a refusal.
 #[derive(Debug)]
 pub struct LockKey(pub(super) Choice);
 
@@ -208,18 +207,18 @@ pub(super) enum Choice {
 }
 
 impl LockKey {
-    /// The request waits for the lock on `key`.
+    /// Returns the result for a request that waits for the lock on `key`.
     pub fn lock(key: impl Into<Key>) -> LockKey {
         LockKey(Choice::Lock(key.into()))
     }
 
-    /// The request passes without a lock.
+    /// Returns the result for a request that passes without a lock.
     pub fn nothing() -> LockKey {
         LockKey(Choice::Nothing)
     }
 
-    /// The request is answered with this response and goes no further. It does not pass through
-    /// [`on_refusal`](crate::LockLayer::on_refusal); for that there is [`refuse`](Self::refuse).
+    /// Returns the result for a request that gets this response and goes no further. The response does not pass
+    /// through [`on_refusal`](crate::LockLayer::on_refusal); for that, use [`refuse`](Self::refuse).
     pub fn answer<B>(response: Response<B>) -> LockKey
     where
         B: Body<Data = Bytes> + Send + 'static,
@@ -228,23 +227,22 @@ impl LockKey {
         LockKey(Choice::Answer(Answer(response.map(boxed))))
     }
 
-    /// The request goes no further, and the layer answers it as it answers all that it refuses; see
-    /// [`on_refusal`](crate::LockLayer::on_refusal).
+    /// Returns the result for a request that the layer refuses; see [`on_refusal`](crate::LockLayer::on_refusal).
     pub fn refuse(why: Refused) -> LockKey {
         LockKey(Choice::Refuse(why))
     }
 }
 
-/// What a key closure may return: an integer, `bool`, [`Uuid`], `String`, `&'static str` or [`Key`]; a tuple of two to
-/// six [parts](KeyPart), `("account", 42)`, which are joined by `:`; an `Option` of one, where `None` passes without a
-/// lock; a `Result`, whose error is the [answer](IntoAnswer).
+/// A value that a key closure may return: an integer, `bool`, [`Uuid`], `String`, `&'static str` or [`Key`]; a tuple
+/// of two to six [parts](KeyPart), `("account", 42)`, which are joined by `:`; an `Option`, where `None` passes
+/// without a lock; or a `Result`, whose error is the [answer](IntoAnswer).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a key",
     label = "not a key",
     note = "a key is an integer, `bool`, `uuid::Uuid`, `String`, `&'static str` or `tenure::Key`, a tuple of two to six of the former, such as `(\"account\", 42)`, an `Option` of one of them, or a `Result` whose error is a response"
 )]
 pub trait IntoLockKey {
-    /// The conversion.
+    /// Converts the value into the result of a key source.
     fn into_lock_key(self) -> LockKey;
 }
 
@@ -264,7 +262,8 @@ macro_rules! keys {
     };
 }
 
-// Of any lifetime: the compiler forgets that it is `'static` where a service behind a closure is awaited in a task.
+// `&str` is implemented for any lifetime. If a service behind a closure is awaited in a task, the compiler does not
+// know that the text is `'static`.
 keys!(Key, String, &str, Vec<u8>);
 with_plain_keys!(keys);
 

@@ -1,4 +1,4 @@
-//! What is locked, for whom we wait, and how long.
+//! The configuration of a layer: the key, how long requests wait, and how they are refused.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,71 +12,72 @@ use http::request::Parts;
 use crate::error::Error;
 use crate::locks::Locks;
 use crate::middleware::key::{IntoLockKey, KeySource};
-use crate::middleware::refusal::{OnRefusal, Refusals, Refused};
+use crate::middleware::refusal::{OnRefusal, RefusalPolicy, Refused};
 use crate::primitives::guard::Guard;
 use crate::primitives::mutex::Mutex;
 use crate::protocol::message::Fence;
 
 /// Runs each request under the lock that its key names. See the [module](crate::middleware) for the manual.
 #[derive(Clone)]
-#[must_use = "a layer does nothing until it is put around a service"]
+#[must_use = "a layer does nothing until a service is wrapped in it"]
 pub struct LockLayer<K> {
     pub(super) locks: Locks,
     pub(super) key: K,
-    pub(super) settings: Arc<Settings>,
+    pub(super) settings: Arc<LayerSettings>,
 }
 
-/// What a layer was told. Shared by all of its requests.
+/// The settings of a layer, shared by all of its requests.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Settings {
-    /// How long a request waits that finds its key locked. Zero: not at all.
+pub(super) struct LayerSettings {
+    /// How long a request waits for a locked key. Zero means that it does not wait.
     wait: Duration,
     max_waiters: Option<usize>,
     lease: Option<Duration>,
     max_hold: Option<Duration>,
     release_before_answer: bool,
     on_lost: OnLost,
-    /// The key names one request and its retries.
+    /// Whether the key names one request and its retries.
     has_retries: bool,
     pub(super) to_completion: bool,
     pub(super) include_options: bool,
-    pub(super) observe: bool,
-    /// Whether an answer tells how long its request waited.
+    pub(super) dry_run: bool,
+    /// Whether a response reports how long its request waited.
     pub(super) server_timing: bool,
-    /// The header in which an answer has the fence.
+    /// The response header that contains the fence.
     fence_header: Option<HeaderName>,
-    pub(super) refusals: Refusals,
+    pub(super) refusals: RefusalPolicy,
 }
 
-/// What happens to a handler whose lease is lost: the store was out of reach for too long, the process stood still, or
-/// somebody deleted the lock.
+/// What happens to a handler whose lease is lost: the store was unavailable for too long, the process was suspended,
+/// or a user deleted the lock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum OnLost {
-    /// The handler's future is dropped at its next `await`, and the client gets 500, *outcome unknown*. What it had begun
-    /// elsewhere, a statement sent to a database say, may still happen: [fence](crate::Lease::fence) it. One that
-    /// [runs to completion](LockLayer::run_to_completion) is not dropped: for it this is [`Replace`](Self::Replace).
+    /// The handler's future is dropped at its next `await`, and the client gets 500, *outcome unknown*. Work that the
+    /// handler began elsewhere, such as a statement sent to a database, may still happen:
+    /// [fence](crate::Lease::fence) it. A handler that [runs to completion](LockLayer::run_to_completion) is not
+    /// dropped. For it, this variant is [`Replace`](Self::Replace).
     #[default]
     Cancel,
-    /// The handler goes on and its [`Lease`](crate::Lease) tells: [`is_held`](crate::Lease::is_held),
-    /// [`lost`](crate::Lease::lost). When it is done, its answer is replaced by 500, *outcome unknown*: it finished, but
-    /// somebody else may have been at work beside it.
+    /// The handler continues, and its [`Lease`](crate::Lease) reports the loss: [`is_held`](crate::Lease::is_held),
+    /// [`lost`](crate::Lease::lost). When the handler ends, its response is replaced by 500, *outcome unknown*: the
+    /// handler finished, but another holder may have run beside it.
     Replace,
-    /// The handler goes on, its [`Lease`](crate::Lease) tells, and its answer is sent as it is. A process that was
-    /// suspended for longer than its lease writes over what others wrote meanwhile, unless the handler looks before each
-    /// write, or every write is fenced.
+    /// The handler continues, its [`Lease`](crate::Lease) reports the loss, and its response is sent unchanged. After
+    /// a suspension that is longer than the lease, the handler may overwrite what other holders wrote. To prevent
+    /// that, check the lease before each write, or fence every write.
     Tell,
 }
 
 impl<K: KeySource> LockLayer<K> {
-    /// Locks what a [`KeySource`] names: a [ready-made one](crate::middleware::keys), or one of yours. For closures see
-    /// [`by`](Self::by).
+    /// Locks the key that a [`KeySource`] names: a [ready-made one](crate::middleware::keys), or your own. For
+    /// closures see [`by`](Self::by).
     pub fn new(locks: &Locks, key: K) -> Self {
-        let settings = Settings {
+        let settings = LayerSettings {
             wait: Duration::from_secs(5),
             has_retries: K::RETRIES,
             to_completion: K::RETRIES,
-            ..Settings::default()
+            ..LayerSettings::default()
         };
         LockLayer {
             locks: locks.clone(),
@@ -91,7 +92,7 @@ where
     F: Fn(&Parts) -> R + Clone + Send + Sync + 'static,
     R: IntoLockKey + Send,
 {
-    /// Locks the key that `key` makes of a request's head.
+    /// Locks the key that `key` returns for a request's head.
     ///
     /// ```
     /// # let locks = tenure::Locks::memory();
@@ -120,114 +121,121 @@ where
 }
 
 impl<K> LockLayer<K> {
-    fn set(mut self, change: impl FnOnce(&mut Settings)) -> Self {
+    fn set(mut self, change: impl FnOnce(&mut LayerSettings)) -> Self {
         change(Arc::make_mut(&mut self.settings));
         self
     }
 
-    /// Wait for the lock, no longer than this; then 429. A wait of nothing is [`skip`](Self::skip). The default is 5 s.
-    /// Shorter: clients learn sooner that they should come back. Longer: more of them are served, and more of them stand in
-    /// line. It has nothing to do with how long the handler may take.
+    /// Waits for the lock for at most this time, then answers 429. The default is 5 s; zero is the same as
+    /// [`skip`](Self::skip). If the time is shorter, clients learn sooner that they must retry. If it is longer, more
+    /// requests are served, and more requests wait. It does not limit how long the handler runs.
     pub fn wait(self, wait: Duration) -> Self {
         self.set(|settings| settings.wait = wait)
     }
 
-    /// Do not wait: whoever finds the key locked gets 423 at once, or 409 where the key is an
+    /// Does not wait. If the key is locked, the request gets 423 at once, or 409 if the key is an
     /// [`Idempotency-Key`](crate::middleware::keys::idempotency_key).
     pub fn skip(self) -> Self {
         self.wait(Duration::ZERO)
     }
 
-    /// So many requests of this process may wait for one key; the next gets 429 at once. The default is what
-    /// [`Builder::max_waiters_per_key`](crate::Builder::max_waiters_per_key) says, and so is the upper bound.
+    /// Limits how many requests of this process wait for one key. The next request gets 429 at once. The default, and
+    /// the upper bound, is [`Builder::max_waiters_per_key`](crate::Builder::max_waiters_per_key).
     pub fn max_waiters(self, limit: usize) -> Self {
         self.set(|settings| settings.max_waiters = Some(limit))
     }
 
-    /// Leases of this length instead of the default, renewed while the handler runs; see
-    /// [`Mutex::lease`](crate::Mutex::lease). A length that makes no sense is answered with 500 and an error event.
+    /// Sets the length of the leases, which are renewed while the handler runs; see
+    /// [`Mutex::lease`](crate::Mutex::lease). If the length is out of range, requests get 500, and an error event
+    /// reports it.
     pub fn lease(self, lease: Duration) -> Self {
         self.set(|settings| settings.lease = Some(lease))
     }
 
-    /// A bound for handlers that hang, and for services inside that never become ready. It bounds how long the lock is held;
-    /// a handler that [runs to completion](Self::run_to_completion) goes on without it, and its client is answered with
-    /// 500. After this long the handler is told
-    /// ([`Lease::overdue`](crate::Lease::overdue)), its lease is renewed no more, and when what is left of it is over, it
-    /// is lost; see [`Mutex::max_hold`](crate::Mutex::max_hold) and [`OnLost`]. The default is none.
+    /// Limits how long a lock is held by a handler that hangs, or by an inner service that never becomes ready. The
+    /// default is no limit. After this time the handler is notified ([`Lease::overdue`](crate::Lease::overdue)), and
+    /// its lease is no longer renewed. The lease is lost when its remaining time is over; see
+    /// [`Mutex::max_hold`](crate::Mutex::max_hold) and [`OnLost`]. A handler that [runs to
+    /// completion](Self::run_to_completion) then continues without the lock, and its client gets 500.
     pub fn max_hold(self, most: Duration) -> Self {
         self.set(|settings| settings.max_hold = Some(most))
     }
 
-    /// What happens to a handler whose lease is lost while it runs. The default is [`OnLost::Cancel`].
+    /// Sets what happens to a handler whose lease is lost while it runs. The default is [`OnLost::Cancel`].
     pub fn on_lost(self, on_lost: OnLost) -> Self {
         self.set(|settings| settings.on_lost = on_lost)
     }
 
-    /// Once the handler has begun it runs to its end, whether or not the client stays: in a task of its own, with the
-    /// lock. Else the handler of a client that leaves is dropped at an `await` and its lock given back, while what it had
-    /// begun elsewhere goes on: the client's retry then runs beside its first attempt. It is the default where the key is
-    /// an [`Idempotency-Key`](crate::middleware::keys::idempotency_key).
+    /// Runs each handler to its end, even if its client leaves: in a task of its own, with the lock.
     ///
-    /// A client that stays gets the answer, also that a panic is: it is carried over. So are the span and the subscriber of
-    /// [`tracing`]; task-local values of your own are not. [`Locks::shutdown`](crate::Locks::shutdown) waits for such
-    /// handlers, for as long as they have their lease. When that is lost the handler is told and goes on, and the client gets
-    /// 500, *outcome unknown*, at once; see [`OnLost`].
+    /// Without it, the handler of a client that leaves is dropped at an `await`, and its lock is released. Work that
+    /// the handler began elsewhere continues. So the client's retry may run beside the first attempt. This is the
+    /// default, except if the key is an [`Idempotency-Key`](crate::middleware::keys::idempotency_key): such a layer
+    /// runs handlers to completion unless it gets `run_to_completion(false)`.
+    ///
+    /// A client that stays gets the response, and a panic of the handler is passed on. The span and the subscriber of
+    /// [`tracing`] are passed to the task; other task-local values are not.
+    /// [`Locks::shutdown`](crate::Locks::shutdown) waits for such handlers as long as they have their lease. When the
+    /// lease is lost, the handler is notified and continues, and the client gets 500, *outcome unknown*, at once; see
+    /// [`OnLost`].
     ///
     /// # Panics
-    /// Requests do, outside of a tokio runtime.
+    /// A request panics outside of a tokio runtime.
     pub fn run_to_completion(self, yes: bool) -> Self {
         self.set(|settings| settings.to_completion = yes)
     }
 
-    /// Send the answer only when the store knows that the lock is free, or has not answered for 250 ms. That costs each
-    /// request a round trip. A layer that was told to [`skip`](Self::skip) does so anyway: a client that has its answer
-    /// would else find its own lock busy. Where requests wait, the lock is given back while the answer is sent, and whoever
-    /// comes next waits a trip at most.
+    /// Sends the response only when the store knows that the lock is free, or has not answered for 250 ms. This costs
+    /// each request one round trip. A layer with [`skip`](Self::skip) always does so: otherwise a client that has its
+    /// response might find its own lock busy. Without this option the lock is released while the response is sent,
+    /// and the next waiting request waits at most one round trip longer.
     pub fn release_before_answer(self) -> Self {
         self.set(|settings| settings.release_before_answer = true)
     }
 
-    /// Lock `OPTIONS` requests too. By default they pass without a key being asked for: a browser's preflight changes
-    /// nothing and should not wait.
+    /// Locks `OPTIONS` requests too. By default they pass without a lock, and no key is read: a browser's preflight
+    /// changes nothing and need not wait.
     pub fn include_options(self) -> Self {
         self.set(|settings| settings.include_options = true)
     }
 
-    /// Lock nothing, and tell what would have happened: the handler runs at once, and beside it, never waited for, a
-    /// `try_lock` of a shadow of the key tells whether another request for the same key is under way. It is counted by
-    /// route (`tenure_observed_total`) and told (`overlap`). Nobody is refused, whatever the key. The way in for a team
-    /// that is not sure which routes need the layer, and what it would cost them. It is the work of a real lock for the
-    /// store. The figure is an upper bound: what the store is told of a request arrives a trip later, so requests that
-    /// follow each other within a trip or two count as an overlap.
+    /// Locks nothing, and reports what the layer would have done.
+    ///
+    /// Each handler runs at once, and no request is refused. Beside the handler, the layer tries to lock a shadow of the
+    /// key. This finds out whether another request for the same key is in flight. Each request is counted by route in the
+    /// metric `tenure_dry_run_total`. A request that would have waited, or would have been refused, is also an event,
+    /// `dry_run`. So a team can find out which routes need the layer, and what it would cost.
+    ///
+    /// For the store, a shadow is as much work as a real lock. The count is an upper bound: the store hears of a request
+    /// one round trip late, so two requests within one or two round trips count as an overlap.
     ///
     /// # Panics
-    /// Requests do, outside of a tokio runtime.
-    pub fn observe(self) -> Self {
-        self.set(|settings| settings.observe = true)
+    /// A request panics outside of a tokio runtime.
+    pub fn dry_run(self) -> Self {
+        self.set(|settings| settings.dry_run = true)
     }
 
-    /// Tell clients how long their request waited for its lock, as `Server-Timing: lock;dur=1.5`, in milliseconds: browsers
-    /// show it beside the request. Pages of other origins see it only where `Timing-Allow-Origin` lets them.
+    /// Reports how long a request waited for its lock, as `Server-Timing: lock;dur=1.5`, in milliseconds. Browsers
+    /// show it beside the request. Pages of other origins see it only if `Timing-Allow-Origin` permits it.
     pub fn server_timing(self) -> Self {
         self.set(|settings| settings.server_timing = true)
     }
 
-    /// Send the fence in this header of the handler's answers, for clients that pass it on to what they write to. Pages of
-    /// other origins see it only where CORS exposes the header (`Access-Control-Expose-Headers`).
+    /// Sends the fence in this header of the handler's responses, for clients that pass it on with their writes.
+    /// Pages of other origins see it only if CORS exposes the header (`Access-Control-Expose-Headers`).
     ///
     /// # Panics
-    /// If no header can have that name.
+    /// Panics if `name` is not a valid header name.
     pub fn fence_header<N>(self, name: N) -> Self
     where
         N: TryInto<HeaderName>,
         N::Error: fmt::Debug,
     {
-        let name = name.try_into().expect("it is the name of a header");
+        let name = name.try_into().expect("the name is a valid header name");
         self.set(|settings| settings.fence_header = Some(name))
     }
 
-    /// Refuse with this status instead of the one in the table of the [module](crate::middleware).
+    /// Sets the status of a refusal, in place of the status in the table of the [module](crate::middleware).
     ///
     /// ```
     /// use http::StatusCode;
@@ -240,21 +248,22 @@ impl<K> LockLayer<K> {
         self.set(|settings| settings.refusals.set_status(why, status))
     }
 
-    /// What `Retry-After` says, rounded up to whole seconds, one at least and a day at most. The default is 1 to 3 s, at
-    /// random, so that those who were refused together do not come back together.
+    /// Sets `Retry-After`, rounded up to whole seconds, from 1 s to one day. The default is random, from 1 to 3 s, so
+    /// that clients that were refused together do not return together.
     pub fn retry_after(self, after: Duration) -> Self {
         self.set(|settings| settings.refusals.set_retry_after(after))
     }
 
-    /// Where the `type` of a [`Problem`](crate::middleware::Problem) points to: this text, a `#` and the outcome's name. The
-    /// default is this crate's documentation of [`Refused`](crate::middleware::Refused).
+    /// Sets the page to which the `type` of a [`Problem`](crate::middleware::Problem) points. The `type` is this
+    /// text, a `#` and the outcome's name. The default is this crate's documentation of
+    /// [`Refused`](crate::middleware::Refused).
     pub fn problem_base(self, base: impl Into<Cow<'static, str>>) -> Self {
         self.set(|settings| settings.refusals.set_base(base.into()))
     }
 
-    /// Answer whom the layer refuses with this instead of a [`Problem`](crate::middleware::Problem): a closure that is given
-    /// the [`RefusedRequest`](crate::middleware::RefusedRequest), or a type with [`OnRefusal`]. Answers of a key closure's
-    /// `Err` and of failing extractors are theirs, and do not pass through here.
+    /// Answers refused requests with this value in place of a [`Problem`](crate::middleware::Problem): a closure that
+    /// takes the [`RefusedRequest`](crate::middleware::RefusedRequest), or a type with [`OnRefusal`]. The `Err` of a
+    /// key closure and the rejection of an extractor do not pass through here; they are responses themselves.
     ///
     /// ```
     /// use http::Response;
@@ -273,8 +282,8 @@ impl<K> LockLayer<K> {
     }
 }
 
-impl Settings {
-    /// The lock of a key, as told.
+impl LayerSettings {
+    /// Returns the mutex with the layer's settings.
     pub(super) fn mutex(&self, mut mutex: Mutex) -> Mutex {
         if let Some(lease) = self.lease {
             mutex = mutex.lease(lease);
@@ -288,34 +297,34 @@ impl Settings {
         mutex
     }
 
-    /// Takes the lock as told, or says how the request is refused.
+    /// Acquires the lock with the layer's settings. Returns the refusal if that fails.
     pub(super) async fn enter(&self, mutex: &Mutex) -> Result<Guard, (Refused, Option<Error>)> {
         let entered = mutex.lock_timeout(self.wait).await;
         entered.map_err(|error| match error {
             Error::Busy { .. } if self.wait.is_zero() && self.has_retries => (Refused::InFlight, None),
             Error::Busy { .. } if self.wait.is_zero() => (Refused::Busy, None),
-            // Whatever was lost here, no handler had begun.
+            // The handler had not begun, so this outcome is known.
             error if error.is_lost() => (Refused::Lost, Some(error)),
             error => (Refused::from(&error), Some(error)),
         })
     }
 
-    /// The answer waits until the store knows that the lock is free.
-    pub(super) fn releases_first(&self) -> bool {
+    /// Returns whether the response waits until the store knows that the lock is free.
+    pub(super) fn releases_before_answer(&self) -> bool {
         self.release_before_answer || self.wait.is_zero()
     }
 
-    /// The handler is dropped when its lease is lost.
-    pub(super) fn cancels(&self) -> bool {
+    /// Returns whether the handler is dropped when its lease is lost.
+    pub(super) fn cancels_on_loss(&self) -> bool {
         self.on_lost == OnLost::Cancel && !self.to_completion
     }
 
-    /// The answer of a handler whose lease was lost is not sent.
-    pub(super) fn replaces(&self) -> bool {
+    /// Returns whether the response of a handler with a lost lease is replaced.
+    pub(super) fn replaces_on_loss(&self) -> bool {
         self.on_lost != OnLost::Tell
     }
 
-    /// Adds the layer's headers to an answer. Others may have written a `Server-Timing` of their own, which stays.
+    /// Adds the layer's headers to a response. An existing `Server-Timing` header stays.
     pub(super) fn add_headers(&self, to: &mut HeaderMap, waited: Duration, fence: Option<Fence>) {
         if self.server_timing {
             let text = format!("lock;dur={:.3}", waited.as_secs_f64() * 1e3);

@@ -1,4 +1,4 @@
-//! What a request holds, when layers are nested.
+//! The leases of a request behind nested layers.
 
 use http::Extensions;
 use http::request::Parts;
@@ -11,8 +11,8 @@ use crate::primitives::scope;
 
 /// All leases that a request holds, the outermost first.
 ///
-/// A handler behind one [`LockLayer`](crate::LockLayer) has its [`Lease`]. Behind nested layers that is the lease of the
-/// innermost, or none where that one took no lock; all of them are here.
+/// A handler behind one [`LockLayer`](crate::LockLayer) has its [`Lease`]. Behind nested layers, the handler sees the
+/// lease of the innermost layer, or none if that layer took no lock. This list has the leases of all layers.
 ///
 /// ```
 /// use http::Request;
@@ -28,31 +28,31 @@ use crate::primitives::scope;
 pub struct Leases(Vec<Lease>);
 
 impl Leases {
-    /// What the request with these extensions holds.
+    /// Returns the leases of the request with these extensions.
     pub fn of(extensions: &Extensions) -> Leases {
         match extensions.get::<Leases>() {
             Some(leases) => leases.clone(),
-            // One layer alone puts in no list.
+            // A single layer inserts its lease without a list.
             None => Leases(extensions.get::<Lease>().cloned().into_iter().collect()),
         }
     }
 
-    /// The lease on this key.
+    /// Returns the lease on this key.
     pub fn get(&self, key: &Key) -> Option<&Lease> {
         self.iter().find(|lease| lease.key() == key)
     }
 
-    /// The outermost first.
+    /// Returns the leases, the outermost first.
     pub fn iter(&self) -> std::slice::Iter<'_, Lease> {
         self.0.iter()
     }
 
-    /// How many there are.
+    /// Returns the number of leases.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// No layer took a lock for the request.
+    /// Returns whether no layer took a lock for the request.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -67,23 +67,24 @@ impl<'a> IntoIterator for &'a Leases {
     }
 }
 
-/// What the request holds already of what `mutex` locks: a layer outside took it. The extensions know it, also behind a
-/// `Buffer`; what is being polled does, also where the extensions were left out.
+/// Returns the lease that the request already has on the key of `mutex`, from an outer layer. The extensions know
+/// that lease, even behind a `Buffer`. The scope of the running code knows it too, even if the extensions were not
+/// copied.
 pub(super) fn held(parts: &Parts, mutex: &Mutex) -> Option<Lease> {
     let leases = Leases::of(&parts.extensions);
     let of_request = leases.iter().find(|lease| mutex.is_of(lease)).cloned();
     of_request.or_else(|| mutex.held_here())
 }
 
-/// The request is inside of another layer that took one of these locks for it.
+/// Returns whether an outer layer holds one of the locks of this node for the request.
 pub(super) fn has_any(parts: &Parts, locks: &Locks) -> bool {
     let leases = Leases::of(&parts.extensions);
     let node = locks.handle().node();
     leases.iter().any(|lease| lease.held.is_of(node)) || scope::any(node)
 }
 
-/// Gives the request what the layer took for it. What layers outside took stays in the list, but is not shown as this
-/// one's.
+/// Inserts the layer's lease into the request. The leases of outer layers stay in the list. If this layer has no
+/// lease, the request shows none.
 pub(super) fn insert(parts: &mut Parts, own: Option<&Lease>) {
     let mut leases = Leases::of(&parts.extensions);
     if !leases.is_empty() {

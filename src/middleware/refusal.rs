@@ -1,4 +1,4 @@
-//! How a request is answered that does not get its lock.
+//! The response to a request that does not get its lock.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -13,52 +13,54 @@ use http::{HeaderValue, Response, StatusCode};
 
 use crate::error::{Error, LostCause};
 use crate::middleware::body::{RefusalBody, boxed};
-use crate::middleware::crowd::Crowd;
+use crate::middleware::busy_refusals::BusyRefusals;
 use crate::observe;
 
-/// Where the outcomes are explained: an anchor for each variant.
+/// The page that explains the outcomes, with an anchor for each variant.
 const PROBLEM_BASE: &str = "https://docs.rs/tenure/latest/tenure/middleware/enum.Refused.html";
 
-/// Why the layer answered a request itself. It stands in the response's extensions, where layers outside can tell such
-/// an answer from one of the handler's, count it, or put another in its place.
+/// The reason why the layer answered a request itself. It is in the response's extensions. So an outer layer can
+/// distinguish a refusal from a response of the handler, count it, or replace it.
 ///
-/// The answer is a [`Problem`], unless you [say otherwise](crate::LockLayer::on_refusal).
+/// The response is a [`Problem`], unless [`on_refusal`](crate::LockLayer::on_refusal) sets another one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Refused {
-    /// Another request has the lock, and this one was not to wait ([`skip`](crate::LockLayer::skip), or a
-    /// [`wait`](crate::LockLayer::wait) of nothing): 423.
+    /// Another request has the lock, and this request may not wait ([`skip`](crate::LockLayer::skip), or a
+    /// [`wait`](crate::LockLayer::wait) of zero): 423.
     Busy,
-    /// The same where the key is an [`Idempotency-Key`](crate::middleware::keys::idempotency_key): the request that it
-    /// names is under way. 409 with `Retry-After`, as the draft of that header asks.
+    /// The request that this [`Idempotency-Key`](crate::middleware::keys::idempotency_key) names is in flight, and
+    /// this request may not wait. The status is 409 with `Retry-After`, as the draft of that header asks.
     InFlight,
-    /// The wait was over before it was this request's turn ([`wait`](crate::LockLayer::wait)): 429 with `Retry-After`. No
-    /// 503, for which a load balancer ejects a replica: one busy key says nothing about its other requests.
+    /// The [`wait`](crate::LockLayer::wait) ended before the lock was free: 429 with `Retry-After`. The status is not
+    /// 503, because a load balancer ejects a replica that answers 503, and one busy key says nothing about other
+    /// requests.
     WaitedTooLong,
-    /// Too many requests wait already ([`max_waiters`](crate::LockLayer::max_waiters)): 429 with `Retry-After`.
-    QueueFull,
-    /// The store cannot be reached or refuses. Without it nobody knows who may run, so nobody runs: 503 with
+    /// Too many requests already wait for the key ([`max_waiters`](crate::LockLayer::max_waiters)): 429 with
     /// `Retry-After`.
+    QueueFull,
+    /// The store cannot be reached, or refuses. Without the store no request may run: 503 with `Retry-After`.
     StoreFailed,
-    /// The service shuts down: 503 with `Retry-After`.
+    /// The service is shutting down: 503 with `Retry-After`.
     Closed,
     /// The lease was lost before the handler began, so nothing was done: 503 with `Retry-After`.
     Lost,
-    /// The lease was lost while the handler ran. It was stopped and may have done a part of its work, or it finished and
-    /// somebody else may have been at work beside it ([`OnLost`](crate::middleware::OnLost)): 500 without `Retry-After`, as
-    /// proxies send again what was answered with 503.
-    /// One that is told to repeat every 5xx (Envoy's `retry_on: 5xx`) repeats this as well.
+    /// The lease was lost while the handler ran. The handler was stopped after a part of its work, or it finished
+    /// while another holder may have run ([`OnLost`](crate::middleware::OnLost)). The status is 500 without
+    /// `Retry-After`, because proxies repeat a request that was answered with 503. A proxy that repeats every 5xx
+    /// (Envoy's `retry_on: 5xx`) repeats this one too.
     OutcomeUnknown,
     /// The request's key is empty, too long or malformed: 400.
     BadKey,
-    /// The request lacks the header that its key is made of ([`keys`](crate::middleware::keys)): 400.
+    /// The request lacks a part that its key needs, such as a header ([`keys`](crate::middleware::keys)): 400.
     NoKey,
-    /// An option of the layer makes no sense, or the route has no such path parameter; an event says which: 500.
+    /// An option of the layer is invalid, or the route has no such path parameter, or the request lacks an extension:
+    /// 500. An event names the cause.
     BadOptions,
 }
 
 impl Refused {
-    /// The answer's status, unless the layer was [told otherwise](crate::LockLayer::status).
+    /// Returns the status of the response, unless [`LockLayer::status`](crate::LockLayer::status) sets another one.
     pub fn status(self) -> StatusCode {
         match self {
             Refused::Busy => StatusCode::LOCKED,
@@ -78,7 +80,7 @@ impl Refused {
         )
     }
 
-    /// The title of a [`Problem`].
+    /// Returns the title of a [`Problem`].
     fn title(self) -> &'static str {
         match self {
             Refused::Busy => "Locked",
@@ -95,7 +97,7 @@ impl Refused {
         }
     }
 
-    /// The value of the metric's label `why`.
+    /// Returns the value of the metric's label `why`.
     fn label(self) -> &'static str {
         match self {
             Refused::Busy => "busy",
@@ -112,30 +114,28 @@ impl Refused {
         }
     }
 
-    /// What a client may read of it, a sentence or two.
+    /// Returns an explanation for the client, of one or two sentences.
     pub fn detail(self) -> &'static str {
         match self {
-            Refused::Busy => "Another request is at work on the same resource.",
+            Refused::Busy => "Another request uses the same resource.",
             Refused::InFlight => {
                 "A request with the same Idempotency-Key is in flight. Nothing was done for this one."
             }
             Refused::WaitedTooLong => {
-                "Other requests were at work on the same resource for as long as this one could wait. Nothing was done."
+                "Other requests used the same resource for as long as this request could wait. Nothing was done."
             }
-            Refused::QueueFull => "Too many requests wait for the same resource already. Nothing was done.",
+            Refused::QueueFull => "Too many requests already wait for the same resource. Nothing was done.",
             Refused::StoreFailed => {
-                "The service cannot make sure that this request is alone with its resource. Nothing was done."
+                "The service cannot make sure that only this request uses its resource. Nothing was done."
             }
             Refused::Closed => "The service is shutting down. Nothing was done.",
             Refused::Lost => "The request lost its exclusive access before it began. Nothing was done.",
             Refused::OutcomeUnknown => {
-                "The request lost its exclusive access while it was at work. It may have been done, in part or wholly."
+                "The request lost its exclusive access while it ran. Its work may have been done, in part or completely."
             }
-            Refused::BadKey => "What the request would lock has a name that is empty, too long or malformed.",
-            Refused::NoKey => {
-                "The request does not say what it would lock: a header or a parameter is missing."
-            }
-            Refused::BadOptions => "The service is not set up to take this lock.",
+            Refused::BadKey => "The key of the request's lock is empty, too long or malformed.",
+            Refused::NoKey => "The request has no key for its lock: a header or a parameter is missing.",
+            Refused::BadOptions => "The service is not configured to take this lock.",
         }
     }
 }
@@ -152,7 +152,7 @@ impl From<&Error> for Refused {
                 ..
             } => Refused::Lost,
             Error::StillHeld { source, .. } => Refused::from(&**source),
-            // Whoever held it may have begun, and what it wrote may have been done in part.
+            // The earlier holder may have begun, and may have done a part of its work.
             Error::Lost { .. }
             | Error::Gone { .. }
             | Error::Uncertain { .. }
@@ -168,7 +168,7 @@ impl From<&Error> for Refused {
     }
 }
 
-/// A request that gets no lock: why, and what it was.
+/// A request that gets no lock, and the reason.
 #[derive(Debug)]
 pub struct RefusedRequest<'a> {
     why: Refused,
@@ -179,32 +179,33 @@ pub struct RefusedRequest<'a> {
 }
 
 impl<'a> RefusedRequest<'a> {
-    /// Why.
+    /// Returns the reason.
     pub fn why(&self) -> Refused {
         self.why
     }
 
-    /// The status that a [`Problem`] would have.
+    /// Returns the status that a [`Problem`] would have.
     pub fn status(&self) -> StatusCode {
         self.status
     }
 
-    /// When the client might try again, in whole seconds; `None` where that is not for us to say.
+    /// Returns when the client may try again, in whole seconds. Returns `None` if the layer cannot know that.
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
 
-    /// The request's head. `None` where the handler has it: when the lease was lost while it ran,
-    /// [`OutcomeUnknown`](Refused::OutcomeUnknown).
+    /// Returns the request's head. Returns `None` if the handler has taken it: the lease was lost while the handler
+    /// ran, [`OutcomeUnknown`](Refused::OutcomeUnknown).
     pub fn parts(&self) -> Option<&'a Parts> {
         self.parts
     }
 }
 
-/// How to answer a request that gets no lock: what [`LockLayer::on_refusal`](crate::LockLayer::on_refusal) takes.
+/// Answers a request that gets no lock. [`LockLayer::on_refusal`](crate::LockLayer::on_refusal) takes a value of this
+/// trait.
 ///
-/// Every `Fn(&RefusedRequest) -> impl IntoAnswer` is one, and so is [`Problem`]. Write one by hand when it deserves a
-/// name:
+/// Every `Fn(&RefusedRequest) -> impl IntoAnswer` implements it, and so does [`Problem`]. Implement it by hand if the
+/// answer deserves a name:
 ///
 /// ```
 /// use http::Response;
@@ -232,10 +233,10 @@ impl<'a> RefusedRequest<'a> {
     note = "it takes a closure `|request: &RefusedRequest|` with that type written out, that can be sent and shared, and that returns a response"
 )]
 pub trait OnRefusal: Send + Sync + 'static {
-    /// What it answers with.
+    /// The type of the answer.
     type Answer: IntoAnswer;
 
-    /// The answer to this request. It is given the [`Refused`] into its extensions.
+    /// Returns the answer to this request. The layer adds the [`Refused`] to its extensions.
     fn answer(&self, request: &RefusedRequest<'_>) -> Self::Answer;
 }
 
@@ -252,8 +253,8 @@ where
 }
 
 /// Answers with an `application/problem+json` (RFC 9457) whose `type` points to a variant of [`Refused`], and with
-/// `Retry-After` where that helps. It names neither the key nor its holder: both may belong to somebody else. What a
-/// layer does unless told otherwise.
+/// `Retry-After` where a retry helps. The answer names neither the key nor its holder: both may belong to another
+/// client. This is the default of a layer.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Problem;
 
@@ -279,22 +280,22 @@ impl OnRefusal for Problem {
     }
 }
 
-/// What can be an answer: with the feature `axum` anything that implements `IntoResponse`; without, an
-/// [`http::Response`] with a body of [`Bytes`](bytes::Bytes).
+/// A value that can be an answer. With the feature `axum`, this is any type that implements `IntoResponse`. Without
+/// it, this is an [`http::Response`] with a body of [`Bytes`](bytes::Bytes).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an answer",
     note = "return an `http::Response` whose body can be sent; with the feature `axum`, anything that implements `IntoResponse`"
 )]
 pub trait IntoAnswer {
-    /// The conversion.
+    /// Converts the value into an answer.
     fn into_answer(self) -> Answer;
 }
 
-/// An answer of yours, with any body. Made by [`IntoAnswer`].
+/// A response with any body. Made by [`IntoAnswer`].
 #[derive(Debug)]
 pub struct Answer(pub(super) Response<RefusalBody>);
 
-// `IntoResponse` covers every response that the other implementation takes, so that the feature only adds.
+// Every response that the other implementation takes also implements `IntoResponse`. So the feature only adds types.
 #[cfg(feature = "axum")]
 impl<T: axum_core::response::IntoResponse> IntoAnswer for T {
     fn into_answer(self) -> Answer {
@@ -313,18 +314,18 @@ where
     }
 }
 
-/// Handlers may return it: with a [`Problem`], as a layer answers whose request meets it.
+/// A handler may return an [`Error`](enum@Error): it becomes the [`Problem`] with which a layer answers that error.
 #[cfg(feature = "axum")]
 impl axum_core::response::IntoResponse for Error {
     fn into_response(self) -> axum_core::response::Response {
-        let refusals = Refusals::default();
+        let refusals = RefusalPolicy::default();
         let request = refusals.request(Refused::from(&self), None);
         Problem.answer(&request).map(axum_core::body::Body::from)
     }
 }
 
-/// The text as it stands between the quotes of a JSON string (RFC 8259, 7).
-fn in_json(text: Cow<'static, str>) -> Cow<'static, str> {
+/// Escapes the text for a JSON string (RFC 8259, section 7).
+fn escape_json(text: Cow<'static, str>) -> Cow<'static, str> {
     let must_be_escaped = |c: char| matches!(c, '"' | '\\' | '\0'..='\x1f');
     if !text.contains(must_be_escaped) {
         return text;
@@ -332,7 +333,7 @@ fn in_json(text: Cow<'static, str>) -> Cow<'static, str> {
     let mut escaped = String::with_capacity(text.len() + 8);
     for c in text.chars() {
         if must_be_escaped(c) {
-            write!(escaped, "\\u{:04x}", u32::from(c)).expect("a string takes all");
+            write!(escaped, "\\u{:04x}", u32::from(c)).expect("writing to a string cannot fail");
         } else {
             escaped.push(c);
         }
@@ -340,43 +341,44 @@ fn in_json(text: Cow<'static, str>) -> Cow<'static, str> {
     escaped.into()
 }
 
-type Answering = dyn Fn(&RefusedRequest<'_>) -> Answer + Send + Sync;
+type AnswerFn = dyn Fn(&RefusedRequest<'_>) -> Answer + Send + Sync;
 
-fn answering(on_refusal: impl OnRefusal) -> Arc<Answering> {
+fn answer_fn(on_refusal: impl OnRefusal) -> Arc<AnswerFn> {
     Arc::new(move |request| on_refusal.answer(request).into_answer())
 }
 
-/// How a layer refuses.
+/// The settings of a layer for its refusals.
 #[derive(Clone)]
-pub(super) struct Refusals {
-    /// The layer's [`OnRefusal`], whatever its type: the layer's would otherwise name it everywhere.
-    answer: Arc<Answering>,
-    /// What the layer was told to answer with instead of [`Refused::status`].
+pub(super) struct RefusalPolicy {
+    /// The layer's [`OnRefusal`], boxed. Otherwise its type would be a parameter of the layer.
+    answer: Arc<AnswerFn>,
+    /// The statuses that replace [`Refused::status`].
     statuses: HashMap<Refused, StatusCode>,
     retry_after: Option<Duration>,
-    /// As it stands in JSON.
+    /// The base of the problem's `type`, escaped for JSON.
     base: Cow<'static, str>,
-    /// That the layer is set up wrongly is told once: every request of a route would tell it.
-    told: Arc<AtomicBool>,
-    crowd: Crowd,
+    /// Whether an event has reported that the layer is misconfigured. It is reported once, because every request of a
+    /// route has the same fault.
+    is_fault_reported: Arc<AtomicBool>,
+    busy: BusyRefusals,
 }
 
-impl Default for Refusals {
+impl Default for RefusalPolicy {
     fn default() -> Self {
-        Refusals {
-            answer: answering(Problem),
+        RefusalPolicy {
+            answer: answer_fn(Problem),
             statuses: HashMap::new(),
             retry_after: None,
             base: Cow::Borrowed(PROBLEM_BASE),
-            told: Arc::default(),
-            crowd: Crowd::default(),
+            is_fault_reported: Arc::default(),
+            busy: BusyRefusals::default(),
         }
     }
 }
 
-impl Refusals {
+impl RefusalPolicy {
     pub(super) fn set_answer(&mut self, answer: impl OnRefusal) {
-        self.answer = answering(answer);
+        self.answer = answer_fn(answer);
     }
 
     pub(super) fn set_status(&mut self, why: Refused, status: StatusCode) {
@@ -389,11 +391,11 @@ impl Refusals {
     }
 
     pub(super) fn set_base(&mut self, base: Cow<'static, str>) {
-        self.base = in_json(base);
+        self.base = escape_json(base);
     }
 
     fn request<'a>(&'a self, why: Refused, parts: Option<&'a Parts>) -> RefusedRequest<'a> {
-        // Not all at once: who was refused together would come back together.
+        // A random pause, so that clients that were refused together do not return together.
         let jittered = || Duration::from_secs(fastrand::u64(1..=3));
         RefusedRequest {
             why,
@@ -404,7 +406,7 @@ impl Refusals {
         }
     }
 
-    /// Answers a request that gets no lock, and tells of it.
+    /// Answers a request that gets no lock, and reports the refusal.
     pub(super) fn refuse(
         &self,
         why: Refused,
@@ -413,37 +415,37 @@ impl Refusals {
     ) -> Response<RefusalBody> {
         let request = self.request(why, parts);
         let Answer(mut response) = (self.answer)(&request);
-        let is_news = why == Refused::BadOptions && !self.told.swap(true, Ordering::Relaxed);
+        let is_news = why == Refused::BadOptions && !self.is_fault_reported.swap(true, Ordering::Relaxed);
         let route = parts.and_then(route);
-        let told = observe::Refusal {
+        let refusal = observe::Refusal {
             why: &format!("{why:?}"),
             label: why.label(),
             status: response.status().as_u16(),
             route,
             is_news,
         };
-        observe::refused(&told, error);
+        observe::refused(&refusal, error);
         if matches!(
             why,
             Refused::Busy | Refused::InFlight | Refused::WaitedTooLong | Refused::QueueFull
         ) {
-            self.crowd.note(route);
+            self.busy.count_refusal(route);
         }
         response.extensions_mut().insert(why);
         response
     }
 }
 
-impl fmt::Debug for Refusals {
+impl fmt::Debug for RefusalPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Refusals")
+        f.debug_struct("RefusalPolicy")
             .field("statuses", &self.statuses)
             .field("retry_after", &self.retry_after)
             .finish_non_exhaustive()
     }
 }
 
-/// The route as it was declared, where axum knows it.
+/// Returns the route as it was declared, if axum knows it.
 #[cfg_attr(not(feature = "axum"), allow(unused_variables))]
 pub(super) fn route(parts: &Parts) -> Option<&str> {
     #[cfg(feature = "axum")]

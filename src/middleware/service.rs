@@ -1,4 +1,4 @@
-//! Finds the key, takes the lock, lets the request in.
+//! Finds the key, acquires the lock, and admits the request.
 
 use std::fmt;
 use std::future::{Future, ready};
@@ -14,13 +14,13 @@ use tower_service::Service;
 
 use crate::error::Error;
 use crate::middleware::body::ResponseBody;
-use crate::middleware::future::{Admission, Boxed, Entered, ResponseFuture, Told};
+use crate::middleware::dry_run::DryRun;
+use crate::middleware::future::{Admission, BoxedFuture, EnterResult, LockReport, ResponseFuture};
 use crate::middleware::key::{Choice, IntoLockKey, KeySource};
 use crate::middleware::layer::LockLayer;
 use crate::middleware::leases;
-use crate::middleware::observer::Observer;
 use crate::middleware::refusal::{Answer, Refused, route};
-use crate::middleware::watched::Watched;
+use crate::middleware::request_guard::RequestGuard;
 use crate::observe;
 
 /// A service behind a [`LockLayer`]. See the [module](crate::middleware).
@@ -31,17 +31,17 @@ pub struct LockService<S, K> {
 }
 
 impl<S, K> LockService<S, K> {
-    /// The service inside.
+    /// Returns the inner service.
     pub fn get_ref(&self) -> &S {
         &self.inner
     }
 
-    /// The service inside, to change it.
+    /// Returns the inner service for changes.
     pub fn get_mut(&mut self) -> &mut S {
         &mut self.inner
     }
 
-    /// The service inside, without the lock.
+    /// Returns the inner service, without the lock.
     pub fn into_inner(self) -> S {
         self.inner
     }
@@ -70,34 +70,35 @@ where
     type Error = S::Error;
     type Future = ResponseFuture<S, B>;
 
-    /// Always ready. If it asked the inner service, each request that waits for a lock would sit on one of the inner
-    /// service's slots, and the waiters of one busy key would starve all others.
+    /// Returns ready at once. If the layer asked the inner service, each request that waits for a lock would occupy a
+    /// slot of that service. Then the waiters of one busy key would starve all other requests.
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         Poll::Ready(Ok(()))
     }
 
     fn call(&mut self, request: Request<B>) -> Self::Future {
-        // A clone that nobody made ready, as it should be: the future makes it ready, once the lock is held.
+        // This clone is not ready yet. The future makes it ready when the lock is held.
         let inner = self.inner.clone();
         let settings = self.layer.settings.clone();
         let layer = self.layer.clone();
         let (parts, body) = request.into_parts();
-        let door: Boxed<Entered> = if parts.method == Method::OPTIONS && !settings.include_options {
-            Box::pin(ready(Continue((parts, Admission::default()))))
-        } else if settings.observe {
-            Box::pin(observe(layer, parts))
-        } else {
-            Box::pin(enter(layer, parts))
-        };
-        ResponseFuture::new(door, inner, body, settings)
+        let entering: BoxedFuture<EnterResult> =
+            if parts.method == Method::OPTIONS && !settings.include_options {
+                Box::pin(ready(Continue((parts, Admission::default()))))
+            } else if settings.dry_run {
+                Box::pin(dry_run(layer, parts))
+            } else {
+                Box::pin(enter(layer, parts))
+            };
+        ResponseFuture::new(entering, inner, body, settings)
     }
 }
 
 #[allow(
     clippy::manual_async_fn,
-    reason = "an async function would keep the parts twice, and its future is allocated for each request"
+    reason = "an async function would hold the parts twice, and its future is allocated for each request"
 )]
-fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Future<Output = Entered> {
+fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Future<Output = EnterResult> {
     async move {
         let choice = layer.key.key(&mut parts).await.into_lock_key().0;
         let refuse = |why, error: Option<&Error>, parts: &Parts| {
@@ -112,15 +113,15 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
             Choice::Answer(Answer(response)) => return Break(response),
             Choice::Refuse(why) => return refuse(why, None, &parts),
         };
-        // A shutdown waits for the handlers that are at work, which may need other locks to come to their end. Whoever comes
-        // meanwhile begins nothing; else it would wait for ever.
+        // A shutdown waits for the handlers that run, and they may need other locks to finish. A request that arrives
+        // during a shutdown is refused, or the shutdown might never end.
         let handle = layer.locks.handle();
         let is_closing = |parts: &Parts| handle.tasks().is_closed() && !leases::has_any(parts, &layer.locks);
         if is_closing(&parts) {
             return refuse(Refused::Closed, None, &parts);
         }
         let mutex = layer.settings.mutex(layer.locks.mutex(key));
-        // What the request holds already it does not wait for.
+        // A request does not wait for a lock that it already holds.
         let held = leases::held(&parts, &mutex);
         let clock = &handle.node().clock;
         let since = layer.settings.server_timing.then(|| clock.now());
@@ -129,16 +130,16 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
             None => layer.settings.enter(&mutex).await,
         };
         match entered {
-            // It began while this one waited.
+            // The shutdown began while this request waited.
             Ok(_) if is_closing(&parts) => refuse(Refused::Closed, None, &parts),
             Ok(guard) => {
                 leases::insert(&mut parts, Some(&guard.lease()));
                 let waited = since.map_or(Duration::ZERO, |since| clock.now().since(since));
                 let fence = Some(guard.fence());
                 let admission = Admission {
-                    guard: Some(Watched::new(guard)),
-                    told: Told { waited, fence },
-                    observer: None,
+                    guard: Some(RequestGuard::new(guard)),
+                    report: LockReport { waited, fence },
+                    dry_run: None,
                 };
                 Continue((parts, admission))
             }
@@ -147,19 +148,19 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
     }
 }
 
-/// Lets everybody in, and sees whether they would have met.
-async fn observe<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> Entered {
+/// Admits every request, and counts those that would have waited.
+async fn dry_run<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> EnterResult {
     let choice = layer.key.key(&mut parts).await.into_lock_key().0;
-    let observer = match choice {
-        Choice::Lock(key) => Observer::spawn(&layer.locks, key, &mut parts),
+    let dry_run = match choice {
+        Choice::Lock(key) => DryRun::spawn(&layer.locks, key, &mut parts),
         Choice::Nothing => None,
         Choice::Answer(_) | Choice::Refuse(_) => {
-            observe::observed("refused", route(&parts));
+            observe::dry_run("refused", route(&parts));
             None
         }
     };
     let admission = Admission {
-        observer,
+        dry_run,
         ..Admission::default()
     };
     Continue((parts, admission))

@@ -157,11 +157,11 @@ request now {
     /// ones once a minute.
     WARN refused_busy(count: u64, route: Option<&str>): [count, route] "requests were refused because their keys are busy";
 
-    /// A layer that observes let a request run that would have waited (`outcome` is `overlap`) or would have been
+    /// A layer in a dry run let a request run that would have waited (`outcome` is `overlap`) or would have been
     /// refused (`refused`).
-    INFO overlap(outcome: &'static str, route: Option<&str>): [outcome, route]
-        "another request for the same key is in flight, or this request would be refused",
-        counts metrics::observed(outcome, route), unless outcome == "alone";
+    INFO dry_run(outcome: &'static str, route: Option<&str>): [outcome, route]
+        "the layer would have made a request wait, or would have refused it",
+        counts metrics::dry_run(outcome, route), unless outcome == "alone";
 }
 
 route now {
@@ -359,12 +359,6 @@ impl std::fmt::Display for FailedTry {
             None => Ok(()),
         }
     }
-}
-
-/// Counts a request behind a layer that only observes, and emits an event if the request was not alone.
-#[cfg(feature = "tower")]
-pub(crate) fn observed(outcome: &'static str, route: Option<&str>) {
-    overlap(outcome, route);
 }
 
 fn ms(span: Duration) -> u64 {

@@ -131,9 +131,9 @@ metrics! {
         why: busy in_flight waited_too_long queue_full store_failed closed lost outcome_unknown bad_key no_key bad_options
     } "Requests that a layer answered itself";
 
-    /// Requests behind a layer that only observes. `route` is a route of the service, as axum knows it, or empty.
-    OBSERVED: Counter "tenure_observed_total", "requests", {outcome: alone overlap refused; route:}
-        "Requests behind a layer that only observes";
+    /// Requests behind a layer in a dry run. `route` is a route of the service, as axum knows it, or empty.
+    DRY_RUN: Counter "tenure_dry_run_total", "requests", {outcome: alone overlap refused; route:}
+        "Requests behind a layer in a dry run";
 }
 
 /// A metric, and its recorder keys.
@@ -378,17 +378,17 @@ pub(super) fn refused(why: &'static str) {
     count(&REFUSED, &[why]);
 }
 
-/// Counts a request behind a layer that only observes. The route is a label that only the service knows, so the key
+/// Counts a request behind a layer in a dry run. The route is a label that only the service knows, so the key
 /// is made each time.
 #[cfg(feature = "tower")]
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
-pub(super) fn observed(outcome: &'static str, route: Option<&str>) {
+pub(super) fn dry_run(outcome: &'static str, route: Option<&str>) {
     #[cfg(feature = "metrics")]
     {
         use ::metrics::{Key, Label};
         let route = Label::new("route", route.unwrap_or_default().to_owned());
         let labels = vec![Label::from_static_parts("outcome", outcome), route];
-        let key = Key::from_parts(OBSERVED.metric.name, labels);
+        let key = Key::from_parts(DRY_RUN.metric.name, labels);
         ::metrics::with_recorder(|to| to.register_counter(&key, &METADATA).increment(1));
     }
 }

@@ -1,7 +1,7 @@
-//! Finds out what became of ticks that this node could not run in time.
+//! Finds the outcome of ticks that this node could not run in time.
 //!
-//! A node that lost sight of the store knows nothing of what others did meanwhile. So a tick counts as missed only after
-//! the store was asked again, and knows that no node was granted it.
+//! A node that lost the store does not know what other nodes did meanwhile. So a tick counts as missed only if the
+//! store was asked again, and knows that no node was granted the tick.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,60 +11,62 @@ use tokio::time::sleep;
 use crate::driver::waiter::lock;
 use crate::observe;
 use crate::protocol::message::{JobReport, TickTime};
-use crate::scheduler::gate::{Gate, remember};
 use crate::scheduler::policy::TickOutcome;
+use crate::scheduler::tick_runner::{TickRunner, remember};
 
-/// The pause between two questions.
-const PAUSE: Duration = Duration::from_secs(2);
+/// The pause between two queries.
+const QUERY_PAUSE: Duration = Duration::from_secs(2);
 
-/// How many ticks in doubt are told of one by one at most. One more stands for all before it.
-const MAX_DOUBTS: usize = 128;
+/// The maximum number of unresolved ticks that are reported one by one. One more stands for all earlier ticks.
+const MAX_UNRESOLVED: usize = 128;
 
-impl Gate {
-    /// Tells what became of a tick that was not run here, once the store says so. Returns at once if another pursuit asks
-    /// already, which tells of this tick, too.
-    pub(super) async fn account_for(&self, tick: TickTime) -> TickOutcome {
-        remember(&self.doubts, tick, MAX_DOUBTS + 1);
+impl TickRunner {
+    /// Reports the outcome of a tick that was not run here, when the store knows it. Returns at once if another task
+    /// already queries the store: that task reports this tick too.
+    pub(super) async fn resolve_missed(&self, tick: TickTime) -> TickOutcome {
+        remember(&self.unresolved, tick, MAX_UNRESOLVED + 1);
         let mut outcome = TickOutcome::Missed;
-        // A tick that is added while a task asks is left to that task, which looks again when it has ended.
-        while !lock(&self.doubts).is_empty() {
-            let Ok(_asks) = self.audit.try_lock() else { break };
-            outcome = self.resolve_doubts().await;
+        // A tick that is added during a query is left to the task that queries. That task checks again when it ends.
+        while !lock(&self.unresolved).is_empty() {
+            let Ok(_query_lock) = self.audit_lock.try_lock() else {
+                break;
+            };
+            outcome = self.resolve_all().await;
         }
         outcome
     }
 
-    /// Asks the store until nothing is in doubt. Returns the latest outcome.
-    async fn resolve_doubts(&self) -> TickOutcome {
-        let (mut latest, mut asked) = (TickOutcome::Missed, 0);
+    /// Queries the store until no tick is unresolved. Returns the latest outcome.
+    async fn resolve_all(&self) -> TickOutcome {
+        let (mut latest, mut queries) = (TickOutcome::Missed, 0);
         let mut news = self.clock().news();
         loop {
             news.mark_seen();
-            let mut in_doubt = lock(&self.doubts).clone();
+            let mut unresolved = lock(&self.unresolved).clone();
             let report = tokio::select! {
                 biased;
-                why = self.ended() => return self.tell_of(in_doubt, |_| Some(why)).unwrap_or(why),
-                report = self.asked() => report,
+                why = self.ended() => return self.report_known(unresolved, |_| Some(why)).unwrap_or(why),
+                report = self.fetch_report() => report,
             };
             if let Some(report) = report {
-                asked += 1;
-                self.tell_of_the_oldest(&report, &mut in_doubt);
-                let told = self.tell_of(in_doubt, |tick| outcome(&report, tick, asked > 1));
-                latest = told.unwrap_or(latest);
-                if lock(&self.doubts).is_empty() {
+                queries += 1;
+                self.report_dropped(&report, &mut unresolved);
+                let reported = self.report_known(unresolved, |tick| outcome(&report, tick, queries > 1));
+                latest = reported.unwrap_or(latest);
+                if lock(&self.unresolved).is_empty() {
                     return latest;
                 }
             }
             tokio::select! {
                 biased;
                 _ = self.ended() => {}
-                () = async { sleep(PAUSE).await; news.changed().await } => {}
+                () = async { sleep(QUERY_PAUSE).await; news.changed().await } => {}
             }
         }
     }
 
-    /// Tells of those ticks whose outcome is known. Returns that of the oldest.
-    fn tell_of(
+    /// Reports the ticks whose outcome is known. Returns the outcome of the oldest one.
+    fn report_known(
         &self,
         ticks: BTreeSet<TickTime>,
         outcome: impl Fn(TickTime) -> Option<TickOutcome>,
@@ -72,7 +74,7 @@ impl Gate {
         let mut first = None;
         for tick in ticks {
             if let Some(outcome) = outcome(tick) {
-                lock(&self.doubts).remove(&tick);
+                lock(&self.unresolved).remove(&tick);
                 observe::tick(self.label(), &self.name, tick, outcome.word(), None);
                 first = first.or(Some(outcome));
             }
@@ -80,15 +82,16 @@ impl Gate {
         first
     }
 
-    /// The oldest of too many stands for those before it: they are told of together, up to the next.
-    fn tell_of_the_oldest(&self, report: &JobReport, in_doubt: &mut BTreeSet<TickTime>) {
-        if in_doubt.len() <= MAX_DOUBTS {
+    /// If there are too many ticks, the oldest one stands for all before it. They are reported together, up to the
+    /// next tick.
+    fn report_dropped(&self, report: &JobReport, unresolved: &mut BTreeSet<TickTime>) {
+        if unresolved.len() <= MAX_UNRESOLVED {
             return;
         }
-        if let Some(oldest) = in_doubt.pop_first() {
-            lock(&self.doubts).remove(&oldest);
+        if let Some(oldest) = unresolved.pop_first() {
+            lock(&self.unresolved).remove(&oldest);
         }
-        let next = in_doubt
+        let next = unresolved
             .first()
             .filter(|next| report.was_granted(**next) == Some(false));
         if let Some(next) = next {
@@ -98,10 +101,10 @@ impl Gate {
     }
 }
 
-/// What became of a tick, as far as the store knows. `is_final`: no node is about to begin it any more.
+/// Returns the outcome of a tick as far as the store knows it. `is_final` says that no node can still begin the tick.
 fn outcome(report: &JobReport, tick: TickTime, is_final: bool) -> Option<TickOutcome> {
     match report.was_granted(tick) {
-        // Of what came before the latest two grants nothing is known.
+        // The store knows only the latest two grants.
         Some(true) | None => Some(TickOutcome::Elsewhere),
         Some(false) if is_final || report.mark > Some(tick) => Some(TickOutcome::Missed),
         Some(false) => None,
@@ -112,7 +115,7 @@ fn outcome(report: &JobReport, tick: TickTime, is_final: bool) -> Option<TickOut
 mod tests {
     use super::*;
     use crate::locks::Locks;
-    use crate::scheduler::policy::Settings;
+    use crate::scheduler::policy::JobSettings;
 
     fn report(mark: u64, after: u64) -> JobReport {
         let tick = |ms: u64| (ms > 0).then_some(TickTime(ms));
@@ -124,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tick_is_missed_if_the_store_granted_those_around_it_and_not_it() {
+    fn a_tick_is_missed_if_the_store_granted_its_neighbours_but_not_it() {
         use TickOutcome::{Elsewhere, Missed};
         for (mark, after, tick, expected) in [
             (9, 3, 9, Some(Elsewhere)),
@@ -132,7 +135,7 @@ mod tests {
             (9, 3, 5, Some(Missed)),
             (9, 3, 2, Some(Elsewhere)),
             (9, 0, 5, Some(Elsewhere)),
-            // Another node may be about to begin it.
+            // Another node can still begin it.
             (9, 3, 12, None),
             (0, 0, 12, None),
         ] {
@@ -144,17 +147,18 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn ticks_in_doubt_are_bounded_and_one_task_asks() {
+    async fn unresolved_ticks_are_bounded_and_one_task_queries() {
         let locks = Locks::memory();
-        let (gate, _life) = Gate::new(locks.handle().clone(), "job".into(), Settings::default()).unwrap();
-        let asks = gate.audit.try_lock().unwrap();
+        let (runner, _registration) =
+            TickRunner::new(locks.handle().clone(), "job".into(), JobSettings::default()).unwrap();
+        let query_lock = runner.audit_lock.try_lock().unwrap();
         for ms in 1..1_000 {
-            assert_eq!(gate.account_for(TickTime(ms)).await, TickOutcome::Missed);
+            assert_eq!(runner.resolve_missed(TickTime(ms)).await, TickOutcome::Missed);
         }
-        assert_eq!(lock(&gate.doubts).len(), MAX_DOUBTS + 1);
-        assert_eq!(lock(&gate.doubts).last(), Some(&TickTime(999)));
-        drop(asks);
-        gate.account_for(TickTime(1_000)).await;
-        assert!(lock(&gate.doubts).is_empty());
+        assert_eq!(lock(&runner.unresolved).len(), MAX_UNRESOLVED + 1);
+        assert_eq!(lock(&runner.unresolved).last(), Some(&TickTime(999)));
+        drop(query_lock);
+        runner.resolve_missed(TickTime(1_000)).await;
+        assert!(lock(&runner.unresolved).is_empty());
     }
 }

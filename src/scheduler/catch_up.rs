@@ -1,21 +1,21 @@
-//! Runs all ticks of a job, one after the other: none is passed over, whichever nodes live.
+//! Runs all ticks of a job one after the other. No tick is passed over, whichever nodes live.
 //!
-//! The store grants a tick only after the one that its claim names has ended, so no two nodes can disagree on the order. What
-//! comes next is for the nodes to say, which know the schedule: each walks from the latest tick that the store knows of to the
-//! newest that it saw come, and stands by for what others run on the way.
+//! The store grants a tick only after the tick that its claim names has ended. So two nodes cannot disagree on the
+//! order. The nodes know the schedule and choose the next tick: each goes from the latest tick that the store knows
+//! to the newest tick that the node saw. It stands by while other nodes run ticks.
 
 use std::time::{Duration, SystemTime};
 
 use crate::observe;
 use crate::protocol::message::{TickTime, WhenBehind};
-use crate::scheduler::gate::{Gate, How};
 use crate::scheduler::policy::{Misfire, TickOutcome};
 use crate::scheduler::schedule::{Schedule, age, time};
+use crate::scheduler::tick_runner::{TickAttempt, TickRunner};
 use crate::scheduler::work::Work;
 
-/// The ticks after `after` and up to `to` of which one is to be run next: the oldest that is young enough, and not one of too
-/// many. And whether older ones are passed over.
-fn next(
+/// Returns the tick after `after`, and up to `to`, that runs next: the oldest one that is within the limits of age
+/// and number. Also returns whether older ticks are passed over.
+fn next_tick(
     schedule: &Schedule,
     misfire: Option<Misfire>,
     now: SystemTime,
@@ -26,7 +26,7 @@ fn next(
         _ => (Duration::MAX, 1),
     };
     let (mut first, mut count) = (to, 1);
-    while let Some(before) = before(schedule, first).filter(|before| *before > after) {
+    while let Some(before) = tick_before(schedule, first).filter(|before| *before > after) {
         if count >= at_most || age(before, now) > within {
             return (first, true);
         }
@@ -35,12 +35,12 @@ fn next(
     (first, false)
 }
 
-fn before(schedule: &Schedule, tick: TickTime) -> Option<TickTime> {
+fn tick_before(schedule: &Schedule, tick: TickTime) -> Option<TickTime> {
     let earlier = TickTime(tick.0.checked_sub(1_000)?);
     schedule.latest(time(earlier)).ok()
 }
 
-/// Nothing is run here any more.
+/// Returns whether this node runs no further tick.
 fn is_end(outcome: TickOutcome) -> bool {
     matches!(
         outcome,
@@ -48,19 +48,19 @@ fn is_end(outcome: TickOutcome) -> bool {
     )
 }
 
-impl Gate {
-    /// Sees to it that every tick up to this one is run, unless that is being done here already. Says what became of the
-    /// last.
+impl TickRunner {
+    /// Runs every tick up to this one, unless another task of this node does so. Returns the outcome of the last
+    /// tick.
     pub(super) async fn run_all(&self, mark: TickTime, is_catch_up: bool, work: &impl Work) -> TickOutcome {
         self.note_newest(mark);
         let (mut reached, mut outcome) = (TickTime(0), TickOutcome::Elsewhere);
-        // Whoever came while this node walked left its tick to the walk, which looks again when it has ended.
+        // A tick that comes during a walk is left to the walk, which checks again when it ends.
         while *self.newest.borrow() > reached {
-            let Ok(_walking) = self.walk.try_lock() else {
+            let Ok(_walking) = self.run_all_lock.try_lock() else {
                 return outcome;
             };
             reached = *self.newest.borrow();
-            outcome = self.walk_to(reached, is_catch_up, work).await;
+            outcome = self.run_up_to(reached, is_catch_up, work).await;
             if is_end(outcome) {
                 return outcome;
             }
@@ -68,24 +68,24 @@ impl Gate {
         outcome
     }
 
-    /// What became of the last tick, or why nothing is run here any more.
-    async fn walk_to(&self, to: TickTime, is_catch_up: bool, work: &impl Work) -> TickOutcome {
-        let (mut tick, mut named) = (to, None);
-        let first = self.schedule.get().and_then(|schedule| before(schedule, to));
+    /// Returns the outcome of the last tick, or why this node runs no further tick.
+    async fn run_up_to(&self, to: TickTime, is_catch_up: bool, work: &impl Work) -> TickOutcome {
+        let (mut tick, mut blocked_by) = (to, None);
+        let first = self.schedule.get().and_then(|schedule| tick_before(schedule, to));
         let mut after = first.unwrap_or(TickTime(0));
         loop {
-            let how = How::new(WhenBehind::After(after), is_catch_up || tick < to);
-            match self.pursue(tick, how, work).await {
+            let tick_attempt = TickAttempt::new(WhenBehind::After(after), is_catch_up || tick < to);
+            match self.run_if_won(tick, tick_attempt, work).await {
                 Ok(outcome) if is_end(outcome) || tick >= to => return outcome,
                 Ok(_) => after = tick,
                 Err(behind) => {
-                    if named.replace(behind) == Some(behind)
-                        && let Some(why) = self.pause_behind(behind.latest).await
+                    if blocked_by.replace(behind) == Some(behind)
+                        && let Some(why) = self.wait_before_earlier_tick(behind.latest).await
                     {
                         return why;
                     }
                     if behind.is_open {
-                        // It is run by somebody, or by nobody any more.
+                        // A live node runs it, or the nodes that began it are gone.
                         tick = behind.latest;
                         continue;
                     }
@@ -95,9 +95,14 @@ impl Gate {
             let Some(schedule) = self.schedule.get() else {
                 return TickOutcome::Elsewhere;
             };
-            let passes;
-            (tick, passes) = next(schedule, self.settings.misfire, self.date(), (after, to));
-            if passes {
+            let passes_over;
+            (tick, passes_over) = next_tick(
+                schedule,
+                self.settings.misfire,
+                self.store_or_local_time(),
+                (after, to),
+            );
+            if passes_over {
                 observe::ticks_passed_over(self.label(), &self.name, after, tick);
             }
         }
@@ -114,30 +119,31 @@ mod tests {
 
     use super::*;
     use crate::locks::Locks;
-    use crate::scheduler::policy::Settings;
+    use crate::scheduler::policy::JobSettings;
     use crate::scheduler::tick::Tick;
 
     #[tokio::test]
     async fn a_tick_that_comes_during_a_walk_does_not_end_it() {
         let locks = Locks::memory();
-        let settings = Settings {
+        let settings = JobSettings {
             misfire: all(Duration::MAX, 9),
-            ..Settings::default()
+            ..JobSettings::default()
         };
-        let (gate, _life) = Gate::new(locks.handle().clone(), "job".into(), settings).unwrap();
+        let (runner, _registration) =
+            TickRunner::new(locks.handle().clone(), "job".into(), settings).unwrap();
         let is_done = CancellationToken::new();
         let done = is_done.clone();
         let work = move |_: Tick| done.clone().cancelled_owned();
         let mark = TickTime(1_000);
-        let mut walk = pin!(gate.run_all(mark, false, &work));
+        let mut walk = pin!(runner.run_all(mark, false, &work));
         assert!(poll_fn(|cx| Poll::Ready(walk.as_mut().poll(cx).is_pending())).await);
         for _ in 0..2 {
-            assert_eq!(gate.run_all(mark, false, &work).await, TickOutcome::Elsewhere);
-            assert!(gate.walk.try_lock().is_err());
+            assert_eq!(runner.run_all(mark, false, &work).await, TickOutcome::Elsewhere);
+            assert!(runner.run_all_lock.try_lock().is_err());
         }
         is_done.cancel();
         assert_eq!(walk.await, TickOutcome::Done);
-        assert!(gate.walk.try_lock().is_ok());
+        assert!(runner.run_all_lock.try_lock().is_ok());
     }
 
     fn all(within: Duration, at_most: u32) -> Option<Misfire> {
@@ -145,22 +151,22 @@ mod tests {
     }
 
     #[test]
-    fn the_next_is_the_oldest_that_is_young_enough_and_not_one_of_too_many() {
+    fn the_next_tick_is_the_oldest_within_the_limits_of_age_and_number() {
         let minutes = Schedule::every(Duration::from_secs(60)).unwrap();
-        #[allow(clippy::disallowed_methods, reason = "any time will do")]
+        #[allow(clippy::disallowed_methods, reason = "the test works at any time")]
         let now = SystemTime::now();
         let newest = minutes.latest(now).unwrap();
         let ago = |minutes: u64| TickTime(newest.0 - 60_000 * minutes);
         let (day, hour) = (Duration::from_secs(86_400), Duration::from_secs(3_600));
-        let next = |misfire, after| next(&minutes, misfire, now, (after, newest));
-        assert_eq!(next(all(day, 100), ago(1)), (newest, false));
-        assert_eq!(next(all(day, 100), ago(10)), (ago(9), false));
-        assert_eq!(next(all(day, 3), ago(10)), (ago(2), true));
-        assert_eq!(next(all(day, 0), ago(10)), (newest, true));
-        let (first, passes) = next(all(hour, 1_000), ago(600));
-        assert!((ago(60)..=ago(59)).contains(&first) && passes, "{first:?}");
-        // A mark of another schedule is between two ticks.
-        assert_eq!(next(all(day, 100), TickTime(ago(2).0 + 1)), (ago(1), false));
-        assert_eq!(next(all(Duration::ZERO, 9), ago(2)), (newest, true));
+        let next_tick = |misfire, after| next_tick(&minutes, misfire, now, (after, newest));
+        assert_eq!(next_tick(all(day, 100), ago(1)), (newest, false));
+        assert_eq!(next_tick(all(day, 100), ago(10)), (ago(9), false));
+        assert_eq!(next_tick(all(day, 3), ago(10)), (ago(2), true));
+        assert_eq!(next_tick(all(day, 0), ago(10)), (newest, true));
+        let (first, passes_over) = next_tick(all(hour, 1_000), ago(600));
+        assert!((ago(60)..=ago(59)).contains(&first) && passes_over, "{first:?}");
+        // A mark from another schedule lies between two ticks.
+        assert_eq!(next_tick(all(day, 100), TickTime(ago(2).0 + 1)), (ago(1), false));
+        assert_eq!(next_tick(all(Duration::ZERO, 9), ago(2)), (newest, true));
     }
 }

@@ -1,4 +1,4 @@
-//! Why jobs are refused, and why some do not end.
+//! Why a job is refused, and why a drain fails.
 
 use tokio_cron_scheduler::JobSchedulerError;
 use uuid::Uuid;
@@ -6,12 +6,12 @@ use uuid::Uuid;
 use crate::error::OptionsError;
 use crate::key::Key;
 
-/// Jobs did not end when they were told to.
+/// The error of a drain: jobs did not end in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{jobs} jobs were cancelled but have not come to an await: they keep their leases until they do")]
+#[error("{jobs} jobs were cancelled but have not reached an await: they keep their leases until they do")]
 #[non_exhaustive]
 pub struct StillRunning {
-    /// How many.
+    /// The number of these jobs.
     pub jobs: usize,
 }
 
@@ -19,8 +19,8 @@ pub struct StillRunning {
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError {
-    /// This process has a job of that name. Each needs a name of its own, or they would run each other's ticks.
-    #[error("this process has a job called `{name}` already: give each job a name of its own")]
+    /// This process already has a job with that name. If two jobs shared a name, each would run the other's ticks.
+    #[error("this process already has a job called `{name}`: give each job its own name")]
     #[non_exhaustive]
     Duplicate {
         /// The name.
@@ -34,22 +34,22 @@ pub enum JobError {
         name: Key,
         /// Its length in bytes.
         length: usize,
-        /// The longest that is allowed.
+        /// The maximum length in bytes.
         limit: usize,
     },
-    /// The lease makes no sense.
+    /// The lease is out of range.
     #[error(transparent)]
     Options(#[from] OptionsError),
     /// The job has no ticks that all nodes agree on.
     #[error("the job{} cannot be leased: {why}", of(name))]
     #[non_exhaustive]
     Unfit {
-        /// Its name, where it has one already.
+        /// The job's name, if it already has one.
         name: Option<Key>,
-        /// What is wrong with it.
+        /// The reason.
         why: String,
     },
-    /// The scheduler's storage has jobs of other processes: it would fire theirs in vain, and they its own.
+    /// The scheduler's storage has jobs of other processes. Each scheduler would fire jobs that it has no code for.
     #[error(
         "the scheduler's storage is shared with other processes: it has the job {foreign}, and this process has no code \
          for it. Of several processes only one fires what all have: give each scheduler a storage of its own"

@@ -1,7 +1,7 @@
-//! What becomes of a job's ticks on the days on which a zone's clocks change, told before it happens.
+//! Predicts what happens to a job's ticks on the days on which a zone's clocks change.
 //!
-//! The rule is croner's. A fixed time runs at the first instant after a gap, and in the first pass of an overlap; times
-//! with wildcards or steps skip the gap, and run in both passes.
+//! The rule is that of croner. A fixed time runs at the first instant after a gap, and in the first pass of an
+//! overlap. Times with wildcards or steps skip the gap, and run in both passes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,44 +13,44 @@ use croner::Cron;
 
 use crate::driver::clock::Clock;
 use crate::scheduler::error::JobError;
-use crate::scheduler::schedule::parsed;
+use crate::scheduler::schedule::parse_cron;
 use crate::scheduler::zone::IntoZone;
 
-/// So far ahead it is looked.
-const DAYS: usize = 731;
+/// The number of days that are examined: two years.
+const EXPLAINED_DAYS: usize = 731;
 
-/// No zone is further from UTC, in hours.
-const AROUND: i64 = 15;
+/// The upper bound of the offset of any zone from UTC, in hours.
+const MAX_ZONE_OFFSET_HOURS: i64 = 15;
 
-/// A job with more ticks in a day is told nothing when it is made: that some of them come twice is no news.
-const FREQUENT: usize = 1_440;
+/// Jobs with more ticks in a day get no event when they are made. That some of their ticks come twice is expected.
+const MAX_TICKS_PER_DAY: usize = 1_440;
 
-/// What a change of the clocks does to ticks of one local date.
+/// What a change of the clocks does to the ticks of one local date.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Oddity {
-    /// They come twice: in both passes of an overlap.
+    /// The ticks come twice: in both passes of an overlap.
     Twice,
-    /// They do not come: their time is not shown on that day.
+    /// The ticks do not come: the clocks do not show their time on that day.
     NotAtAll,
-    /// They come at another time than the expression says, as that is not shown on that day.
+    /// The ticks come at another time, because the clocks do not show the time of the expression on that day.
     Shifted {
-        /// The time of day at which the first of them comes.
+        /// The time of day at which the first of these ticks comes.
         to: NaiveTime,
     },
 }
 
-/// A local date on which ticks come otherwise than the expression reads.
+/// A local date on which ticks do not come as the expression says.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OddDay {
     /// The date in the job's zone.
     pub date: NaiveDate,
-    /// What becomes of them.
+    /// What happens to the ticks.
     pub oddity: Oddity,
-    /// The time of day of the first of them, as the expression has it.
+    /// The time of day of the first of these ticks, by the expression.
     pub first: NaiveTime,
-    /// How many of them.
+    /// The number of these ticks.
     pub count: usize,
 }
 
@@ -67,8 +67,8 @@ impl fmt::Display for OddDay {
     }
 }
 
-/// The days of the next two years on which ticks of the expression come twice, not at all, or at another time, as the
-/// clocks of the zone change.
+/// Returns the days of the next two years on which ticks of the expression come twice, not at all, or at another
+/// time, because the clocks of the zone change.
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -80,24 +80,24 @@ impl fmt::Display for OddDay {
 /// ```
 ///
 /// # Errors
-/// [`JobError::Unfit`] when the expression or the zone is none.
+/// [`JobError::Unfit`] if the expression or the zone is invalid.
 pub fn explain(expression: &str, zone: impl IntoZone) -> Result<Vec<OddDay>, JobError> {
     let unfit = |why| JobError::Unfit { name: None, why };
     let (zone, cron) = (
         zone.into_zone().map_err(unfit)?,
-        parsed(expression).map_err(unfit)?,
+        parse_cron(expression).map_err(unfit)?,
     );
     Ok(odd_days(&cron, zone, Clock::new().wall().into()))
 }
 
-/// What is to be told when a job is made.
+/// Returns the days to report when a job is made: none for a job with very many ticks.
 ///
 /// # Errors
-/// What is wrong with the expression.
-pub(crate) fn explain_seldom(expression: &str, zone: Tz, now: SystemTime) -> Result<Vec<OddDay>, String> {
-    let (cron, from) = (parsed(expression)?, DateTime::<Utc>::from(now));
+/// Returns what is wrong with the expression.
+pub(crate) fn explain_rare_job(expression: &str, zone: Tz, now: SystemTime) -> Result<Vec<OddDay>, String> {
+    let (cron, from) = (parse_cron(expression)?, DateTime::<Utc>::from(now));
     let day = ticks(&cron, from, from + chrono::Duration::days(1));
-    if day.take(FREQUENT + 1).count() > FREQUENT {
+    if day.take(MAX_TICKS_PER_DAY + 1).count() > MAX_TICKS_PER_DAY {
         return Ok(Vec::new());
     }
     Ok(odd_days(&cron, zone, from))
@@ -105,45 +105,45 @@ pub(crate) fn explain_seldom(expression: &str, zone: Tz, now: SystemTime) -> Res
 
 fn odd_days(cron: &Cron, zone: Tz, from: DateTime<Utc>) -> Vec<OddDay> {
     let first = from.with_timezone(&zone).date_naive();
-    let days = first.iter_days().take(DAYS);
+    let days = first.iter_days().take(EXPLAINED_DAYS);
     days.map(|date| date.and_time(NaiveTime::MIN))
         .filter(|start| has_change(*start, zone))
-        .flat_map(|start| of_day(cron, zone, start))
+        .flat_map(|start| odd_days_on(cron, zone, start))
         .collect()
 }
 
-/// The clocks change on the local date that begins then: it does not last a day, or is none.
+/// Returns whether the clocks change on the local date that begins at `start`.
 fn has_change(start: NaiveDateTime, zone: Tz) -> bool {
-    // By what the zone's clocks show around both midnights, whichever of them it shows.
+    // The offsets are compared well before and well after the date, whatever the offset is.
     let offset = |hours| {
         let at = start + chrono::Duration::hours(hours);
         zone.offset_from_utc_datetime(&at).fix()
     };
-    offset(-AROUND) != offset(24 + AROUND)
+    offset(-MAX_ZONE_OFFSET_HOURS) != offset(24 + MAX_ZONE_OFFSET_HOURS)
 }
 
-fn of_day(cron: &Cron, zone: Tz, start: NaiveDateTime) -> Vec<OddDay> {
+fn odd_days_on(cron: &Cron, zone: Tz, start: NaiveDateTime) -> Vec<OddDay> {
     let end = start + chrono::Duration::days(1);
-    // What the expression says, by clocks that do not change.
-    let said = ticks(cron, start.and_utc(), end.and_utc());
-    let said: Vec<NaiveDateTime> = said.map(|tick| tick.naive_utc()).collect();
-    // And what comes, a little beyond the date, as what is shifted may come on the next.
-    let instant = |local| shown(zone, local).or_else(|| after_gap(zone, local));
+    // The local times that the expression names, by clocks that do not change.
+    let expected = ticks(cron, start.and_utc(), end.and_utc());
+    let expected: Vec<NaiveDateTime> = expected.map(|tick| tick.naive_utc()).collect();
+    // The ticks that come, until two hours after the date: a shifted tick may come on the next date.
+    let instant = |local| first_instant(zone, local).or_else(|| after_gap(zone, local));
     let beyond = end + chrono::Duration::hours(2);
     let (Some(from), Some(until)) = (instant(start), instant(beyond)) else {
         return Vec::new();
     };
-    let mut come = BTreeMap::<NaiveDateTime, usize>::new();
+    let mut actual = BTreeMap::<NaiveDateTime, usize>::new();
     for tick in ticks(cron, from, until) {
-        *come.entry(tick.naive_local()).or_default() += 1;
+        *actual.entry(tick.naive_local()).or_default() += 1;
     }
     let mut found = Vec::<OddDay>::new();
-    for local in said.iter().copied() {
-        let oddity = match come.get(&local) {
+    for local in expected.iter().copied() {
+        let oddity = match actual.get(&local) {
             Some(1) => continue,
             Some(_) => Oddity::Twice,
             None => match after_gap(zone, local).map(|to| to.naive_local()) {
-                Some(to) if come.contains_key(&to) && !said.contains(&to) => {
+                Some(to) if actual.contains_key(&to) && !expected.contains(&to) => {
                     Oddity::Shifted { to: to.time() }
                 }
                 _ => Oddity::NotAtAll,
@@ -162,16 +162,16 @@ fn of_day(cron: &Cron, zone: Tz, start: NaiveDateTime) -> Vec<OddDay> {
     found
 }
 
-/// When the clocks of the zone first show that time; `None` in a gap.
-fn shown(zone: Tz, local: NaiveDateTime) -> Option<DateTime<Tz>> {
+/// Returns the first instant at which the zone's clocks show that time, or `None` in a gap.
+fn first_instant(zone: Tz, local: NaiveDateTime) -> Option<DateTime<Tz>> {
     zone.from_local_datetime(&local).earliest()
 }
 
-/// When the clocks show a full minute again after a time in a gap.
+/// Returns the first full minute after a gap.
 fn after_gap(zone: Tz, local: NaiveDateTime) -> Option<DateTime<Tz>> {
     let minute = local.with_second(0)?;
-    // No gap is longer than a day, and each ends at a full minute.
-    (1..=24 * 60 + 1).find_map(|later| shown(zone, minute + chrono::Duration::minutes(later)))
+    // No gap is longer than a day, and each gap ends at a full minute.
+    (1..=24 * 60 + 1).find_map(|later| first_instant(zone, minute + chrono::Duration::minutes(later)))
 }
 
 fn ticks<T: TimeZone>(
@@ -188,8 +188,8 @@ fn ticks<T: TimeZone>(
 mod tests {
     use super::*;
 
-    fn told(expression: &str, zone: &str) -> Vec<String> {
-        let cron = parsed(expression).unwrap();
+    fn odd_day_texts(expression: &str, zone: &str) -> Vec<String> {
+        let cron = parse_cron(expression).unwrap();
         let from = "2026-01-01T12:00:00Z".parse().unwrap();
         let days = odd_days(&cron, zone.parse().unwrap(), from);
         days.iter()
@@ -221,14 +221,18 @@ mod tests {
             ("0 30 2 * * *", "Asia/Kolkata", ""),
             ("0 30 2 * * SAT", "Europe/Berlin", ""),
         ] {
-            assert_eq!(told(expression, zone).join("; "), expected, "{expression} {zone}");
+            assert_eq!(
+                odd_day_texts(expression, zone).join("; "),
+                expected,
+                "{expression} {zone}"
+            );
         }
     }
 
     #[test]
     fn wildcards_do_not_come_in_a_gap_and_come_twice_in_an_overlap() {
         assert_eq!(
-            told("0 */15 * * * *", "Europe/Berlin"),
+            odd_day_texts("0 */15 * * * *", "Europe/Berlin"),
             [
                 "2026-03-29: 4 from 02:00:00 on do not come",
                 "2026-10-25: 4 from 02:00:00 on come twice"
@@ -237,8 +241,8 @@ mod tests {
     }
 
     #[test]
-    fn a_day_that_is_not_is_told() {
-        let cron = parsed("0 0 12 * * *").unwrap();
+    fn a_skipped_day_is_reported() {
+        let cron = parse_cron("0 0 12 * * *").unwrap();
         let from = "2011-12-01T12:00:00Z".parse().unwrap();
         let days = odd_days(&cron, chrono_tz::Pacific::Apia, from);
         let days: Vec<String> = days.iter().take(1).map(OddDay::to_string).collect();

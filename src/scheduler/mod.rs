@@ -1,8 +1,9 @@
 //! Cron jobs that run once per tick, on the node that wins the lease.
 //!
-//! Every replica schedules the job; one runs each tick. A plain lock does not give that: replicas fire at different
-//! moments, and who comes when the first has released runs the tick again. Here every run has an identity, its nominal
-//! fire time, and the store lets each be won once, by its own clock and a mark that only grows.
+//! Every replica schedules the job, and one replica runs each tick. A plain lock is not enough: replicas fire at
+//! different moments, and a replica that fires after the first one has released the lock runs the tick again. Here
+//! every run has an identity, its nominal fire time. The store lets each tick be won once, by its own clock and a
+//! mark that only grows.
 //!
 //! ```
 //! # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -24,158 +25,162 @@
 //!
 //! | | |
 //! |---|---|
-//! | several nodes fire | one wins the tick and runs it; the others stand by until they hear that the run has ended: they ask each third of the job's lease |
+//! | several nodes fire | one wins the tick and runs it; the others stand by until the run has ended, and ask the store at each third of the job's lease |
 //! | the winner dies, stops, or loses its lease | a standby runs the tick again, as the next attempt with a larger fence, within a lease, the margin and a timer |
-//! | the winner and all standbys are gone, as when replicas are replaced one by one during a run | whoever comes later finishes the tick: each node asks the store for an unfinished tick of its jobs, a second after a job is made and from then on once in a lease (5 s at least). It must not be older than a day, and no later tick may have begun |
-//! | a node's clock is ahead | it is told how early it is, and waits |
-//! | a node's clock is behind, or it comes late | the tick is over, and it runs nothing |
-//! | the job is still running when the next tick comes | that tick is skipped, and an event says so; three in a row are an alarm (`job_skips`) |
-//! | the engine does not fire a tick within a second | it is started without it (`engine_missed`) |
-//! | the job comes to no await | its lease is renewed all the same; it cannot be cancelled, and a warning tells (`job_blocks`) |
-//! | the job is removed from a node's scheduler | what runs goes on; whoever stands by there stops, and the job's name is free |
-//! | the store knows of a tick ahead of its clock | nothing is run, each node says so (`mark_ahead`), and [`reset_job`](Locks::reset_job) mends it |
-//! | the store comes back with an older copy, as after a failover that lost writes | each node remembers the latest tick of a job that it was told is over, and says so when it asks for unfinished ticks. The store takes it for over before anybody is granted it, and an event tells (`store_went_back`); a standby that asks for its tick before that node does may run it again, and so may anybody where no living node knows of it |
-//! | another service, or another expression, uses the job's name | both run, and a warning tells (`job_differs`) |
+//! | the winner and all standbys are gone, as when replicas are replaced one by one during a run | a later node finishes the tick: each node asks the store for unfinished ticks of its jobs, one second after a job is made and then once per lease (at least 5 s). The tick must not be older than a day, and no later tick may have begun |
+//! | a node's clock is ahead | the store says how early the tick is, and the node waits |
+//! | a node's clock is behind, or the node comes late | the tick is over, and the node runs nothing |
+//! | the job is still running when the next tick comes | that tick is skipped, and an event reports it; three in a row raise an alarm (`job_skips`) |
+//! | the scheduler does not fire a tick within a second | the node starts the tick itself (`engine_missed`) |
+//! | the job never reaches an `await` | its lease is renewed nevertheless; it cannot be cancelled, and a warning reports it (`job_blocks`) |
+//! | the job is removed from a node's scheduler | a run continues; standbys on that node stop, and the job's name is free |
+//! | the store knows a tick ahead of its clock | nothing runs, each node reports it (`mark_ahead`), and [`reset_job`](Locks::reset_job) repairs it |
+//! | the store is restored from an older copy, as after a failover that lost writes | each node remembers the latest tick of a job that is over, and reports it when it asks for unfinished ticks. From then on the store grants that tick to no node, and an event reports it (`store_went_back`). A standby that asks for its tick before that may run it again, and so may any node if no living node knows that the tick is over |
+//! | another service, or another expression, uses the job's name | both run, and a warning reports it (`job_differs`) |
 //! | the job fails or panics | the tick has ended, and the next one comes as usual |
-//! | the store is away | nobody runs until it is back; then each node pursues the newest tick that it has seen, which is run once |
-//! | the node drains | it claims nothing; what runs is cancelled after the timeout, and handed to a standby |
+//! | the store is unavailable | no node runs the job until the store is back; then each node claims the newest tick that it has seen, and that tick runs once |
+//! | the node drains | it claims nothing; a run is cancelled after the timeout, and handed to a standby |
 //!
-//! A run that lost its lease is told, and its future dropped. A job must bear being run again from its beginning, and
-//! should [fence](crate::Tick::fence) what it writes.
+//! A run that lost its lease is notified, and its future is dropped. A job must tolerate that it runs again from its
+//! beginning, and should [fence](crate::Tick::fence) its writes.
 //!
 //! # Which way to make a job
 //!
-//! Take the first of these that fits. A job's lock is of its own kind: `locks.mutex(name)` does not exclude it.
+//! Use the first of these that fits. A job's lock has its own kind: `locks.mutex(name)` does not exclude it.
 //!
 //! | | |
 //! |---|---|
 //! | [`locks.cron(name, expression)`](Locks::cron)`.run(work)` | for a new job. It knows its schedule from the beginning; `.timezone(zone)` also takes a text from a configuration |
-//! | [`locks.every(name, period)`](Locks::every)`.run(work)` | the same for a period |
-//! | `JobBuilder` with [`.leased(&locks, name, work)`](Leased::leased) | for a builder that is there already. Its zone is known, and asked at each tick; [`.leased_with(locks.job_builder(name), work)`](Leased::leased_with) takes policies, [`.leased_blocking`](Leased::leased_blocking) work that blocks its thread |
-//! | `Job::new_async(expression, locks.job(name, work)?)` | for a `Job::new_async` that is there already, one line. The expression is read in UTC, and known from the first fire on; [`locks.job_with`](Locks::job_with) sets its lease, `locks.job_builder(name)` its timeout and policies |
+//! | [`locks.every(name, period)`](Locks::every)`.run(work)` | for a new job with a period |
+//! | `JobBuilder` with [`.leased(&locks, name, work)`](Leased::leased) | for an existing builder. Its zone is known, and asked at each tick. [`.leased_with(locks.job_builder(name), work)`](Leased::leased_with) takes policies, and [`.leased_blocking`](Leased::leased_blocking) takes work that blocks its thread |
+//! | `Job::new_async(expression, locks.job(name, work)?)` | for an existing `Job::new_async`, with one line. The expression is read in UTC, and is known after the first fire. [`locks.job_with`](Locks::job_with) sets its lease, and `locks.job_builder(name)` its timeout and policies |
 //!
-//! tokio-cron-scheduler freezes the offset of a zone when the job is made, so a job of the last form with an offset is
-//! refused: with an error by [`add_job`](Locks::add_job), and with an event when it fires; a zone whose offset happens to be
-//! zero when the job is made cannot be told from UTC. Jobs of the other forms are fired by the scheduler an hour off for
-//! half of the year, which does nothing: this node's own clock starts each tick that was not fired within a second.
-//! [`add_job`](Locks::add_job) or [`attach`](Locks::attach) says which scheduler that is. A job of the last form learns its
-//! expression when it fires for the first time. Neither `add_job` nor `attach` can tell it sooner: the scheduler keeps
-//! expressions and closures by its own ids, and whose closure one is only a call of it would say, which may be a foreign job's.
-//! It costs this: in each process, up to that fire, no tick is made up for, whatever [`misfire`](LeasedJob::misfire) says, and
-//! none is started that the scheduler has not fired. What all replicas slept through, or lost as their first, is left until
-//! the next tick, which may be a day later. The other forms know it from the beginning.
+//! tokio-cron-scheduler freezes the offset of a zone when the job is made. So a job of the last form with an offset
+//! is refused: with an error by [`add_job`](Locks::add_job), and with an event when it fires. A zone whose offset is
+//! zero when the job is made cannot be distinguished from UTC. The scheduler fires jobs of the other forms an hour
+//! too early or too late for half of the year. That does nothing, because this node's own clock starts each tick that
+//! was not fired within a second. [`add_job`](Locks::add_job) or [`attach`](Locks::attach) names the scheduler for
+//! this.
+//!
+//! A job of the last form learns its expression when it fires for the first time. `add_job` and `attach` cannot know
+//! it sooner. The scheduler keeps expressions and closures by its own ids, and only a call of a closure would show to
+//! which id it belongs; that call might run a foreign job. So until the first fire, this process catches up no tick,
+//! whatever [`misfire`](LeasedJob::misfire) says, and starts no tick that the scheduler has not fired. A tick that
+//! all replicas missed, or that was their first, is left until the next tick, which may be a day later. The other
+//! forms know the expression from the beginning.
 //!
 //! # Changes of the clocks
 //!
-//! The rule is that of croner 4: a fixed time, as 02:30, comes at the first instant after a gap, and in the first pass of
-//! an overlap. Times with wildcards or steps, as each quarter of an hour, skip the gap and come in both passes. All nodes
-//! agree on the instants, whether they were started before the change or after it. When a job with a zone is made, an
-//! event (`job_odd_days`) tells the days of the next two years on which ticks come twice, not at all or at another time, and
-//! [`explain`] returns them.
+//! The rule is that of croner 4. A fixed time, such as 02:30, comes at the first instant after a gap, and in the
+//! first pass of an overlap. Times with wildcards or steps, such as each quarter of an hour, skip the gap and come in
+//! both passes. All nodes agree on the instants, whether they started before or after the change. When a job with a
+//! zone is made, an event (`job_odd_days`) reports the days of the next two years on which ticks come twice, not at
+//! all or at another time. [`explain`] returns these days.
 //!
 //! # Policies
 //!
-//! They hold for the whole cluster, whichever node fires. Set them alike on all nodes.
+//! The policies hold for the whole cluster, whichever node fires. Set them alike on all nodes.
 //!
 //! | | |
 //! |---|---|
-//! | [`overlap`](LeasedJob::overlap) | a tick that comes while an earlier one is run is skipped, or waits: [`Overlap`] |
-//! | [`misfire`](LeasedJob::misfire) | ticks that could not be begun when they were due are not made up for, or the newest is, or all are, in their order: [`Misfire`] |
-//! | [`on_crash`](LeasedJob::on_crash) | a tick whose run was cut short is run again, so often at most, or not: [`OnCrash`] |
-//! | [`retry`](LeasedJob::retry) | a run that failed is tried again under its lease, after pauses: [`Retry`] |
-//! | [`timeout`](LeasedJob::timeout) | each try may last so long: with [`retry`](LeasedJob::retry) a tick may take a timeout for each try, and the pauses |
-//! | [`run_blocking`](LeasedJob::run_blocking) | work that blocks its thread has one of its own, and the lease until that has ended |
+//! | [`overlap`](LeasedJob::overlap) | a tick that comes during an earlier one is skipped, or waits: [`Overlap`] |
+//! | [`misfire`](LeasedJob::misfire) | of the ticks that could not begin when they were due, none runs, or the newest, or all in order: [`Misfire`] |
+//! | [`on_crash`](LeasedJob::on_crash) | a tick whose run was cut short runs again, up to a number of attempts, or not: [`OnCrash`] |
+//! | [`retry`](LeasedJob::retry) | a run that failed is repeated under its lease, after pauses: [`Retry`] |
+//! | [`timeout`](LeasedJob::timeout) | limits each try: with [`retry`](LeasedJob::retry) a tick may take one timeout for each try, plus the pauses |
+//! | [`run_blocking`](LeasedJob::run_blocking) | work that blocks its thread gets a thread of its own, and keeps the lease until the thread has ended |
 //!
-//! | what happens | what becomes of it |
+//! | case | result |
 //! |---|---|
-//! | a tick comes while an earlier one is run, and is to be skipped | it is skipped, on every replica |
-//! | a tick comes while an earlier one is run, and is to wait | of those that come the latest is run after it, and the others are skipped |
-//! | ticks are missed and are to be skipped | none of them is run |
-//! | ticks are missed and the newest is to be run | it is run once, if it is young enough |
-//! | ticks are missed and all are to be run | they are run one after the other, from the oldest that is young enough, and not too many |
-//! | ticks are missed and clocks are off | how old a tick is the store's clock says, whichever node fires |
-//! | the owner dies again and again | the tick is begun so often at most |
-//! | the owner dies and its tick is not to be run again | it is over |
-//! | a job fails and is to be tried again | the same replica does so under the same lease, after pauses that double |
-//! | the owner dies between two tries | a standby runs the tick again, and tries as often |
-//! | a job lasts longer than its timeout | it is cancelled then, and its tick is over |
+//! | a tick comes during an earlier one, and the policy is to skip it | it is skipped, on every replica |
+//! | a tick comes during an earlier one, and the policy is to wait | the latest of these ticks runs after it, and the others are skipped |
+//! | ticks are missed, and the policy is to skip them | none of them runs |
+//! | ticks are missed, and the policy is to run the newest | it runs once, if it is not too old |
+//! | ticks are missed, and the policy is to run all | they run one after the other, from the oldest one within the limits of age and number |
+//! | ticks are missed, and clocks are wrong | the store's clock decides how old a tick is, whichever node fires |
+//! | the owner dies repeatedly | the tick begins at most as often as the limit says |
+//! | the owner dies, and the policy is not to run its tick again | the tick is over |
+//! | a job fails, and the policy is to retry | the same replica retries under the same lease, after pauses that double |
+//! | the owner dies between two tries | a standby runs the tick again, with as many tries |
+//! | a job lasts longer than its timeout | it is cancelled, and its tick is over |
 //!
-//! A run may leave a cursor for whoever runs its tick again: [`Tick::checkpoint`](crate::Tick::checkpoint).
+//! A run may save a cursor for the next run of its tick: [`Tick::checkpoint`](crate::Tick::checkpoint).
 //!
 //! # What is promised
 //!
 //! Under the [conditions](crate#guarantees) of every lease, for a job's name and a nominal tick:
 //!
-//! 1. At most one run is current at any moment, as the store judges it. A process that was stopped past its lease is told
-//!    so before it does anything else, and its future is dropped.
-//! 2. Every run has a fence that is larger than that of each run of the job before it.
-//! 3. A tick that ended, well or not, and of which the store was told, is never run again, however late, skewed or restarted
-//!    the node is that asks for it.
-//! 4. No tick is run before its time by the store's clock.
-//! 5. A tick that was begun is run to its end, again if need be (ten times at most, or as
-//!    [you say](LeasedJob::attempts)), as long as some node lives that has the job: by a standby within a lease, the margin
-//!    and a timer; by whoever comes later within a lease more (5 s at least), for a day, unless a later tick begins first,
-//!    which an event tells.
-//! 6. A tick that comes while an earlier one is run is not run, and an event says so. With [`Overlap::QueueOne`] the latest
-//!    of those that come meanwhile is run after it.
-//! 7. With [`Misfire::RunAll`] each tick that is not too old, or one of too many, is run to its end before the next begins, and
-//!    none is passed over, whichever nodes live.
-//! 8. A checkpoint is kept only if the run that leaves it owns its tick in that moment, as the store judges it, and is shown
-//!    to runs of that tick alone.
-//! 9. When a drain returns `Ok`, no run of this node goes on, and each that was cancelled was given back only after its
-//!    future had ended.
-//! 10. A tick that the scheduler of a node does not fire within a second is started by that node's own clock, if the job
-//!     knows its expression. This, too, is counted (`engine_missed`).
-//! 11. A store that came back with an older copy runs no tick again that a living node knows to be over, from the moment in
-//!     which that node asks next: once in a lease (5 s at least).
+//! 1. At most one run is current at any moment, as the store judges it. A process that was suspended past its lease
+//!    learns this before it does anything else, and the run's future is dropped.
+//! 2. Every run has a fence that is larger than the fence of each earlier run of the job.
+//! 3. If the store was told that a tick has ended, successfully or not, the tick never runs again, however late,
+//!    skewed or restarted the node is that asks for it.
+//! 4. No tick runs before its time by the store's clock.
+//! 5. A tick that began runs to its end as long as a node with the job lives. If necessary it runs again, ten times
+//!    at most, or as [`attempts`](LeasedJob::attempts) says. A standby takes over within a lease, the margin and a
+//!    timer. A later node takes over within one more lease (at least 5 s), for a day, unless a later tick begins
+//!    first; an event reports that.
+//! 6. A tick that comes during an earlier one does not run, and an event reports it. With [`Overlap::QueueOne`], the
+//!    latest of the ticks that come meanwhile runs after it.
+//! 7. With [`Misfire::RunAll`], each tick within the limits of age and number runs to its end before the next begins.
+//!    No such tick is passed over, whichever nodes live.
+//! 8. A checkpoint is saved only if its run owns the tick at that moment, as the store judges it. Only runs of that
+//!    tick see it.
+//! 9. When a drain returns `Ok`, no run of this node continues. Each cancelled run was released only after its future
+//!    had ended.
+//! 10. If a node's scheduler does not fire a tick within a second, the node's own clock starts the tick, if the job
+//!     knows its expression. This is counted (`engine_missed`).
+//! 11. A store that was restored from an older copy runs no tick again that a living node knows to be over, from the
+//!     next query of that node on: once per lease (at least 5 s).
 //!
-//! What is not promised: that a run whose lease was lost has stopped everything that it began elsewhere (hence the fence);
-//! that a tick which nobody could claim while the store was away is made up for, but for the newest; anything else about a
-//! store that lost what it had acknowledged.
+//! Three things are not promised. A run whose lease was lost may not have stopped everything that it began elsewhere,
+//! hence the fence. Of the ticks that no node could claim while the store was unavailable, only the newest is caught
+//! up. And nothing else holds for a store that lost writes that it had acknowledged.
 //!
 //! # Your own tests
 //!
-//! With the feature `testing`, `testing::Simulation` runs your jobs through a week in milliseconds: several replicas on one
-//! store, clocks that are off, crashes, changes of clocks, a store that goes away or back; and `testing::fire_tick` runs a
-//! job once. `tests/it/event_table.rs` has the tables above in that form, a test for each row.
+//! With the feature `testing`, `testing::Simulation` runs your jobs through a week in milliseconds: several replicas
+//! on one store, wrong clocks, crashes, changes of clocks, and a store that becomes unavailable or is restored from
+//! an older copy. `testing::fire_tick` runs a job once. `tests/it/event_table.rs` has a test for each row of the
+//! tables above.
 //!
 //! # Outcomes
 //!
-//! How a tick ended for a node, as the event `tick` and the metric `tenure_ticks_total` call it:
+//! The outcome of a tick on a node, in the event `tick` and the metric `tenure_ticks_total`:
 //!
 //! | outcome | |
 //! |---|---|
-//! | `done` | run here, to its end |
-//! | `failed`, `panicked` | run here, and it said so, or panicked, when it was dropped included. It is not run again |
-//! | `timed_out` | run here for longer than its [`timeout`](LeasedJob::timeout), and cancelled. It is not run again |
-//! | `given_up` | begun [as often as it may](LeasedJob::attempts) and never ended, so it is not run again |
-//! | `elsewhere` | another node ran it, or this one does already |
-//! | `skipped` | an earlier tick was still running, here or elsewhere, so this one is never run; with [`Overlap::QueueOne`], it waited, and a later one took its place |
-//! | `missed` | no node ran it: the store could not be reached before the next tick came, or until this one was too old ([`Misfire`]). It is told as a warning, after the store was asked again |
-//! | `drained` | this node drains. What it ran was cancelled for another node to take over |
+//! | `done` | ran here, to its end |
+//! | `failed`, `panicked` | ran here, and returned an error, or panicked, even while it was dropped. It does not run again |
+//! | `timed_out` | ran here for longer than its [`timeout`](LeasedJob::timeout), and was cancelled. It does not run again |
+//! | `given_up` | reached its number of [attempts](LeasedJob::attempts) and never ended, so it does not run again |
+//! | `elsewhere` | another node ran it, or this one already runs it |
+//! | `skipped` | an earlier tick was still running, here or elsewhere, so this one never runs. Or, with [`Overlap::QueueOne`], it waited, and a later tick replaced it |
+//! | `missed` | no node ran it: the store was unavailable until the next tick came, or until this one was too old ([`Misfire`]). A warning reports it, after the store was asked again |
+//! | `drained` | this node drains. Its run was cancelled so that another node takes over |
 //! | `removed` | the job was removed from this process while another node ran the tick |
-//! | `refused` | the job cannot be run as it is; an event says why |
+//! | `refused` | the job cannot run as it is; an event says why |
 //!
 //! # What tokio-cron-scheduler does
 //!
-//! Version 0.15.1, and what a leased job makes of it:
+//! How version 0.15.1 behaves, and what a leased job does about it:
 //!
-//! | it | |
+//! | tokio-cron-scheduler | a leased job |
 //! |---|---|
-//! | looks every 500 ms, at a phase of its own in each process | which replica comes first or last makes no difference |
+//! | polls every 500 ms, at a different phase in each process | the order of the replicas makes no difference |
 //! | tells a job no nominal time | [`Tick::nominal`](crate::Tick::nominal) |
 //! | starts the next run beside one that has not ended | that tick is skipped |
-//! | fires once, late, for all the ticks that a stopped process slept through | the newest is run, unless another replica has done so |
-//! | fires again and again when its own storage cannot be written, and after a restart with an older clock | the tick is over |
-//! | never runs a job again whose closure panicked | jobs are called elsewhere, and a panic ends its tick |
-//! | loses what fires when more than 256 jobs do so at once on a current-thread runtime | another replica runs those; none loses any with [`JobScheduler::new_with_channel_size`] of twice the number of jobs |
-//! | fires up to 500 ms after its `shutdown` | [`drain`](Locks::drain) first, and it fires in vain |
-//! | makes the first tick of a [`JobBuilder`](tokio_cron_scheduler::JobBuilder) with both a day of the month and a day of the week where one matches, all others where both do | it is the tick before, by the rule of all others, and over if it was run: make such jobs with `Job::new_async` |
-//! | freezes the offset of a zone | a job that knows its zone is started by this node's own clock; any other with an offset is refused |
-//! | stops repeated jobs for good after a delay | they are refused; [`Locks::every`] takes their place |
-//! | sleeps until a time that its clock no longer shows, when that was ahead and is set right | this node's own clock starts the ticks meanwhile |
-//! | keeps a closure for as long as one of its runs goes on, also when the job was removed | the job's standby ends and its name is free, as soon as the scheduler has told us |
-//! | fires the jobs of other processes that share its storage, in vain, and these do not | refused by [`add_job`](Locks::add_job), and told in an event |
+//! | fires once, late, for all ticks that a suspended process missed | the newest runs, unless another replica ran it |
+//! | fires repeatedly if its own storage cannot be written, and after a restart with an older clock | the tick is over |
+//! | never runs a job again after a panic of its closure | jobs are called outside the closure, and a panic ends only its tick |
+//! | loses fires if more than 256 jobs fire at once on a current-thread runtime | another replica runs those ticks. To lose none, use [`JobScheduler::new_with_channel_size`] with twice the number of jobs |
+//! | fires up to 500 ms after its `shutdown` | after [`drain`](Locks::drain), such a fire does nothing |
+//! | computes the first tick of a [`JobBuilder`](tokio_cron_scheduler::JobBuilder) with a day of the month and a day of the week as a day that matches one of them, and all other ticks as days that match both | the first fire counts as the tick before it, by the rule of the others, and is over if that tick ran. Make such jobs with `Job::new_async` |
+//! | freezes the offset of a zone | this node's own clock starts a job that knows its zone; any other job with an offset is refused |
+//! | stops repeated jobs for good after a delay | they are refused; [`Locks::every`] replaces them |
+//! | sleeps until a time that its clock no longer shows, if the clock was ahead and is corrected | this node's own clock starts the ticks meanwhile |
+//! | keeps a closure as long as one of its runs continues, even if the job was removed | the job's standby ends and its name is free, as soon as the scheduler reports the removal |
+//! | fires jobs of other processes that share its storage, without their code, so that those processes do not fire them | refused by [`add_job`](Locks::add_job), and reported by an event |
 
 use std::time::Duration;
 
@@ -188,7 +193,7 @@ use crate::key::Key;
 use crate::locks::Locks;
 use crate::primitives::tick::ask_about_job;
 use crate::protocol::message::Call;
-use crate::scheduler::job::JobFuture;
+use crate::scheduler::engine::JobFuture;
 
 pub use crate::scheduler::error::{JobError, StillRunning};
 pub use crate::scheduler::explain::{OddDay, Oddity, explain};
@@ -199,33 +204,35 @@ pub use crate::scheduler::zone::IntoZone;
 
 mod audit;
 mod catch_up;
+mod engine;
 mod error;
 mod explain;
-mod gate;
-mod job;
-mod lookout;
+mod job_status;
 pub mod policy;
+mod registration;
 mod run;
 mod schedule;
+mod scheduled_job;
 mod setup;
 pub mod tick;
+mod tick_runner;
 mod work;
 mod zone;
 
-/// What a cancelled job has to come to an await and be given back, however short the timeout of a drain.
+/// The least time that a drain gives cancelled jobs, however short its timeout is.
 const GRACE: Duration = Duration::from_secs(1);
 
 impl Locks {
-    /// Makes of `work` what [`Job::new_async`](tokio_cron_scheduler::Job::new_async) takes: it is called on the node
-    /// that wins the tick, and nowhere else. The name is the job's identity in the store; all replicas use the same. The
-    /// lease lasts 30 s ([`DEFAULT_LEASE`]), whatever the [`Builder`](crate::Builder::lease) says, and is renewed while
-    /// the job runs.
+    /// Returns `work` in the form that [`Job::new_async`](tokio_cron_scheduler::Job::new_async) takes. It runs on the
+    /// node that wins the tick, and on no other. The name identifies the job in the store; all replicas use the same
+    /// name. The lease lasts 30 s ([`DEFAULT_LEASE`]), whatever the [`Builder`](crate::Builder::lease) says, and is
+    /// renewed while the job runs.
     ///
-    /// The job learns its expression when it is fired for the first time, and until then makes up for no tick that was missed:
-    /// see [`run`](LeasedJob::<Unscheduled>::run). [`cron`](Self::cron) knows it from the beginning.
+    /// The job learns its expression when it fires for the first time. Until then it catches up no missed tick: see
+    /// [`run`](LeasedJob::<Unscheduled>::run). [`cron`](Self::cron) knows the expression from the beginning.
     ///
     /// # Errors
-    /// [`JobError`] when the name is taken in this process or unfit.
+    /// [`JobError`] if the name is taken in this process or invalid.
     pub fn job(
         &self,
         name: impl Into<Key>,
@@ -234,10 +241,11 @@ impl Locks {
         self.job_with(name, DEFAULT_LEASE, work)
     }
 
-    /// The same with a lease of its own. A shorter one lets a standby take over sooner when the winner dies.
+    /// Like [`job`](Self::job), with a lease of its own. With a shorter lease, a standby takes over sooner when the
+    /// winner dies.
     ///
     /// # Errors
-    /// As [`job`](Self::job), and when the lease makes no sense.
+    /// The errors of [`job`](Self::job), and an error if the lease is out of range.
     pub fn job_with(
         &self,
         name: impl Into<Key>,
@@ -247,36 +255,36 @@ impl Locks {
         self.job_builder(name).lease(lease).run(work)
     }
 
-    /// Says which scheduler fires the jobs of this node, before it has fired one: from then on a tick of a job that knows its
-    /// schedule is started by this node's own clock if the scheduler has not fired it within a second. A scheduler that takes
-    /// the place of another is attached in its turn. [`add_job`](Self::add_job) does the same.
+    /// Sets the scheduler that fires the jobs of this node, before it has fired one. From then on, this node's own
+    /// clock starts each tick that the scheduler has not fired within a second, if the job knows its schedule. If
+    /// another scheduler replaces it, attach that one too. [`add_job`](Self::add_job) does the same.
     pub async fn attach(&self, scheduler: &JobScheduler) {
-        let ended = job::ended_flag(scheduler).await;
+        let ended = engine::ended_flag(scheduler).await;
         *lock(&self.handle().jobs().engine) = Some(ended);
     }
 
-    /// Adds a leased job to its scheduler, and refuses what could not be leased when it fires: a job with another offset
-    /// than UTC's or without an expression, and a scheduler whose storage other processes use as well, since of those only
-    /// one fires what all have. It cannot see whether a job is leased at all before that fires: one that neither
-    /// [`job`](Self::job) nor a builder of this `Locks` made is added as it is, and runs on every node.
+    /// Adds a leased job to its scheduler. Refuses a job that could not be leased when it fires: one with an offset
+    /// from UTC, or without an expression. Also refuses a scheduler whose storage other processes use, because only
+    /// one of them would fire each job. Before a job fires, this method cannot see whether it is leased. A job that
+    /// neither [`job`](Self::job) nor a builder of this `Locks` made is added unchanged, and runs on every node.
     ///
     /// # Errors
-    /// [`JobError::Unfit`], [`JobError::SharedStorage`], and what the scheduler says.
+    /// [`JobError::Unfit`], [`JobError::SharedStorage`], and the errors of the scheduler.
     pub async fn add_job(&self, scheduler: &JobScheduler, mut job: Job) -> Result<Uuid, JobError> {
         if !self.handle().jobs().has_schedule(job.guid()) {
-            job::unfit(&mut job).map_err(|why| JobError::Unfit { name: None, why })?;
+            engine::unfit(&mut job).map_err(|why| JobError::Unfit { name: None, why })?;
         }
         self.attach(scheduler).await;
-        job::add(scheduler, job).await
+        engine::add(scheduler, job).await
     }
 
-    /// Brings a job back whose mark lies ahead of the store's clock, because that was wrong once: from now on its ticks are
-    /// run again, and those up to now are over. Says whether that was so. Until it is done each node says so in an event,
-    /// `mark_ahead`, and runs nothing. A tick that is running meanwhile, and that the clock has yet to come to, is run once more
-    /// when it does.
+    /// Repairs a job whose mark is ahead of the store's clock, because that clock was wrong once. From now on its
+    /// ticks run again, and ticks up to now are over. Returns whether the mark was ahead. Until then, each node
+    /// reports `mark_ahead` and runs nothing. If a tick ahead of the clock is running now, it runs once more when the
+    /// clock reaches it.
     ///
     /// # Errors
-    /// What keeps the store from doing it.
+    /// The errors of the store.
     pub async fn reset_job(&self, name: impl Into<Key>) -> Result<bool, Error> {
         let name = name.into();
         let report = ask_about_job(self.handle(), &name, DEFAULT_LEASE, Call::Reset).await?;
@@ -284,19 +292,19 @@ impl Locks {
         Ok(report.ahead_ms > 0)
     }
 
-    /// Ends the jobs of this node, within `timeout` (or a second, if that is longer): claims no tick from now on, waits for
-    /// what runs, cancels what still does in the last second of it, or in the last third if that is shorter, and gives
-    /// each tick back when its job's future has ended.
+    /// Ends the jobs of this node within `timeout`, or within one second if that is longer. It claims no further
+    /// tick, and waits for runs. In the last second, or in the last third if that is shorter, it cancels the
+    /// remaining runs. It releases each tick when its job's future has ended.
     ///
-    /// Call it when the process is told to end, beside what else ends then, such as a server that lets its requests finish:
-    /// behind it, the jobs would begin tick after tick for as long as one request goes on. And before the scheduler's own
-    /// shutdown, after which that may fire once more.
+    /// Call it when the process is told to end, at the same time as other shutdowns, such as that of a server that
+    /// finishes its requests. If it runs after them, the jobs begin further ticks as long as one request continues.
+    /// Call it before the scheduler's own shutdown, because the scheduler may fire once more after that.
     ///
     /// # Errors
-    /// [`StillRunning`] when a cancelled job has not come to an await in time. It keeps its lease.
+    /// [`StillRunning`] if a cancelled job has not reached an `await` in time. The job keeps its lease.
     ///
     /// # Panics
-    /// Outside of a tokio runtime with time enabled.
+    /// Panics outside of a tokio runtime with time enabled.
     pub async fn drain(&self, timeout: Duration) -> Result<(), StillRunning> {
         let jobs = self.handle().jobs().clone();
         jobs.closing.cancel();

@@ -1,4 +1,4 @@
-//! How a job is run, how a tick can end, and what a job's output says of it.
+//! The settings of a job, the outcomes of a tick, and the output of a job.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,70 +7,75 @@ use backon::{BackoffBuilder, ExponentialBuilder};
 
 use crate::observe::Ran;
 
-/// The lease of a job that says nothing of it. Renewed while the job runs, so it is not a limit on its length.
+/// The lease of a job by default. It is renewed while the job runs, so it does not limit the job's length.
 pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
-/// How old a tick may be that is finished by somebody who came later.
-const FINISH_WITHIN: Duration = Duration::from_secs(24 * 3600);
+/// The maximum age, by default, of an unfinished tick that a later node finishes.
+const DEFAULT_FINISH_WITHIN: Duration = Duration::from_secs(24 * 3600);
 
-/// How often a tick is begun at most, so that a job that kills its process does not kill each that comes after it.
-const ATTEMPTS: u32 = 10;
+/// The maximum number of attempts of a tick by default. It stops a job that kills its process from killing each node
+/// in turn.
+const DEFAULT_ATTEMPTS: u32 = 10;
 
-/// A tick that begins so late was not begun in time, however short its lease.
-const PUNCTUAL: Duration = Duration::from_secs(5);
+/// The lower bound for the maximum age of a tick that begins, however short the lease is.
+const MIN_TICK_AGE_LIMIT: Duration = Duration::from_secs(5);
 
-/// What becomes of a tick that comes while an earlier one of the job is run, on whatever node.
+/// What happens to a tick that comes while any node runs an earlier tick of the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Overlap {
-    /// It is skipped, and an event says so.
+    /// The tick is skipped, and an event reports it.
     #[default]
     Skip,
-    /// It waits until that one has ended. Of several that wait the latest is run, and the others are skipped.
+    /// The tick waits until the earlier one has ended. If several ticks wait, the latest one runs, and the others are
+    /// skipped.
     ///
-    /// Should the node die that runs the earlier one, that ends by its lease, the one that waits is run, and the earlier one
-    /// is never run again. No event says so: `tick_overtaken` is told only of a tick that had not waited.
+    /// If the node that runs the earlier tick dies, the earlier tick ends with its lease. The waiting tick then runs,
+    /// and the earlier one never runs again. No event reports this: `tick_overtaken` is sent only for a later tick
+    /// that had not waited.
     QueueOne,
 }
 
-/// What becomes of ticks that could not be begun when they were due: the store was away, or no node had the job. How old a tick
-/// is the store's clock says, which each node hears of once in a lease (5 s at least).
+/// What happens to ticks that could not begin when they were due, because the store was unavailable or no node had
+/// the job. The store's clock decides how old a tick is. Each node learns it once per lease, or every 5 s if that is
+/// longer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Misfire {
-    /// They are not made up for. A tick may be begun for one lease, or for five seconds if that is longer.
+    /// The ticks are not caught up. A tick may begin within one lease, or within 5 s if that is longer.
     Skip,
-    /// The newest of them is run, if it is not older than this.
+    /// The newest tick runs, if it is not older than this.
     RunOnce {
-        /// So old at most; five seconds at least.
+        /// The maximum age; at least 5 s.
         within: Duration,
     },
-    /// All of them are run, one after the other, from the oldest that is not older than this and not one of more than so many.
-    /// The job's ticks never overlap, and none is skipped: one that comes while an earlier one is run comes after it, and a
-    /// tick whose run was cut short is run again before the next.
+    /// All ticks run one after the other, from the oldest one within the limits of age and number. The job's ticks
+    /// never overlap, and none is skipped. A tick that comes during an earlier one runs after it. A tick whose run
+    /// was cut short runs again before the next.
     RunAll {
-        /// So old at most; five seconds at least.
+        /// The maximum age; at least 5 s.
         within: Duration,
-        /// So many at most: the newest; one at least. And the one that a node was after already when the store went away.
+        /// The maximum number of ticks; at least one. The newest ticks are kept. A tick that a node already claimed
+        /// when the store became unavailable is not counted.
         at_most: u32,
     },
 }
 
-/// What becomes of a tick whose run did not end: its node died, lost its lease, or drained.
+/// What happens to a tick whose run did not end, because its node died, lost its lease, or drained.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OnCrash {
-    /// Somebody else runs it again from the beginning, or from its [checkpoint](crate::Tick::resume).
+    /// Another node runs it again from the beginning, or from its [checkpoint](crate::Tick::resume).
     Rerun {
-        /// It is begun so often in all; at least once.
+        /// The maximum number of attempts in all; at least one.
         max: u32,
     },
-    /// It is over: it may be that it was run in part, and it is never run twice.
+    /// The tick is over. It may have been done in part, and it never runs twice.
     Skip,
 }
 
-/// How often a job that failed, panicked or ran out of time is run again at once, under the same lease and as the same attempt,
-/// and after which pauses: each twice as long as the one before, and up to twice that by chance.
+/// How often a job that failed, panicked or timed out runs again at once, under the same lease and as the same
+/// attempt. The pauses double, and a random time of up to one pause is added to each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
     times: u32,
@@ -79,7 +84,7 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// So often; the pauses are 1 s at first and 1 min at most.
+    /// Returns a policy with this number of retries. The first pause is 1 s, and the longest is 1 min.
     pub fn times(times: u32) -> Self {
         Retry {
             times,
@@ -88,18 +93,18 @@ impl Retry {
         }
     }
 
-    /// The pauses: the first one, and the longest.
+    /// Sets the first pause and the longest pause.
     pub fn pauses(mut self, first: Duration, longest: Duration) -> Self {
         (self.first, self.longest) = (first, longest.max(first));
         self
     }
 
-    /// How often a job is tried at most.
+    /// Returns the maximum number of tries.
     pub(crate) fn tries(self) -> u32 {
         self.times.saturating_add(1)
     }
 
-    pub(crate) fn build(self) -> impl Iterator<Item = Duration> + Send {
+    pub(crate) fn pauses_between_tries(self) -> impl Iterator<Item = Duration> + Send {
         let builder = ExponentialBuilder::new()
             .with_min_delay(self.first)
             .with_max_delay(self.longest)
@@ -109,30 +114,31 @@ impl Retry {
     }
 }
 
-/// How a job is run.
+/// The settings of a job.
 #[derive(Debug, Clone)]
-pub(crate) struct Settings {
+pub(crate) struct JobSettings {
     pub(crate) lease: Duration,
-    /// A tick that was begun is finished by whoever comes later, if it is not older than that.
+    /// The maximum age of an unfinished tick that a later node finishes.
     pub(crate) finish_within: Duration,
-    /// So often a tick is begun at most.
+    /// The maximum number of attempts of a tick.
     pub(crate) attempts: u32,
-    /// So long one run may last.
+    /// The maximum length of one try.
     pub(crate) timeout: Option<Duration>,
     pub(crate) overlap: Overlap,
-    /// `None`: the newest that this node saw come is run, however late; of what came before there was a node nothing is.
+    /// If `None`, the newest tick that this node saw runs, however late. Ticks before the first node are not caught
+    /// up.
     pub(crate) misfire: Option<Misfire>,
     pub(crate) retry: Retry,
-    /// It runs on a thread of its own, and cannot be cancelled.
+    /// Whether the job blocks a thread of its own, and so cannot be cancelled.
     pub(crate) blocks: bool,
 }
 
-impl Default for Settings {
+impl Default for JobSettings {
     fn default() -> Self {
-        Settings {
+        JobSettings {
             lease: DEFAULT_LEASE,
-            finish_within: FINISH_WITHIN,
-            attempts: ATTEMPTS,
+            finish_within: DEFAULT_FINISH_WITHIN,
+            attempts: DEFAULT_ATTEMPTS,
             timeout: None,
             overlap: Overlap::default(),
             misfire: None,
@@ -142,49 +148,51 @@ impl Default for Settings {
     }
 }
 
-impl Settings {
-    /// How old a tick may be that is begun.
+impl JobSettings {
+    /// Returns the maximum age of a tick that begins.
     pub(crate) fn oldest(&self) -> Option<Duration> {
         match self.misfire? {
-            Misfire::Skip => Some(self.lease.max(PUNCTUAL)),
-            // However little is wanted, no tick begins at its very moment.
-            Misfire::RunOnce { within } | Misfire::RunAll { within, .. } => Some(within.max(PUNCTUAL)),
+            Misfire::Skip => Some(self.lease.max(MIN_TICK_AGE_LIMIT)),
+            // No tick begins at its exact time, so the limit has a lower bound.
+            Misfire::RunOnce { within } | Misfire::RunAll { within, .. } => {
+                Some(within.max(MIN_TICK_AGE_LIMIT))
+            }
         }
     }
 
-    /// No tick is passed over.
+    /// Returns whether all ticks run and none is passed over.
     pub(crate) fn runs_all(&self) -> bool {
         matches!(self.misfire, Some(Misfire::RunAll { .. }))
     }
 }
 
-/// What became of a tick on this node. Users see its word, in events and metrics.
+/// The outcome of a tick on this node. Events and metrics show its word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub(crate) enum TickOutcome {
-    /// Run here, to its end.
+    /// It ran here to its end.
     Done,
-    /// Run here, and it said that it failed. It is not run again.
+    /// It ran here and returned an error. It does not run again.
     Failed,
-    /// Run here, and it panicked. It is not run again.
+    /// It ran here and panicked. It does not run again.
     Panicked,
-    /// Run here for longer than it may, and cancelled. It is not run again.
+    /// It ran here for longer than its timeout, and was cancelled. It does not run again.
     TimedOut,
-    /// Begun as often as it may, and never ended: it is not run again.
+    /// It reached its number of attempts and never ended. It does not run again.
     GivenUp,
-    /// Another node ran it, or this one does already; or a later one was begun first.
+    /// Another node ran it, or this node already runs it, or a later tick began first.
     Elsewhere,
-    /// An earlier tick was still running, here or elsewhere, so this one is never run; or it waited for that, and a later one
-    /// took its place.
+    /// An earlier tick was still running, here or elsewhere, so this one never runs. Or it waited, and a later tick
+    /// replaced it.
     Skipped,
-    /// No node ran it: the store could not be reached before the next tick came, or until it was too old. Told after the
-    /// store was asked again.
+    /// No node ran it: the store was unavailable until the next tick came, or until the tick was too old. It is
+    /// reported after the store was asked again.
     Missed,
-    /// This node drains: it pursues nothing, and what it ran was cancelled for another node to take over.
+    /// This node drains. It claims nothing, and its run was cancelled so that another node takes over.
     Drained,
-    /// The job was removed from this node's scheduler while another node ran the tick, or it was early.
+    /// The job was removed from this node's scheduler while another node ran the tick, or while the tick was early.
     Removed,
-    /// The job cannot be run as it is; an event says why.
+    /// The job cannot run as it is; an event says why.
     Refused,
 }
 
@@ -194,20 +202,20 @@ impl TickOutcome {
     }
 }
 
-/// How a run came to its end.
+/// How a run ended.
 #[derive(Debug)]
 pub(crate) enum Ended {
-    /// By itself: with what went wrong, if something did.
+    /// It returned, with the text of its error if it failed.
     Itself(Option<String>),
     Panicked,
     LeaseLost,
-    /// It was cancelled for another node to take over.
+    /// It was cancelled so that another node takes over.
     Drained,
-    /// It was cancelled, as its time was over.
+    /// It was cancelled because its time was over.
     TimedOut,
 }
 
-/// What became of a tick on this node, and of its run, if it was run here.
+/// The outcome of a tick on this node, and of its run if it ran here.
 #[derive(Debug)]
 pub(crate) struct Run {
     pub(crate) outcome: TickOutcome,
@@ -215,15 +223,15 @@ pub(crate) struct Run {
 }
 
 impl Run {
-    /// The tick was not run here.
+    /// Returns the outcome of a tick that did not run here.
     pub(crate) fn not_here(outcome: TickOutcome) -> Run {
         Run { outcome, ran: None }
     }
 }
 
-/// What a job may return: nothing, or a result whose error is told in an event.
+/// A value that a job may return: nothing, or a result. An event reports its error.
 pub trait JobOutput {
-    /// What went wrong, in the job's words.
+    /// Returns the job's error text, if the job failed.
     fn failure(self) -> Option<String>;
 }
 
@@ -233,7 +241,8 @@ impl JobOutput for () {
     }
 }
 
-/// With `{:#}`, so that an error that keeps its causes, as `anyhow` and `eyre` make them, tells them all.
+/// The text is formatted with `{:#}`, so that an error with causes, such as those of `anyhow` and `eyre`, shows all
+/// of them.
 impl<T, E: fmt::Display> JobOutput for Result<T, E> {
     fn failure(self) -> Option<String> {
         self.err().map(|error| format!("{error:#}"))

@@ -1,4 +1,4 @@
-//! One run of a tick: from its lease to what the store is told of its end.
+//! One run of a tick: from its lease to the report of its end.
 
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,31 +14,40 @@ use crate::driver::waiter::lock;
 use crate::observe::{self, FailedTry, Ran};
 use crate::primitives::guard::Guard;
 use crate::protocol::message::TickTime;
-use crate::scheduler::gate::{Gate, How, Step};
 use crate::scheduler::policy::{Ended, JobOutput, Run, TickOutcome};
 use crate::scheduler::tick::Tick;
+use crate::scheduler::tick_runner::{OngoingPoll, TickAttempt, TickRunner};
 use crate::scheduler::work::Work;
 
-/// A run that a drain can cancel.
-struct Running<'a>(&'a Jobs, u64);
+/// A run that a drain can cancel. Dropping it removes the run from the node's list.
+struct RunEntry<'a>(&'a Jobs, u64);
 
-impl Drop for Running<'_> {
+impl Drop for RunEntry<'_> {
     fn drop(&mut self) {
         lock(&self.0.running).remove(&self.1);
     }
 }
 
-impl Gate {
-    /// Runs a tick whose lease this node has. `None` when the lease was lost: this node stands by for the next winner.
-    pub(super) async fn run(&self, guard: Guard, mark: TickTime, how: How, work: &impl Work) -> Option<Run> {
+impl TickRunner {
+    /// Runs a tick whose lease this node has. Returns `None` if the lease was lost: this node then stands by for the
+    /// next winner.
+    pub(super) async fn run(
+        &self,
+        guard: Guard,
+        mark: TickTime,
+        tick_attempt: TickAttempt,
+        work: &impl Work,
+    ) -> Option<Run> {
         let (began, fence) = (Since::now(), guard.fence().get());
         let holding = guard.held().holding();
         let attempt = holding.map_or(0, |holding| holding.attempt);
         let outcome = if attempt > self.settings.attempts {
             observe::tick_given_up(self.label(), &self.name, mark, self.settings.attempts);
             TickOutcome::GivenUp
-        } else if (attempt == 1 || self.settings.runs_all()) && self.is_too_old(mark, how.since) {
-            // It was granted too late, or begun by nodes that are no more long ago. What was begun in time is run to its end.
+        } else if (attempt == 1 || self.settings.runs_all()) && self.is_too_old(mark, tick_attempt.due_since)
+        {
+            // The tick was granted too late, or its nodes were gone for too long. A tick that began in time runs to
+            // its end.
             TickOutcome::Missed
         } else {
             if let Some(overtaken) = holding.and_then(|holding| holding.overtook) {
@@ -49,12 +58,12 @@ impl Gate {
                 term: self.settings.lease,
                 mark,
                 attempt,
-                is_catch_up: how.is_catch_up || self.was_kept_waiting(mark),
+                is_catch_up: tick_attempt.is_catch_up || self.was_kept_waiting(mark),
                 retry: 0,
                 saves: Arc::default(),
                 end: RunEnd::new(guard.lost_token()),
             };
-            // After a loss the node that has the lease now runs the tick, whatever became of it here.
+            // After a loss, the next node with the lease runs the tick, whatever happened here.
             self.run_and_retry(&guard, tick, work).await?
         };
         self.finish(guard, mark, outcome).await;
@@ -63,7 +72,7 @@ impl Gate {
         Some(Run { outcome, ran })
     }
 
-    /// Tells the store that the tick is over; or, when the node drains, that another node may run it.
+    /// Tells the store that the tick is over. If the node drains, releases the tick for another node.
     async fn finish(&self, guard: Guard, mark: TickTime, outcome: TickOutcome) {
         let lease = guard.lease();
         let ended = match outcome {
@@ -72,17 +81,17 @@ impl Gate {
         };
         match ended {
             Ok(()) if outcome == TickOutcome::Drained => {}
-            // What the job has left behind may have a guard of its own: then the store is told with that one.
+            // A task that the job left behind may have its own guard. The store is told when that guard ends.
             Ok(()) if lease.held.over().is_none() => {}
             Ok(()) => self.note_over(mark),
-            // What was run was run; but the store may not know, and have it run again.
+            // The job ran, but the store may not know it, and may have it run again.
             Err(error) => observe::tick_untold(self.label(), &self.name, mark, &error),
         }
     }
 
-    /// Runs the job until it goes well, or has failed as often as it may. `None` when the lease was lost.
+    /// Runs the job until it succeeds or its retries are used up. Returns `None` if the lease was lost.
     async fn run_and_retry(&self, guard: &Guard, mut tick: Tick, work: &impl Work) -> Option<TickOutcome> {
-        let mut pauses = self.settings.retry.build();
+        let mut pauses = self.settings.retry.pauses_between_tries();
         loop {
             let again = pauses.next();
             let outcome = self.try_once(guard, tick.clone(), again, work).await?;
@@ -103,7 +112,7 @@ impl Gate {
         }
     }
 
-    /// Runs the job once. `again`: the pause before the next try, if there is one.
+    /// Runs the job once. `again` is the pause before the next try, or `None` for the last try.
     async fn try_once(
         &self,
         guard: &Guard,
@@ -117,41 +126,42 @@ impl Gate {
             of: self.settings.retry.tries(),
             again,
         };
-        // Also when this very future is dropped.
+        // The token is cancelled even if this future is dropped.
         let _cancel = end.token().clone().drop_guard();
         let fence = guard.fence().get();
         lock(&self.jobs.running).insert(fence, end.clone());
-        let _running = Running(&self.jobs, fence);
+        let _running = RunEntry(&self.jobs, fence);
         if self.jobs.cancelling.is_cancelled() {
-            // It was won in that very moment.
+            // The tick was won while the drain began.
             end.drain();
         }
         observe::tick_starts(self.label(), &self.name, mark, tick.attempt);
-        // The job is called inside, so that a panic before its first await is caught as one after it, and so is one of the
-        // error that it returns.
+        // The job is called inside the future. So a panic before its first `await` is caught, and so is a panic while
+        // its error is formatted.
         let mut job = Box::pin(async { work(tick).await.failure() });
-        let ended = self.run_to_its_end((guard, mark), &end, job.as_mut()).await;
+        let ended = self.run_to_end((guard, mark), &end, job.as_mut()).await;
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(job)));
-        // From here on the job's future is gone: only now may somebody else begin.
+        // The job's future is gone now. Only now may another holder begin.
         self.outcome(mark, failed, ended, dropped.is_err())
     }
 
-    /// What a run came to, whose future is gone by now. `None` when its lease was lost.
+    /// Returns the outcome of a run whose future is gone, or `None` if its lease was lost.
     fn outcome(&self, mark: TickTime, of: FailedTry, ended: Ended, panicked: bool) -> Option<TickOutcome> {
         let is_timeout = matches!(ended, Ended::TimedOut);
         let failed = |why: &str| observe::tick_failed(self.label(), &self.name, mark, why, of, is_timeout);
         if panicked {
-            failed("it panicked when it was cancelled");
+            failed("the job panicked while it was cancelled");
         }
         let (outcome, why) = match ended {
             Ended::Itself(None) => (TickOutcome::Done, None),
             Ended::Itself(Some(text)) => (TickOutcome::Failed, Some(text)),
-            Ended::Panicked => (TickOutcome::Panicked, Some("it panicked".to_owned())),
+            Ended::Panicked => (TickOutcome::Panicked, Some("the job panicked".to_owned())),
             Ended::LeaseLost => return None,
             Ended::Drained | Ended::TimedOut if panicked => (TickOutcome::Panicked, None),
             Ended::TimedOut => {
                 let limit = self.settings.timeout.unwrap_or_default();
-                let why = format!("it was cancelled, as it ran for longer than its timeout of {limit:?}");
+                let why =
+                    format!("the job was cancelled, because it ran for longer than its timeout of {limit:?}");
                 (TickOutcome::TimedOut, Some(why))
             }
             Ended::Drained => (TickOutcome::Drained, None),
@@ -162,9 +172,9 @@ impl Gate {
         Some(outcome)
     }
 
-    /// Runs the job until it ends by itself, loses its lease, has no time left, or the node drains. One that blocks a thread is
-    /// told so, and run until it ends by itself whatever happens.
-    async fn run_to_its_end(
+    /// Runs the job until it returns, loses its lease, times out, or the node drains. A job that blocks a thread is
+    /// only notified, and always runs until it returns.
+    async fn run_to_end(
         &self,
         (guard, mark): (&Guard, TickTime),
         end: &RunEnd,
@@ -173,33 +183,33 @@ impl Gate {
         let fence = guard.fence().get();
         let mut is_over = false;
         let mut job = pin!(poll_fn(|cx| {
-            // Its end was seen with the loss of its lease, and it is waited for once more.
+            // The job ended when its lease was lost, and is polled once more.
             if is_over {
                 return Poll::Ready(Ended::Panicked);
             }
-            let step = Step {
+            let step = OngoingPoll {
                 mark,
                 since: self.handle.node().clock.now(),
-                told: false,
+                is_reported: false,
             };
-            lock(&self.steps).insert(fence, step);
+            lock(&self.ongoing_polls).insert(fence, step);
             let polled = catch_unwind(AssertUnwindSafe(|| job.as_mut().poll(cx)));
-            lock(&self.steps).remove(&fence);
+            lock(&self.ongoing_polls).remove(&fence);
             let polled = polled.map_or(Poll::Ready(Ended::Panicked), |polled| polled.map(Ended::Itself));
             is_over = polled.is_ready();
             polled
         }));
         let timeout = self.settings.timeout;
-        let told = tokio::select! {
+        let reason = tokio::select! {
             biased;
             ended = guard.run(job.as_mut()) => match ended {
-                // It heard of the drain in that very moment, and says so: its tick is not over for that.
+                // The job learned of the drain and returned an error. Its tick is not over for that.
                 Ok(Ended::Itself(Some(_))) if end.is_drained() => return Ended::Drained,
                 Ok(ended) => return ended,
                 Err(_) => Ended::LeaseLost,
             },
             () = self.jobs.cancelling.cancelled() => {
-                // Whatever the job has spawned must hear of it before somebody else begins.
+                // Tasks that the job spawned must learn of the drain before another holder begins.
                 end.drain();
                 Ended::Drained
             }
@@ -209,22 +219,19 @@ impl Gate {
             }
         };
         if !self.settings.blocks {
-            return told;
+            return reason;
         }
-        match (self.until_its_thread_ends(guard, job).await, told) {
+        match (self.wait_for_thread(guard, job).await, reason) {
             (Ended::LeaseLost, _) | (_, Ended::LeaseLost) => Ended::LeaseLost,
-            // It was told to end, and says so; or did its work all the same.
-            (Ended::Itself(Some(_)), told) => told,
+            // The job was told to end and returned an error; or it finished its work nevertheless.
+            (Ended::Itself(Some(_)), reason) => reason,
             (ended, _) => ended,
         }
     }
 
-    /// A thread cannot be cancelled: its lease is kept until it has ended, and nothing else is begun here before.
-    async fn until_its_thread_ends(
-        &self,
-        guard: &Guard,
-        mut job: Pin<&mut impl Future<Output = Ended>>,
-    ) -> Ended {
+    /// Waits until a blocked thread has ended, because it cannot be cancelled. Its lease is kept until then, and
+    /// nothing else begins here.
+    async fn wait_for_thread(&self, guard: &Guard, mut job: Pin<&mut impl Future<Output = Ended>>) -> Ended {
         match guard.run(job.as_mut()).await {
             Ok(ended) => ended,
             Err(_) => {

@@ -1,4 +1,4 @@
-//! When a job is due. Knows croner, and no scheduler.
+//! When a job is due. Knows croner, but no scheduler.
 
 use std::fmt::Debug;
 use std::hash::Hasher;
@@ -14,69 +14,70 @@ use siphasher::sip::SipHasher24;
 
 use crate::protocol::message::TickTime;
 
-/// When a job is due, which all nodes read alike.
+/// When a job is due. All nodes read it alike.
 #[derive(Debug, Clone)]
 pub(crate) struct Schedule {
     rule: Recurrence,
-    /// As people wrote it, with its zone.
+    /// The text of the user, with its zone.
     text: String,
 }
 
 #[derive(Debug, Clone)]
 enum Recurrence {
     Cron(Box<Cron>, Arc<dyn Zone>),
-    /// So many milliseconds apart, counted from the Unix epoch.
+    /// The period in milliseconds, counted from the Unix epoch.
     Every(u64),
 }
 
 impl Schedule {
-    /// An expression that is read in UTC.
+    /// Reads an expression in UTC.
     ///
     /// # Errors
-    /// What is wrong with the text.
+    /// Returns what is wrong with the text.
     pub(crate) fn parse(text: &str) -> Result<Schedule, String> {
         Schedule::in_zone(text, Tz::UTC)
     }
 
-    /// An expression that is read in a zone, whose offset is asked for at each tick.
+    /// Reads an expression in a zone, whose offset is computed for each tick.
     ///
     /// # Errors
-    /// What is wrong with the text.
+    /// Returns what is wrong with the text.
     pub(crate) fn in_zone<T>(text: &str, zone: T) -> Result<Schedule, String>
     where
         T: TimeZone + Debug + Send + Sync + 'static,
     {
-        let cron = parsed(text)?;
+        let cron = parse_cron(text)?;
         Ok(Schedule {
             text: format!("{} {zone:?}", cron.as_str()),
-            rule: Recurrence::Cron(Box::new(cron), Arc::new(In(zone))),
+            rule: Recurrence::Cron(Box::new(cron), Arc::new(InZone(zone))),
         })
     }
 
-    /// Ticks that are so far apart, counted from the Unix epoch: the same on every node, whenever it was started.
+    /// Returns a schedule with a fixed period, counted from the Unix epoch. It is the same on every node, whenever
+    /// the node was started.
     ///
     /// # Errors
-    /// Why it cannot be so.
+    /// Returns why the period is invalid.
     pub(crate) fn every(period: Duration) -> Result<Schedule, String> {
         if period < Duration::from_secs(1) || period.subsec_nanos() > 0 {
             return Err(format!("ticks are whole seconds apart, not {period:?}"));
         }
-        if period > LONGEST_PERIOD {
-            return Err(format!("ticks are ten years apart at most, not {period:?}"));
+        if period > MAX_PERIOD {
+            return Err(format!("ticks are at most ten years apart, not {period:?}"));
         }
         Ok(Schedule {
-            rule: Recurrence::Every(u64::try_from(period.as_millis()).map_err(|_| "that is too long")?),
+            rule: Recurrence::Every(u64::try_from(period.as_millis()).map_err(|_| "the period is too long")?),
             text: format!("every {period:?}"),
         })
     }
 
-    /// The latest tick that is not in the future of this node's clock, in whole seconds: all nodes agree on it whatever
-    /// their phase, and what their clocks disagree on is judged by the store.
+    /// Returns the latest tick that is not in the future of this node's clock, in whole seconds. All nodes agree on
+    /// it, whatever their phase. If their clocks differ, the store decides.
     ///
     /// # Errors
-    /// Why there is none.
+    /// Returns why there is no such tick.
     pub(crate) fn latest(&self, now: SystemTime) -> Result<TickTime, String> {
-        let now = date(now)?;
+        let now = to_date(now)?;
         let tick = match &self.rule {
             Recurrence::Cron(cron, zone) => zone
                 .previous(cron, now)
@@ -88,12 +89,12 @@ impl Schedule {
         };
         u64::try_from(tick)
             .map(TickTime)
-            .map_err(|_| format!("a tick at {tick} lies before 1970"))
+            .map_err(|_| format!("a tick at {tick} ms is before 1970"))
     }
 
-    /// How long it is to the next tick, by this node's clock.
+    /// Returns the time to the next tick, by this node's clock.
     pub(crate) fn until_next(&self, now: SystemTime) -> Option<Duration> {
-        let from = date(now).ok()?;
+        let from = to_date(now).ok()?;
         let next = match &self.rule {
             Recurrence::Cron(cron, zone) => {
                 u64::try_from(zone.next(cron, from).ok()?.timestamp_millis()).ok()?
@@ -104,18 +105,22 @@ impl Schedule {
         Some(next.duration_since(now).unwrap_or_default())
     }
 
-    /// An expression may be of a day that no year has, or of years that are past.
+    /// Checks that the schedule has a next tick. An expression may name a day that no year has, or only past years.
     ///
     /// # Errors
-    /// That no tick is to come.
-    pub(crate) fn comes_again(&self, now: SystemTime) -> Result<(), String> {
+    /// Returns a text if no tick will come.
+    pub(crate) fn check_has_next(&self, now: SystemTime) -> Result<(), String> {
         match self.until_next(now) {
             Some(_) => Ok(()),
-            None => Err(format!("`{}` has no tick to come: it would never run", self.text)),
+            None => Err(format!(
+                "`{}` has no future tick: the job would never run",
+                self.text
+            )),
         }
     }
 
-    /// The same on every node that means the same by the job. Never 0, which says that it is not known.
+    /// Returns a hash that is the same on every node with the same service and schedule. It is never 0, because 0
+    /// means unknown.
     pub(crate) fn fingerprint(&self, service: &str) -> u64 {
         let mut hasher = SipHasher24::new();
         hasher.write(service.as_bytes());
@@ -125,32 +130,32 @@ impl Schedule {
     }
 }
 
-/// The nominal time of a tick.
+/// Returns the nominal time of a tick.
 pub(crate) fn time(tick: TickTime) -> SystemTime {
     UNIX_EPOCH + Duration::from_millis(tick.0)
 }
 
-/// How long ago a tick came, when a clock shows `now`. Zero if it is to come.
+/// Returns how long before `now` a tick came, or zero if it will come later.
 pub(crate) fn age(tick: TickTime, now: SystemTime) -> Duration {
     now.duration_since(time(tick)).unwrap_or_default()
 }
 
-/// Ten years. Who wants more wants no scheduler.
-const LONGEST_PERIOD: Duration = Duration::from_secs(10 * 366 * 86_400);
+/// The longest period: ten years.
+const MAX_PERIOD: Duration = Duration::from_secs(10 * 366 * 86_400);
 
-/// In seconds: longer than what any zone ever left out.
-const TWO_DAYS: i64 = 48 * 3_600;
+/// The upper bound of any gap in a zone's local time, in seconds.
+const MAX_GAP_SECONDS: i64 = 48 * 3_600;
 
-/// Where an expression is read. Its types are of croner and chrono, which know zones as type parameters.
+/// The zone in which an expression is read. The trait hides the type parameters of croner and chrono.
 trait Zone: Debug + Send + Sync {
     fn previous(&self, cron: &Cron, now: DateTime<Utc>) -> Result<DateTime<Utc>, CronError>;
     fn next(&self, cron: &Cron, now: DateTime<Utc>) -> Result<DateTime<Utc>, CronError>;
 }
 
 #[derive(Debug)]
-struct In<T>(T);
+struct InZone<T>(T);
 
-impl<T: TimeZone + Debug + Send + Sync> Zone for In<T> {
+impl<T: TimeZone + Debug + Send + Sync> Zone for InZone<T> {
     fn previous(&self, cron: &Cron, now: DateTime<Utc>) -> Result<DateTime<Utc>, CronError> {
         let found = cron.find_previous_occurrence(&now.with_timezone(&self.0), true)?;
         Ok(found.with_timezone(&Utc))
@@ -165,8 +170,9 @@ impl<T: TimeZone + Debug + Send + Sync> Zone for In<T> {
         if found.is_ok() {
             return found;
         }
-        // croner 4.0.3 does not get over a day that was left out, as Samoa did in 2011: from its end on it does.
-        let (mut before, mut after) = (0, TWO_DAYS);
+        // croner 4.0.3 finds no tick after a local date that a zone skipped, as Samoa did in 2011. It finds ticks
+        // again from the end of that date, so a binary search looks for that end.
+        let (mut before, mut after) = (0, MAX_GAP_SECONDS);
         if next(now + chrono::Duration::seconds(after), true).is_err() {
             return found;
         }
@@ -183,28 +189,28 @@ impl<T: TimeZone + Debug + Send + Sync> Zone for In<T> {
     }
 }
 
-/// In whole seconds.
-fn date(at: SystemTime) -> Result<DateTime<Utc>, String> {
+/// Returns the time in whole seconds.
+fn to_date(at: SystemTime) -> Result<DateTime<Utc>, String> {
     let seconds = at.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let date = i64::try_from(seconds)
         .ok()
         .and_then(|seconds| DateTime::<Utc>::from_timestamp(seconds, 0));
-    date.ok_or_else(|| format!("this node's clock shows {seconds} s, which is no date"))
+    date.ok_or_else(|| format!("this node's clock shows {seconds} s, which is not a valid date"))
 }
 
-/// Reads an expression as tokio-cron-scheduler does, which has an older croner: seconds are required, day of month and day of
-/// week must both match, and `1/10` is a range.
+/// Reads an expression as tokio-cron-scheduler does, which has an older croner: seconds are required, day of month
+/// and day of week must both match, and `1/10` is a range.
 ///
 /// # Errors
-/// What is wrong with the text.
-pub(crate) fn parsed(text: &str) -> Result<Cron, String> {
+/// Returns what is wrong with the text.
+pub(crate) fn parse_cron(text: &str) -> Result<Cron, String> {
     let parser = CronParser::builder()
         .seconds(Seconds::Required)
         .dom_and_dow(true)
         .sloppy_ranges(true)
         .build();
     let cron = parser.parse(text);
-    cron.map_err(|error| format!("`{text}` is no cron expression: {error}"))
+    cron.map_err(|error| format!("`{text}` is not a cron expression: {error}"))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A leased job that is being set up, and the ways in which it gets its schedule.
+//! The builder of a leased job, and the ways to give it a schedule.
 
 use std::any::Any;
 use std::fmt::Debug;
@@ -15,34 +15,35 @@ use crate::error::OptionsError;
 use crate::key::Key;
 use crate::locks::Locks;
 use crate::observe;
+use crate::scheduler::engine::{self, JobFuture};
 use crate::scheduler::error::JobError;
-use crate::scheduler::explain::explain_seldom;
-use crate::scheduler::gate::{Gate, Life};
-use crate::scheduler::job::{self, JobFuture};
-use crate::scheduler::policy::{JobOutput, Misfire, OnCrash, Overlap, Retry, Settings};
+use crate::scheduler::explain::explain_rare_job;
+use crate::scheduler::policy::{JobOutput, JobSettings, Misfire, OnCrash, Overlap, Retry};
+use crate::scheduler::registration::JobRegistration;
 use crate::scheduler::schedule::Schedule;
 use crate::scheduler::tick::Tick;
+use crate::scheduler::tick_runner::TickRunner;
 use crate::scheduler::work::{Work, blocking};
 use crate::scheduler::zone::IntoZone;
 
-/// A job without a schedule: [`run`](LeasedJob::run) makes of it what `Job::new_async` takes.
+/// The state of a job without a schedule: [`run`](LeasedJob::run) returns what `Job::new_async` takes.
 #[derive(Debug, Clone, Copy)]
 pub struct Unscheduled;
 
-/// A job with a schedule of its own: [`run`](LeasedJob::run) makes of it a job that a scheduler takes.
+/// The state of a job with its own schedule: [`run`](LeasedJob::run) returns a job for a scheduler.
 #[derive(Debug, Clone)]
 pub struct Scheduled {
-    when: When,
+    spec: ScheduleSpec,
     zone: Result<Tz, String>,
 }
 
 #[derive(Debug, Clone)]
-enum When {
+enum ScheduleSpec {
     Cron(String),
     Every(Duration),
 }
 
-/// A leased job that is being set up. Nothing happens until [`run`](LeasedJob::run) says what it does.
+/// A builder for a leased job. Nothing happens until [`run`](LeasedJob::run) sets the work.
 ///
 /// ```
 /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -62,39 +63,41 @@ enum When {
 /// # Ok(()) }
 /// ```
 #[derive(Debug, Clone)]
-#[must_use = "a job does nothing until `run` says what it does"]
+#[must_use = "a job does nothing until `run` sets its work"]
 pub struct LeasedJob<S> {
     locks: Locks,
     name: Key,
-    settings: Settings,
+    settings: JobSettings,
     schedule: S,
 }
 
 impl<S> LeasedJob<S> {
-    /// How long its lease lasts; default 30 s. It is renewed while the job runs, so it is no limit on its length. A shorter
-    /// one lets a standby take over sooner when the winner dies.
+    /// Sets the length of the job's lease; the default is 30 s. The lease is renewed while the job runs, so it does
+    /// not limit the job's length. With a shorter lease, a standby takes over sooner when the winner dies.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.settings.lease = lease;
         self
     }
 
-    /// Limits each try of a run, not the tick: a try that lasts longer is cancelled, and its tick is over (`timed_out`). With
-    /// [`retry`](Self::retry) a tick may take this long for each try, and the pauses between them. By default a try has no
-    /// limit, which would end long nightly jobs.
+    /// Limits each try of a run, not the tick. A try that lasts longer is cancelled, and its tick is over
+    /// (`timed_out`). With [`retry`](Self::retry), a tick may take this long for each try, plus the pauses between
+    /// them. The default is no limit, because a limit would cut long nightly jobs short.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.settings.timeout = Some(timeout);
         self
     }
 
-    /// How often a tick is begun at most; default 10, 1 at least. An attempt is one that the winner did not end: it died, lost
-    /// its lease, or was drained. With 1 a tick is not run again when its winner dies. A limit keeps a job that kills its
-    /// process from killing one after the other; when it is reached, the tick is over (`given_up`), and an event says so.
+    /// Limits the number of attempts of a tick; the default is 10, and the minimum is 1. The next attempt begins if
+    /// the winner did not end the tick: it died, lost its lease, or was drained. With 1, a tick does not run again
+    /// when its winner dies. The limit stops a job that kills its process from killing each node in turn. When the
+    /// limit is reached, the tick is over (`given_up`), and an event reports it.
     pub fn attempts(mut self, attempts: u32) -> Self {
         self.settings.attempts = attempts.max(1);
         self
     }
 
-    /// The same as a policy; by default [`OnCrash::Rerun`] ten times. Ten are more than replicas are replaced during a run.
+    /// Sets the number of attempts as a policy. The default is [`OnCrash::Rerun`] with 10 attempts, more than the
+    /// replicas that a deploy replaces during a run.
     pub fn on_crash(self, policy: OnCrash) -> Self {
         self.attempts(match policy {
             OnCrash::Rerun { max } => max,
@@ -102,37 +105,37 @@ impl<S> LeasedJob<S> {
         })
     }
 
-    /// What becomes of a tick that comes while an earlier one is run, on whatever node; by default it is skipped. Set it alike
-    /// on all nodes: each tick goes by what the node says that comes with it.
+    /// Sets what happens to a tick that comes while any node runs an earlier one; by default it is skipped. Set it
+    /// alike on all nodes: each tick follows the policy of the node that claims it.
     pub fn overlap(mut self, policy: Overlap) -> Self {
         self.settings.overlap = policy;
         self
     }
 
-    /// What becomes of ticks that could not be begun when they were due. By default the newest that some living node saw come
-    /// is run as soon as the store is back, and what came while no node lived is not made up for. A job that the store does not
-    /// know yet has missed nothing. Set it alike on all nodes.
+    /// Sets what happens to ticks that could not begin when they were due. By default, the newest tick that a living
+    /// node saw runs as soon as the store is back, and ticks without a living node are not caught up. A job that the
+    /// store does not know yet has missed no tick. Set it alike on all nodes.
     pub fn misfire(mut self, policy: Misfire) -> Self {
         self.settings.misfire = Some(policy);
         self
     }
 
-    /// How often a run that fails, panics or runs out of time is begun again on the same node, under the same lease; by default
-    /// never. Then its tick is over, whatever came of it.
+    /// Sets how often a run that fails, panics or times out is repeated on the same node, under the same lease. The
+    /// default is never. After the last try the tick is over, whatever its result.
     pub fn retry(mut self, policy: Retry) -> Self {
         self.settings.retry = policy;
         self
     }
 
-    /// A tick whose winner and standbys are all gone is finished by whoever comes later, if it is not older than this;
-    /// default a day. A shorter one leaves more of them unfinished; zero, all.
+    /// Sets the maximum age of an unfinished tick that a later node finishes, if its winner and all standbys are
+    /// gone. The default is one day. If it is shorter, more ticks stay unfinished; with zero, all of them do.
     pub fn finish_within(mut self, age: Duration) -> Self {
         self.settings.finish_within = age;
         self
     }
 
-    /// Checks everything that can be checked before the job is fired.
-    fn gate(self) -> Result<((Gate, Life), S), JobError> {
+    /// Checks everything that can be checked before the job fires.
+    fn build_runner(self) -> Result<((TickRunner, JobRegistration), S), JobError> {
         let (name, options) = (self.name, self.locks.handle().options());
         let length = name.as_bytes().len();
         if length == 0 || length > options.max_key {
@@ -148,32 +151,34 @@ impl<S> LeasedJob<S> {
                 "a timeout of zero would cancel each run of job `{name}` at once: give it more, or none"
             ))));
         }
-        let gate = Gate::new(self.locks.handle().clone(), name.clone(), self.settings);
-        Ok((gate.ok_or(JobError::Duplicate { name })?, self.schedule))
+        let runner = TickRunner::new(self.locks.handle().clone(), name.clone(), self.settings);
+        Ok((runner.ok_or(JobError::Duplicate { name })?, self.schedule))
     }
 }
 
 impl LeasedJob<Unscheduled> {
-    /// Makes of `work` what [`Job::new_async`] takes: it is called on the node that wins the tick, and nowhere else.
+    /// Returns `work` in the form that [`Job::new_async`] takes. It runs on the node that wins the tick, and on no
+    /// other.
     ///
-    /// Until the scheduler fires it for the first time, the job does not know its expression, as no scheduler tells it. Until
-    /// then this node makes up for nothing that was missed, whatever [`misfire`](Self::misfire) says, and starts no tick that
-    /// the scheduler has not fired. So a replica that is started after midnight leaves a midnight that nobody ran until the
-    /// next. [`Locks::cron`] and [`Leased`] know the expression from the beginning.
+    /// The job does not know its expression until the scheduler fires it for the first time, because no scheduler
+    /// reports it sooner. Until then, this node catches up no missed tick, whatever [`misfire`](Self::misfire) says,
+    /// and starts no tick that the scheduler has not fired. So a replica that starts after midnight leaves a missed
+    /// midnight tick until the next one. [`Locks::cron`] and [`Leased`] know the expression from the beginning.
     ///
     /// # Errors
-    /// [`JobError`] when the name is taken in this process or unfit, or the lease makes no sense.
+    /// [`JobError`] if the name is taken in this process or invalid, or the lease is out of range.
     pub fn run(
         self,
         work: impl Work,
     ) -> Result<impl FnMut(Uuid, JobScheduler) -> JobFuture + Send + Sync + 'static, JobError> {
-        let (gate, Unscheduled) = self.gate()?;
-        Ok(job::closure(gate, None, work))
+        let (runner, Unscheduled) = self.build_runner()?;
+        Ok(engine::closure(runner, None, work))
     }
 
-    /// The same for work that blocks its thread: it runs on tokio's blocking pool. It cannot be cancelled, only told
-    /// ([`Tick::check`], [`Tick::lost_token`]): its lease is renewed until the thread has ended, and only then given back, also
-    /// when a drain or the timeout told it to end. What it returns then counts: without an error the tick is done.
+    /// Like [`run`](Self::run), for work that blocks its thread: the work runs on tokio's blocking pool. It cannot be
+    /// cancelled, only notified ([`Tick::check`], [`Tick::lost_token`]). Its lease is renewed until the thread has
+    /// ended, and is released only then, even after a drain or the timeout. The result of the work counts: without an
+    /// error, the tick is done.
     ///
     /// # Errors
     /// As [`run`](Self::run).
@@ -191,13 +196,13 @@ impl LeasedJob<Unscheduled> {
 }
 
 impl LeasedJob<Scheduled> {
-    /// The zone in which the expression is read: a [`Tz`], or its name. UTC by default.
+    /// Sets the zone in which the expression is read: a [`Tz`], or its name. The default is UTC.
     pub fn timezone(mut self, zone: impl IntoZone) -> Self {
         self.schedule.zone = zone.into_zone();
         self
     }
 
-    /// The same as [`run`](Self::run) for work that blocks its thread; see
+    /// Like [`run`](Self::run), for work that blocks its thread; see
     /// [`run_blocking`](LeasedJob::<Unscheduled>::run_blocking).
     ///
     /// # Errors
@@ -211,21 +216,23 @@ impl LeasedJob<Scheduled> {
         self.run(blocking(work))
     }
 
-    /// Makes a job that a scheduler takes.
+    /// Returns a job for a scheduler.
     ///
     /// # Errors
-    /// [`JobError`] when the name is taken in this process or unfit, the lease makes no sense, or the expression or the zone
-    /// is none.
+    /// [`JobError`] if the name is taken in this process or invalid, the lease is out of range, or the expression or
+    /// the zone is invalid.
     pub fn run(self, work: impl Work) -> Result<Job, JobError> {
-        let (gate, Scheduled { when, zone }) = self.gate()?;
-        let (name, jobs) = (gate.0.name.clone(), gate.0.jobs.clone());
+        let (runner, Scheduled { spec, zone }) = self.build_runner()?;
+        let (name, jobs) = (runner.0.name.clone(), runner.0.jobs.clone());
         let unfit = |why| JobError::unfit(&name, why);
         let zone = zone.map_err(unfit)?;
-        let (schedule, expression) = match when {
-            When::Cron(text) => (cron_schedule(&gate.0, &text, zone).map_err(unfit)?, text),
-            When::Every(period) => (Schedule::every(period).map_err(unfit)?, engines(period)),
+        let (schedule, expression) = match spec {
+            ScheduleSpec::Cron(text) => (cron_schedule(&runner.0, &text, zone).map_err(unfit)?, text),
+            ScheduleSpec::Every(period) => {
+                (Schedule::every(period).map_err(unfit)?, engine_expression(period))
+            }
         };
-        let fire = job::closure(gate, Some(schedule), work);
+        let fire = engine::closure(runner, Some(schedule), work);
         let made = Job::new_async_tz(expression, zone, fire).map_err(JobError::Scheduler)?;
         jobs.note_schedule(&name, made.guid());
         #[cfg(feature = "testing")]
@@ -234,28 +241,30 @@ impl LeasedJob<Scheduled> {
     }
 }
 
-/// When an expression is due in its zone. An event tells of the days on which it is not due as it reads, since clocks change.
+/// Returns the schedule of an expression in its zone. An event reports the days on which ticks do not come as the
+/// expression says, because clocks change.
 ///
 /// # Errors
-/// What is wrong with the expression.
-fn cron_schedule<T>(gate: &Gate, text: &str, zone: T) -> Result<Schedule, String>
+/// Returns what is wrong with the expression.
+fn cron_schedule<T>(runner: &TickRunner, text: &str, zone: T) -> Result<Schedule, String>
 where
     T: TimeZone + Debug + Send + Sync + 'static,
 {
     let known = (&zone as &dyn Any).downcast_ref::<Tz>().copied();
     let schedule = Schedule::in_zone(text, zone)?;
-    schedule.comes_again(gate.now())?;
+    schedule.check_has_next(runner.now())?;
     if let Some(zone) = known
-        && let days = explain_seldom(text, zone, gate.now())?
+        && let days = explain_rare_job(text, zone, runner.now())?
         && let Some(first) = days.first()
     {
-        observe::job_odd_days(gate.label(), &gate.name, days.len(), first);
+        observe::job_odd_days(runner.label(), &runner.name, days.len(), first);
     }
     Ok(schedule)
 }
 
-/// How a scheduler is told to fire every so often. What it fires between two ticks is nothing.
-fn engines(period: Duration) -> String {
+/// Returns an expression with which a scheduler fires at least at each tick of the period. A fire between two ticks
+/// does nothing.
+fn engine_expression(period: Duration) -> String {
     let (seconds, minutes, hours) = (period.as_secs(), period.as_secs() / 60, period.as_secs() / 3600);
     if 60 % seconds == 0 {
         format!("*/{seconds} * * * * *")
@@ -269,37 +278,39 @@ fn engines(period: Duration) -> String {
 }
 
 impl Locks {
-    /// A job of that name, to be set up: its lease, its timeout. [`job`](Self::job) is short for one with defaults.
+    /// Returns a builder for a job of that name, to set its lease, timeout and policies. [`job`](Self::job) is
+    /// shorter if the defaults fit.
     pub fn job_builder(&self, name: impl Into<Key>) -> LeasedJob<Unscheduled> {
         self.leased_job(name.into(), Unscheduled)
     }
 
-    /// A job with a cron expression, which is read in a zone of yours, whatever its offset will be: seconds first, as
-    /// tokio-cron-scheduler reads it.
+    /// Returns a builder for a job with a cron expression, which is read in any zone, whatever its offset is. Seconds
+    /// come first, as in tokio-cron-scheduler.
     pub fn cron(&self, name: impl Into<Key>, expression: impl Into<String>) -> LeasedJob<Scheduled> {
-        let (when, zone) = (When::Cron(expression.into()), Ok(Tz::UTC));
-        self.leased_job(name.into(), Scheduled { when, zone })
+        let (spec, zone) = (ScheduleSpec::Cron(expression.into()), Ok(Tz::UTC));
+        self.leased_job(name.into(), Scheduled { spec, zone })
     }
 
-    /// A job every so many whole seconds, counted from the Unix epoch, so that all nodes agree on its ticks, whenever they
-    /// were started. It takes the place of `Job::new_repeated_async`, which has no such ticks and is refused.
+    /// Returns a builder for a job with a period of whole seconds, counted from the Unix epoch. All nodes agree on
+    /// its ticks, whenever they were started. It replaces `Job::new_repeated_async`, which has no such ticks and is
+    /// refused.
     pub fn every(&self, name: impl Into<Key>, period: Duration) -> LeasedJob<Scheduled> {
-        let (when, zone) = (When::Every(period), Ok(Tz::UTC));
-        self.leased_job(name.into(), Scheduled { when, zone })
+        let (spec, zone) = (ScheduleSpec::Every(period), Ok(Tz::UTC));
+        self.leased_job(name.into(), Scheduled { spec, zone })
     }
 
     fn leased_job<S>(&self, name: Key, schedule: S) -> LeasedJob<S> {
         LeasedJob {
             locks: self.clone(),
             name,
-            settings: Settings::default(),
+            settings: JobSettings::default(),
             schedule,
         }
     }
 }
 
-/// [`JobBuilder`]s whose job is leased. Set the zone and the schedule first: this reads them, and asks the zone at each
-/// tick, where the scheduler freezes its offset.
+/// An extension of [`JobBuilder`] for leased jobs. Set the zone and the schedule first, because this method reads
+/// them. The zone is asked for its offset at each tick; the scheduler would freeze the offset.
 ///
 /// ```
 /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -317,16 +328,16 @@ impl Locks {
 /// # let _ = job; Ok(()) }
 /// ```
 pub trait Leased: Sized {
-    /// Has the job run on the node that wins its tick, and nowhere else. [`leased_with`](Self::leased_with) also sets its lease
-    /// and its policies.
+    /// Runs the job on the node that wins its tick, and on no other. [`leased_with`](Self::leased_with) also sets the
+    /// lease and the policies.
     ///
     /// # Errors
-    /// [`JobError`] when the name is taken in this process or unfit, or the builder has no schedule yet.
+    /// [`JobError`] if the name is taken in this process or invalid, or the builder has no schedule yet.
     fn leased(self, locks: &Locks, name: impl Into<Key>, work: impl Work) -> Result<Self, JobError> {
         self.leased_with(locks.job_builder(name), work)
     }
 
-    /// The same for a job that is set up: its lease, its timeout, its policies.
+    /// Like [`leased`](Self::leased), for a job with a lease, a timeout and policies of its own.
     ///
     /// ```
     /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -351,10 +362,11 @@ pub trait Leased: Sized {
     /// ```
     ///
     /// # Errors
-    /// As [`leased`](Self::leased), and when the lease makes no sense.
+    /// The errors of [`leased`](Self::leased), and an error if the lease is out of range.
     fn leased_with(self, job: LeasedJob<Unscheduled>, work: impl Work) -> Result<Self, JobError>;
 
-    /// The same for work that blocks its thread; see [`run_blocking`](LeasedJob::<Unscheduled>::run_blocking).
+    /// Like [`leased_with`](Self::leased_with), for work that blocks its thread; see
+    /// [`run_blocking`](LeasedJob::<Unscheduled>::run_blocking).
     ///
     /// # Errors
     /// As [`leased_with`](Self::leased_with).
@@ -370,8 +382,8 @@ pub trait Leased: Sized {
 
 impl<T: TimeZone + Debug + Send + Sync + 'static> Leased for JobBuilder<T> {
     fn leased_with(mut self, job: LeasedJob<Unscheduled>, work: impl Work) -> Result<Self, JobError> {
-        let (gate, Unscheduled) = job.gate()?;
-        let (name, jobs) = (gate.0.name.clone(), gate.0.jobs.clone());
+        let (runner, Unscheduled) = job.build_runner()?;
+        let (name, jobs) = (runner.0.name.clone(), runner.0.jobs.clone());
         let unfit = |why| JobError::unfit(&name, why);
         let no_schedule = || unfit("the builder has no schedule yet: call `with_schedule` first".into());
         let text = self
@@ -381,8 +393,8 @@ impl<T: TimeZone + Debug + Send + Sync + 'static> Leased for JobBuilder<T> {
             .pattern
             .to_string();
         let schedule = match self.timezone.clone() {
-            Some(zone) => cron_schedule(&gate.0, &text, zone),
-            None => cron_schedule(&gate.0, &text, Tz::UTC),
+            Some(zone) => cron_schedule(&runner.0, &text, zone),
+            None => cron_schedule(&runner.0, &text, Tz::UTC),
         }
         .map_err(unfit)?;
         let id = Uuid::new_v4();
@@ -395,7 +407,7 @@ impl<T: TimeZone + Debug + Send + Sync + 'static> Leased for JobBuilder<T> {
             lock(&jobs.zones).insert(id, *zone);
         }
         jobs.note_schedule(&name, id);
-        let fire = job::closure(gate, Some(schedule), work);
+        let fire = engine::closure(runner, Some(schedule), work);
         self = self.with_job_id(id.into());
         Ok(self.with_run_async(Box::new(fire)))
     }
@@ -407,7 +419,7 @@ mod tests {
     use crate::driver::waiter::lock;
 
     #[tokio::test]
-    async fn a_job_that_is_made_and_never_added_leaves_nothing_behind() {
+    async fn a_job_that_is_never_added_leaves_no_name() {
         let locks = Locks::memory();
         let jobs = locks.handle().jobs().clone();
         for _ in 0..3 {

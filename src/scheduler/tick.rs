@@ -1,4 +1,4 @@
-//! What a job is given: which tick it runs, and what proves that it may.
+//! The argument of a job: which tick it runs, and the lease that permits it.
 
 use std::fmt;
 use std::future::Future;
@@ -16,10 +16,10 @@ use crate::primitives::tick::ask_about_run;
 use crate::protocol::message::{Call, ClaimId, Fence, JobReport, Payload, TickTime};
 use crate::scheduler::schedule::time;
 
-/// The largest checkpoint, in bytes.
+/// The maximum size of a checkpoint, in bytes.
 pub const LONGEST_CHECKPOINT: usize = 64 * 1024;
 
-/// One run of one tick of a job. Cheap to clone.
+/// One run of one tick of a job. It is cheap to clone.
 ///
 /// ```
 /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -44,79 +44,80 @@ pub const LONGEST_CHECKPOINT: usize = 64 * 1024;
 #[derive(Clone)]
 pub struct Tick {
     pub(super) lease: Lease,
-    /// How long its lease lasts.
+    /// The length of the lease.
     pub(super) term: Duration,
     pub(super) mark: TickTime,
     pub(super) attempt: u32,
     pub(super) is_catch_up: bool,
-    /// How often its work failed before, within this run.
+    /// How often the work failed before, within this run.
     pub(super) retry: u32,
-    /// Counts what all tries of the run leave for the next run.
+    /// The number of checkpoints that all tries of the run have made.
     pub(super) saves: Arc<AtomicU64>,
-    /// How this try, and what works for it, is told of its end.
+    /// Tells this try, and the tasks that it spawned, that the run must end.
     pub(super) end: RunEnd,
 }
 
 impl Tick {
-    /// The job's name.
+    /// Returns the job's name.
     pub fn job(&self) -> &Key {
         self.lease.key()
     }
 
-    /// The nominal fire time, by the job's own cron expression: the same on every node, however late it fired. Use it
-    /// instead of "now" for everything that the run is about.
+    /// Returns the nominal fire time, by the job's own expression. It is the same on every node, however late the job
+    /// fired. Use it in place of "now" for all data of the run.
     pub fn nominal(&self) -> SystemTime {
         time(self.mark)
     }
 
-    /// The nominal fire time in seconds since the Unix epoch.
+    /// Returns the nominal fire time in seconds since the Unix epoch.
     pub fn nominal_unix(&self) -> u64 {
         self.mark.0 / 1000
     }
 
-    /// The nominal fire time as chrono has it.
+    /// Returns the nominal fire time as a type of chrono.
     #[cfg(feature = "chrono")]
     pub fn nominal_chrono(&self) -> chrono::DateTime<chrono::Utc> {
         self.nominal().into()
     }
 
-    /// The nominal fire time as jiff has it.
+    /// Returns the nominal fire time as a type of jiff.
     #[cfg(feature = "jiff")]
     pub fn nominal_jiff(&self) -> jiff::Timestamp {
         let ms = i64::try_from(self.mark.0).unwrap_or(i64::MAX);
         jiff::Timestamp::from_millisecond(ms).unwrap_or(jiff::Timestamp::MAX)
     }
 
-    /// Larger than that of every run of this job before it. Send it with each write and let the resource refuse
-    /// smaller ones.
+    /// Returns the fence, which is larger than that of every earlier run of this job. Send it with each write, so
+    /// that the resource can refuse smaller fences.
     pub fn fence(&self) -> Fence {
         self.lease.fence()
     }
 
-    /// 1, or more when an earlier winner of this tick died or was cancelled before its end. A job must be able to be
-    /// run again from the beginning.
+    /// Returns the number of this attempt: 1, or more if an earlier winner of this tick died or was cancelled before
+    /// its end. A job must tolerate that it runs again from the beginning.
     pub fn attempt(&self) -> u32 {
         self.attempt
     }
 
-    /// How often the job failed before within this run, where it is [retried](crate::scheduler::LeasedJob::retry): 0 the first
-    /// time.
+    /// Returns how often the job failed before within this run, if it has
+    /// [retries](crate::scheduler::LeasedJob::retry). The first try returns 0.
     pub fn retry(&self) -> u32 {
         self.retry
     }
 
-    /// It makes up for a tick that could not be begun when it was due, because the store was away or no node had the job.
+    /// Returns whether this tick could not begin when it was due, because the store was unavailable or no node had
+    /// the job.
     pub fn is_catch_up(&self) -> bool {
         self.is_catch_up
     }
 
-    /// The run still is the only one, as far as this process can know without asking: its lease has not ended and nobody told
-    /// it to end. It costs nanoseconds; call it before each step. A job may return the error: when the node drains its tick is
-    /// handed over all the same, and has not failed.
+    /// Checks that this run is still the only one, as far as this process knows without a query. The lease must not
+    /// have ended, and the run must not have been told to end. The check costs nanoseconds; call it before each step.
+    /// A job may return the error: after a drain its tick is handed over nevertheless, and has not failed.
     ///
     /// # Errors
-    /// [`Error::Lost`] when the lease is over, or the run was told to end ([`LostCause::Shutdown`]: the node drains or the
-    /// timeout is over).
+    /// [`Error::Lost`] if the lease has ended, or the run was told to end ([`LostCause::Shutdown`]: the node drains,
+    /// or the timeout is over).
     pub fn check(&self) -> Result<(), Error> {
         if !self.is_held() {
             return Err(self.lease.held.lost());
@@ -130,10 +131,10 @@ impl Tick {
         Ok(())
     }
 
-    /// The same, as the store sees it: it is asked whether this run owns the tick.
+    /// Asks the store whether this run still owns the tick.
     ///
     /// # Errors
-    /// As [`check`](Self::check), and [`Error::Store`] when the store does not answer.
+    /// The errors of [`check`](Self::check), and [`Error::Store`] if the store does not answer.
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
@@ -141,16 +142,16 @@ impl Tick {
         self.ask(|of| Call::Verify { of }, None).await.map(drop)
     }
 
-    /// Leaves `cursor` for whoever runs this tick again, should this run be cut short: the latest takes the place of the one
-    /// before. The store keeps it if, in the same step, this run still owns the tick, and drops it when the tick is over. Of
-    /// several that are under way at once the one that was called last is kept.
+    /// Saves `cursor` for the next run of this tick, if this run is cut short. The latest checkpoint replaces the one
+    /// before. In one step, the store checks that this run still owns the tick, and saves the cursor. It drops the
+    /// cursor when the tick is over. If several calls are in flight, the cursor of the latest call is kept.
     ///
     /// # Errors
-    /// [`Error::Options`] for more than [`LONGEST_CHECKPOINT`] bytes; [`Error::Lost`] when the run owns the tick no more, and
-    /// nothing was kept; [`Error::Store`] when the store does not answer, and it may be kept all the same.
+    /// [`Error::Options`] for more than [`LONGEST_CHECKPOINT`] bytes. [`Error::Lost`] if the run no longer owns the
+    /// tick; nothing was saved. [`Error::Store`] if the store does not answer; the cursor may be saved.
     ///
     /// # Cancel safety
-    /// When the future is dropped it may be kept or not.
+    /// If the future is dropped, the cursor may be saved or not.
     pub async fn checkpoint(&self, cursor: &[u8]) -> Result<(), Error> {
         if cursor.len() > LONGEST_CHECKPOINT {
             return Err(Error::Options(OptionsError(format!(
@@ -166,11 +167,11 @@ impl Tick {
         saved.await.map(drop)
     }
 
-    /// The latest [`checkpoint`](Self::checkpoint) of this tick: of an earlier attempt, on whatever node, or of this one.
-    /// `None` for a tick that is run from its beginning.
+    /// Returns the latest [`checkpoint`](Self::checkpoint) of this tick, from an earlier attempt on any node, or from
+    /// this one. Returns `None` if the tick runs from its beginning.
     ///
     /// # Errors
-    /// As [`verify`](Self::verify).
+    /// The errors of [`verify`](Self::verify).
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
@@ -179,11 +180,11 @@ impl Tick {
         Ok(report.saved.map(|saved| saved.0.to_vec()))
     }
 
-    /// The nominal time of the latest tick of this job that went well, on whatever node: the job returned, and no error. `None`
-    /// when the store knows of none.
+    /// Returns the nominal time of the latest tick of this job that succeeded on any node: the job returned without
+    /// an error. Returns `None` if the store knows none.
     ///
     /// # Errors
-    /// As [`verify`](Self::verify).
+    /// The errors of [`verify`](Self::verify).
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
@@ -201,15 +202,15 @@ impl Tick {
         ask_about_run(&self.lease, self.term, call, (self.mark, data)).await
     }
 
-    /// The run still is the only one.
+    /// Returns whether this run still holds its lease.
     pub fn is_held(&self) -> bool {
         self.lease.is_held()
     }
 
-    /// Waits until the run is to end: its lease is lost, the node drains and the timeout is over
-    /// ([`LostCause::Shutdown`]), or the job is done ([`LostCause::Released`]). In the first two cases the job's future
-    /// is dropped at its next await, so this is for what the job has spawned elsewhere: that is told even while the job
-    /// blocks its own task.
+    /// Waits until the run must end. The reasons are: the lease is lost; the node drains, and the drain's timeout has
+    /// ended ([`LostCause::Shutdown`]); or the job has ended, also by its own timeout ([`LostCause::Released`]).
+    /// After a loss or a drain, the job's future is dropped at its next `await`. So this method is for tasks that the
+    /// job has spawned. They are notified even while the job blocks its own task.
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
@@ -218,20 +219,21 @@ impl Tick {
         async move {
             token.cancelled().await;
             match lease.held.over() {
-                // A drain gives the lease back when the job's future is gone, so that comes after it or not yet.
+                // A drain releases the lease only after the job's future is gone, so here the lease is released later
+                // or not yet.
                 None | Some(LostCause::Released) if end.is_drained() => LostCause::Shutdown,
                 over => over.unwrap_or(LostCause::Released),
             }
         }
     }
 
-    /// The same as a token: cancelled when the run is to end. Each call makes one of its own, so that whoever cancels theirs
-    /// tells nobody else.
+    /// Returns a token that is cancelled when the run must end. Each call returns a new token: cancelling it affects
+    /// no other token.
     pub fn lost_token(&self) -> CancellationToken {
         self.end_token().child_token()
     }
 
-    /// Cancelled when the run is to end.
+    /// Returns the token that is cancelled when the run must end.
     fn end_token(&self) -> CancellationToken {
         if self.lease.held.is_forked() {
             return self.lease.held.end_token();
@@ -239,8 +241,8 @@ impl Tick {
         self.end.token().clone()
     }
 
-    /// The lease behind it. What goes on when the job has returned may take a guard of its own
-    /// ([`Lease::again`]): then the tick is over when that ends.
+    /// Returns the lease of the run. A task that continues after the job may take its own guard ([`Lease::again`]).
+    /// The tick is then over when that guard ends.
     pub fn lease(&self) -> Lease {
         self.lease.clone()
     }

@@ -1,4 +1,4 @@
-//! What a job does, in a task or on a thread that it blocks.
+//! The work of a job, in a task or on a thread that it blocks.
 
 use std::future::Future;
 use std::panic::resume_unwind;
@@ -9,15 +9,15 @@ use tokio::task::spawn_blocking;
 use crate::scheduler::policy::JobOutput;
 use crate::scheduler::tick::Tick;
 
-/// What a job does: a function or a closure that takes a [`Tick`], and whose future returns nothing or a `Result`. Every
-/// such `Fn` is one; it is never implemented by hand.
+/// The work of a job: a function or a closure that takes a [`Tick`] and returns a future of nothing or of a `Result`.
+/// Every such `Fn` implements it. Do not implement it by hand.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not what a job does",
     label = "not the work of a job",
     note = "a job's work is a function or a closure `|tick: tenure::Tick|` that can be sent and shared, which returns a future that can be sent and comes to nothing or a `Result` with an error that can be displayed"
 )]
 pub trait Work: Fn(Tick) -> <Self as Work>::Run + Send + Sync + 'static {
-    /// One run of it.
+    /// The future of one run.
     type Run: Future<Output: JobOutput + Send> + Send + 'static;
 }
 
@@ -29,8 +29,8 @@ where
     type Run = R;
 }
 
-/// Work that blocks its thread, as a future that ends with it. The thread keeps the lease until then, whatever becomes of
-/// the future.
+/// Returns a future that runs work on a thread that the work blocks. The future ends with the thread. The thread
+/// keeps the lease until then, even if the future is dropped.
 pub(crate) fn blocking<F, T>(work: F) -> impl Work
 where
     F: Fn(Tick) -> T + Send + Sync + 'static,
@@ -40,20 +40,21 @@ where
     move |tick: Tick| {
         let work = work.clone();
         async move {
-            // The lease was lost by then, or the runtime is ending.
-            let never_begun = || Err("its thread was never begun".to_owned());
+            // The lease was lost before, or the runtime is ending.
+            let never_started = || Err("the thread of the job was never started".to_owned());
             let Ok(guard) = tick.lease.again() else {
-                return never_begun();
+                return never_started();
             };
             let thread = spawn_blocking(move || {
-                // Dropped before the thread's end is known, so that the run's own guard is the last one.
+                // This guard is dropped before the end of the thread is known. So the guard of the run is the last
+                // one.
                 let _guard = guard;
                 work(tick)
             });
             match thread.await {
                 Ok(output) => output.failure().map_or(Ok(()), Err),
                 Err(error) if error.is_panic() => resume_unwind(error.into_panic()),
-                Err(_) => never_begun(),
+                Err(_) => never_started(),
             }
         }
     }

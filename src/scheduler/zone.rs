@@ -1,11 +1,11 @@
-//! A time zone as it is given: a value, or a text.
+//! A time zone, given as a value or as a text.
 
 use chrono_tz::Tz;
 
-/// A time zone, or the name of one as it stands in a configuration: `"Europe/Berlin"`.
+/// A time zone, or its name in a configuration: `"Europe/Berlin"`.
 pub trait IntoZone {
     /// # Errors
-    /// What is wrong with the name.
+    /// Returns what is wrong with the name.
     fn into_zone(self) -> Result<Tz, String>;
 }
 
@@ -18,7 +18,7 @@ impl IntoZone for Tz {
 impl IntoZone for &str {
     fn into_zone(self) -> Result<Tz, String> {
         self.parse()
-            .map_err(|_| format!("`{self}` is no time zone of the IANA database, such as `Europe/Berlin`"))
+            .map_err(|_| format!("`{self}` is not a time zone of the IANA database, such as `Europe/Berlin`"))
     }
 }
 

@@ -295,7 +295,7 @@ async fn headers_and_parameters_meet_if_they_are_named_alike() {
 }
 
 #[test]
-#[should_panic(expected = "it is the name of a header")]
+#[should_panic(expected = "the name is a valid header name")]
 fn a_name_that_no_header_can_have_panics() {
     keys::header_text("x account");
 }

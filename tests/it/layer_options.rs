@@ -86,12 +86,12 @@ async fn answers_tell_of_the_wait_and_the_fence_if_told_to() {
 }
 
 #[tokio::test]
-async fn who_only_observes_lets_everybody_in_and_tells_of_overlaps() {
+async fn a_dry_run_admits_every_request_and_reports_overlaps() {
     let watch = Watch::of("outcome=overlap");
     let store = MemoryStore::new();
     let locks = Locks::builder().memory_shared(&store).unwrap();
     let (handler, mut seen) = GatedHandler::new();
-    let app = handler.app(by_path(&locks).observe());
+    let app = handler.app(by_path(&locks).dry_run());
     // A real lock is no reason to wait.
     let held = locks.mutex("/o/a").lock().await.unwrap();
     let first = send(&app, to("/o/a"));
@@ -99,7 +99,7 @@ async fn who_only_observes_lets_everybody_in_and_tells_of_overlaps() {
     until(|| store.len() == 2).await;
     let second = send(&app, to("/o/a"));
     seen.next().await;
-    let told = watch.until("overlap").await;
+    let told = watch.until("dry_run").await;
     assert!(told.text.contains("route=/o/{id}"), "{told:?}");
     handler.let_go(2);
     assert_eq!(soon(first).await.unwrap().status(), 200);
@@ -107,14 +107,14 @@ async fn who_only_observes_lets_everybody_in_and_tells_of_overlaps() {
     drop(held);
     soon(locks.idle()).await;
     assert!(store.is_empty());
-    // Whoever comes now is alone.
+    // The next request is alone.
     handler.let_go(1);
     assert_eq!(status(&app, to("/o/a")).await, 200);
-    assert_eq!(watch.count("overlap"), 1);
+    assert_eq!(watch.count("dry_run"), 1);
 }
 
 #[tokio::test]
-async fn who_only_observes_refuses_nobody() {
+async fn a_dry_run_refuses_no_request() {
     let watch = Watch::of("outcome=refused");
     let locks = Locks::memory();
     let app = Router::new()
@@ -122,12 +122,12 @@ async fn who_only_observes_refuses_nobody() {
             "/",
             get(async |lease: Option<tenure::Lease>| assert!(lease.is_none())),
         )
-        .route_layer(LockLayer::new(&locks, keys::idempotency_key()).observe());
+        .route_layer(LockLayer::new(&locks, keys::idempotency_key()).dry_run());
     assert_eq!(status(&app, to("/")).await, 200);
-    watch.until("overlap").await;
+    watch.until("dry_run").await;
     // A client that leaves takes its shadow with it.
     let (handler, mut seen) = GatedHandler::new();
-    let app = handler.app(by_path(&locks).observe());
+    let app = handler.app(by_path(&locks).dry_run());
     let left = send(&app, to("/o/a"));
     seen.next().await;
     until(|| locks.keys() == 1).await;
@@ -137,13 +137,13 @@ async fn who_only_observes_refuses_nobody() {
 
 /// Nested layers with one key would share its lease, and the longest key is a key.
 #[tokio::test]
-async fn who_only_observes_counts_no_request_against_itself() {
+async fn a_dry_run_counts_no_request_against_itself() {
     let watch = Watch::of("route=/nested/");
     let locks = Locks::memory();
     let app = Router::new()
         .route("/nested/{id}", get(async || ()))
-        .route_layer(by_path(&locks).observe())
-        .route_layer(by_path(&locks).observe());
+        .route_layer(by_path(&locks).dry_run())
+        .route_layer(by_path(&locks).dry_run());
     for _ in 0..3 {
         assert_eq!(status(&app, to("/nested/a")).await, 200);
         soon(locks.idle()).await;
@@ -151,10 +151,10 @@ async fn who_only_observes_counts_no_request_against_itself() {
     let longest = format!("/nested/{}", "x".repeat(512 - "/nested/".len()));
     assert_eq!(status(&app, to(&longest)).await, 200);
     soon(locks.idle()).await;
-    assert_eq!(watch.count("overlap"), 0);
+    assert_eq!(watch.count("dry_run"), 0);
     assert_eq!(status(&app, to(&format!("{longest}x"))).await, 200);
     soon(locks.idle()).await;
-    assert_eq!(watch.count("overlap"), 1);
+    assert_eq!(watch.count("dry_run"), 1);
 }
 
 #[tokio::test]

@@ -245,7 +245,7 @@ async fn a_hash_hides_the_key() {
 }
 
 #[test]
-#[should_panic(expected = "a secret is not empty")]
+#[should_panic(expected = "the secret of a hashed key must not be empty")]
 fn an_empty_secret_panics() {
     let _ = keys::fixed("a").hashed("");
 }

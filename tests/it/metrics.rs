@@ -50,7 +50,7 @@ const ALL: &[(&str, &str, &str, &Labels)] = &[
         "bad_key", "no_key", "bad_options",
     ])]),
     // Routes are the service's own.
-    ("tenure_observed_total", "counter", "requests", &[("outcome", &["alone", "overlap", "refused"]), ("route", &[])]),
+    ("tenure_dry_run_total", "counter", "requests", &[("outcome", &["alone", "overlap", "refused"]), ("route", &[])]),
 ];
 
 fn word(kind: MetricKind) -> &'static str {
@@ -76,9 +76,9 @@ async fn layers(locks: &Locks, meter: &Meter) {
         Ok::<_, std::convert::Infallible>(http::Response::new(String::new()))
     });
     let layer = tenure::LockLayer::by(locks, |_| "metered route");
-    let observed = layer.clone().observe().layer(done);
-    observed.oneshot(http::Request::default()).await.unwrap();
-    meter.until("tenure_observed_total{outcome=alone,route=}").await;
+    let dry_run = layer.clone().dry_run().layer(done);
+    dry_run.oneshot(http::Request::default()).await.unwrap();
+    meter.until("tenure_dry_run_total{outcome=alone,route=}").await;
     let held = locks.mutex("metered route").lock().await.unwrap();
     layer
         .skip()

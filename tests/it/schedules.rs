@@ -46,11 +46,11 @@ async fn what_is_no_expression_no_zone_or_no_period_is_refused_when_it_is_made()
     let locks = Locks::memory();
     let work = |_: Tick| async {};
     for bad in ["", "nonsense", "* * * * *", "60 * * * * *", "* * * 32 * *"] {
-        refused(locks.cron("bad", bad).run(work), "no cron expression").await;
+        refused(locks.cron("bad", bad).run(work), "not a cron expression").await;
     }
     for bad in ["", "Europe", "Europe/Atlantis", "+01:00"] {
         let job = locks.cron("bad", "0 0 0 * * *").timezone(bad);
-        refused(job.run(work), "no time zone").await;
+        refused(job.run(work), "not a time zone").await;
     }
     for bad in [Duration::ZERO, ms(500), ms(1_500)] {
         refused(locks.every("bad", bad).run(work), "whole seconds").await;

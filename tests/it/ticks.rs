@@ -1106,7 +1106,7 @@ async fn a_job_that_panics_when_it_is_cancelled_kills_nothing() {
         soon(pursuit).await.expect("no panic gets out");
         soon(standby).await.unwrap();
         let told = watch.until("tick_failed").await;
-        assert!(told.text.contains("panicked when it was cancelled"), "{told:?}");
+        assert!(told.text.contains("panicked while it was cancelled"), "{told:?}");
         let panicked = watch.told();
         let panicked = panicked
             .iter()

@@ -1,4 +1,4 @@
-//! What layers outside found out.
+//! Keys from extensions that outer layers add to the request.
 
 use std::any::type_name;
 use std::borrow::Cow;
@@ -12,20 +12,20 @@ use crate::key::Key;
 use crate::middleware::key::{Choice, IntoLockKey, KeySource, LockKey};
 #[cfg(doc)]
 use crate::middleware::keys::field::Header;
-use crate::middleware::keys::path::sent_path;
-use crate::middleware::keys::seldom::Seldom;
+use crate::middleware::keys::path::original_path;
+use crate::middleware::keys::route_throttle::RouteThrottle;
 use crate::middleware::keys::value::named;
 use crate::middleware::refusal::Refused;
 use crate::observe;
 
-/// A lock made of an extension of the request: of the user, say, whom a layer outside has authenticated.
+/// A lock per extension of the request, such as the user that an outer layer has authenticated.
 ///
-/// The key is what the closure returns: [a key](IntoLockKey), `None` for no lock, or a refusal. A bare number is a key
-/// like any other; say what it is about, with a tuple or with [`named`](Extension::named).
+/// The closure returns [a key](IntoLockKey), `None` for no lock, or a refusal. A bare number is a complete key. To
+/// say what it stands for, use a tuple or [`named`](Extension::named).
 ///
-/// A request without the extension is a fault of the program: no layer put it there, or one that comes later. It gets
-/// 500 ([`BadOptions`](Refused::BadOptions)), and the event `extension_missing` says what is missing and for which path,
-/// once a minute for each route. It never passes without a lock.
+/// A request without the extension is a fault of the program: no layer added it, or only an inner layer does. The
+/// request gets 500 ([`BadOptions`](Refused::BadOptions)) and never passes without a lock. The event
+/// `extension_missing` names the extension and the path, once a minute for each route.
 ///
 /// ```
 /// use tenure::{LockLayer, Locks, middleware::keys};
@@ -48,22 +48,22 @@ where
     Extension {
         key,
         prefix: None,
-        missing: Seldom::default(),
+        missing: RouteThrottle::default(),
         of: PhantomData,
     }
 }
 
-/// A lock made of an extension. Made by [`extension`].
+/// A lock per extension. Made by [`extension`].
 pub struct Extension<E, F> {
     key: F,
     prefix: Option<Cow<'static, str>>,
-    missing: Seldom,
+    missing: RouteThrottle,
     of: PhantomData<fn(&E)>,
 }
 
 impl<E, F> Extension<E, F> {
-    /// Chooses what stands in front of the key that the closure returns, as [`Header::named`] does: `user:42`. The name is
-    /// taken as it is. In the closure's key `:` and `%` are escaped, as in a tuple.
+    /// Sets the beginning of the key, as [`Header::named`] does: `user:42`. The name is used unchanged. In the
+    /// closure's key, `:` and `%` are escaped, as in a tuple.
     pub fn named(mut self, name: impl Into<Cow<'static, str>>) -> Self {
         self.prefix = Some(named(name));
         self
@@ -80,8 +80,8 @@ where
 
     fn key(&self, parts: &mut Parts) -> impl Future<Output = LockKey> + Send {
         let Some(extension) = parts.extensions.get::<E>() else {
-            let is_news = self.missing.is_news(parts);
-            observe::extension_missing(type_name::<E>(), sent_path(parts), is_news);
+            let is_news = self.missing.allow(parts);
+            observe::extension_missing(type_name::<E>(), original_path(parts), is_news);
             return ready(LockKey::refuse(Refused::BadOptions));
         };
         ready(match ((self.key)(extension).into_lock_key().0, &self.prefix) {

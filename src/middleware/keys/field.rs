@@ -1,4 +1,4 @@
-//! Values that have a name: of a header, and of a parameter of the query.
+//! Values with a name: the values of headers and of query parameters.
 
 use std::borrow::Cow;
 use std::fmt::{Debug, Display};
@@ -9,17 +9,17 @@ use http::header::HeaderName;
 use http::request::Parts;
 
 use crate::middleware::key::LockKey;
-use crate::middleware::keys::value::{ByValue, MayBeMissing, Place, Value};
+use crate::middleware::keys::value::{ByValue, OptionalSource, ValueReader, ValueSource};
 #[cfg(doc)]
 use crate::middleware::refusal::Refused;
 
-/// A lock per value of a header, where the value is a `T`: all that is parsed as the same `T` is one key, as `T` is
-/// displayed. `42`, `042` and `+42` are one `u64`; a `Uuid` has four spellings and more.
+/// A lock per value of a header that is parsed as a `T`. All texts that parse as the same `T` are one key, as `T` is
+/// displayed. `42`, `042` and `+42` are one `u64`; a `Uuid` has four spellings or more.
 ///
-/// The key is the header's name, a colon and the value, on all routes alike: routes that look at the same header wait for
-/// each other. A request without it is answered with 400 ([`NoKey`](Refused::NoKey)) unless it is
-/// [`optional`](Header::optional). One whose value is no `T`, or with the header twice, gets 400
-/// ([`BadKey`](Refused::BadKey)): the handler might read the other one.
+/// The key is the header's name, a colon and the value. It is the same on all routes, so routes with the same header
+/// wait for each other. A request without the header gets 400 ([`NoKey`](Refused::NoKey)), unless the key is
+/// [`optional`](Header::optional). A request with a malformed value, or with the header twice, gets 400
+/// ([`BadKey`](Refused::BadKey)): the handler might read the other value.
 ///
 /// ```
 /// # let locks = tenure::Locks::memory();
@@ -30,16 +30,16 @@ use crate::middleware::refusal::Refused;
 /// ```
 ///
 /// # Panics
-/// If no header can have that name.
+/// Panics if `name` is not a valid header name.
 pub fn header<T: FromStr + Display>(name: impl TryInto<HeaderName, Error: Debug>) -> Header {
-    ByValue::new(InHeader::of(name), Value::typed::<T>())
+    ByValue::new(InHeader::of(name), ValueReader::typed::<T>())
 }
 
-/// A lock per value of a header, as it is: [`header`] where the value has no type.
+/// A lock per value of a header, without a type: the text is the value. See [`header`] for values with a type.
 ///
-/// **Every spelling is a lock of its own.** If the service takes `acme` and `ACME`, or `42` and `042`, for the same, then
-/// a client who writes it differently is past the lock. It is for values that are opaque: a token, a name that is looked
-/// up byte by byte. White space around the value does not count. An empty one gets 400
+/// **Every spelling is a lock of its own.** If the service treats `acme` and `ACME`, or `42` and `042`, as the same
+/// value, a client with another spelling bypasses the lock. Use it for opaque values: a token, or a name that is
+/// looked up byte by byte. White space around the value is removed. An empty value gets 400
 /// ([`BadKey`](Refused::BadKey)).
 ///
 /// ```
@@ -50,30 +50,30 @@ pub fn header<T: FromStr + Display>(name: impl TryInto<HeaderName, Error: Debug>
 /// ```
 ///
 /// # Panics
-/// If no header can have that name.
+/// Panics if `name` is not a valid header name.
 pub fn header_text(name: impl TryInto<HeaderName, Error: Debug>) -> Header {
-    ByValue::new(InHeader::of(name), Value::text())
+    ByValue::new(InHeader::of(name), ValueReader::text())
 }
 
 /// A lock per value of a header. Made by [`header`] and [`header_text`].
 pub type Header = ByValue<InHeader>;
 
-/// The place of a value: a header.
+/// The source of a value: a header.
 #[derive(Debug, Clone)]
 pub struct InHeader(HeaderName);
 
 impl InHeader {
     fn of(name: impl TryInto<HeaderName, Error: Debug>) -> InHeader {
-        InHeader(name.try_into().expect("it is the name of a header"))
+        InHeader(name.try_into().expect("the name is a valid header name"))
     }
 }
 
-impl MayBeMissing for InHeader {}
+impl OptionalSource for InHeader {}
 
-impl Place for InHeader {
-    fn key(&self, parts: &mut Parts, value: &Value) -> impl Future<Output = LockKey> + Send {
+impl ValueSource for InHeader {
+    fn key(&self, parts: &mut Parts, value: &ValueReader) -> impl Future<Output = LockKey> + Send {
         let InHeader(name) = self;
-        // HTTP/1 has no white space around a value, HTTP/2 can.
+        // HTTP/2 permits white space around a value, HTTP/1 does not.
         let values = parts
             .headers
             .get_all(name)
@@ -83,15 +83,16 @@ impl Place for InHeader {
     }
 }
 
-/// A lock per value of a query parameter, where the value is a `T`: all that is parsed as the same `T` is one key, as `T`
-/// is displayed. `?id=42`, `?id=042` and `?%69d=%34%32` are one `u64`.
+/// A lock per value of a query parameter that is parsed as a `T`. All texts that parse as the same `T` are one key,
+/// as `T` is displayed. `?id=42`, `?id=042` and `?%69d=%34%32` are one `u64`.
 ///
-/// The key is a question mark, the parameter's name and the value, on all routes alike; [name](QueryParam::named) what it
-/// stands for. A request without the parameter is answered with 400 ([`NoKey`](Refused::NoKey)) unless it is
-/// [`optional`](QueryParam::optional). One whose value is no `T`, or with the parameter twice, gets 400
-/// ([`BadKey`](Refused::BadKey)): the handler might read the other one.
+/// The key is a question mark, the parameter's name, `=` and the value, the same on all routes.
+/// [Name](QueryParam::named) what the value stands for. A request without the parameter gets 400
+/// ([`NoKey`](Refused::NoKey)), unless the key is [`optional`](QueryParam::optional). A request with a malformed
+/// value, or with the parameter twice, gets 400 ([`BadKey`](Refused::BadKey)): the handler might read the other
+/// value.
 ///
-/// It is decoded as forms are (`+` is a space), as axum's `Query` and most others do.
+/// The query is decoded as a form (`+` is a space), as axum's `Query` and most other libraries do.
 ///
 /// ```
 /// # let locks = tenure::Locks::memory();
@@ -101,29 +102,30 @@ impl Place for InHeader {
 /// let layer = LockLayer::new(&locks, keys::query_param::<u64>("id").named("account")); // account:42
 /// ```
 pub fn query_param<T: FromStr + Display>(name: impl Into<Cow<'static, str>>) -> QueryParam {
-    ByValue::new(InQuery(name.into()), Value::typed::<T>())
+    ByValue::new(InQuery(name.into()), ValueReader::typed::<T>())
 }
 
-/// A lock per value of a query parameter, as it is once it is decoded: [`query_param`] where the value has no type.
+/// A lock per value of a query parameter, without a type: the decoded text is the value. See [`query_param`] for
+/// values with a type.
 ///
-/// **Every spelling is a lock of its own.** If the service takes `acme` and `ACME`, or `42` and `042`, for the same, then
-/// a client who writes it differently is past the lock. It is for values that are opaque. An empty one gets 400
+/// **Every spelling is a lock of its own.** If the service treats `acme` and `ACME`, or `42` and `042`, as the same
+/// value, a client with another spelling bypasses the lock. Use it for opaque values. An empty value gets 400
 /// ([`BadKey`](Refused::BadKey)).
 pub fn query_text(name: impl Into<Cow<'static, str>>) -> QueryParam {
-    ByValue::new(InQuery(name.into()), Value::text())
+    ByValue::new(InQuery(name.into()), ValueReader::text())
 }
 
 /// A lock per value of a query parameter. Made by [`query_param`] and [`query_text`].
 pub type QueryParam = ByValue<InQuery>;
 
-/// The place of a value: a parameter of the query.
+/// The source of a value: a query parameter.
 #[derive(Debug, Clone)]
 pub struct InQuery(Cow<'static, str>);
 
-impl MayBeMissing for InQuery {}
+impl OptionalSource for InQuery {}
 
-impl Place for InQuery {
-    fn key(&self, parts: &mut Parts, value: &Value) -> impl Future<Output = LockKey> + Send {
+impl ValueSource for InQuery {
+    fn key(&self, parts: &mut Parts, value: &ValueReader) -> impl Future<Output = LockKey> + Send {
         let InQuery(param) = self;
         let query = parts.uri.query().unwrap_or_default();
         let values = form_urlencoded::parse(query.as_bytes())

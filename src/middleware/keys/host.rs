@@ -1,4 +1,4 @@
-//! The host that the request is for.
+//! Keys from the host of a request.
 
 use std::borrow::Cow;
 use std::future::{Future, ready};
@@ -9,19 +9,19 @@ use http::request::Parts;
 use http::uri::Authority;
 
 use crate::middleware::key::LockKey;
-use crate::middleware::keys::value::{ByValue, MayBeMissing, Place, Value};
+use crate::middleware::keys::value::{ByValue, OptionalSource, ValueReader, ValueSource};
 use crate::middleware::refusal::Refused;
 
-/// A lock per host: `host:example.com`, in small letters, without the port and without a dot at the end. An IPv6 address
-/// is one key in all of its spellings.
+/// A lock per host: `host:example.com`, in lower case, without the port and without a final dot. All spellings of an
+/// IPv6 address are one key.
 ///
-/// It is the `:authority` of HTTP/2, that of a request line in absolute form, or the header `Host`, in this order. A
-/// request without any is answered with 400 ([`NoKey`](Refused::NoKey)) unless it is [`optional`](Host::optional). One
-/// that names two hosts gets 400 ([`BadKey`](Refused::BadKey)), in two headers or in the request line and in a header:
-/// the handler might read the other one.
+/// The host is the `:authority` of HTTP/2, the authority of a request line in absolute form, or the header `Host`, in
+/// this order. A request without a host gets 400 ([`NoKey`](Refused::NoKey)), unless the key is
+/// [`optional`](Host::optional). A request with two different hosts, in the request line and a header, or with two
+/// `Host` headers, gets 400 ([`BadKey`](Refused::BadKey)): the handler might read the other host.
 ///
-/// The client says what stands there; a proxy before the service should let known hosts through only. What a proxy
-/// writes into `Forwarded` or `X-Forwarded-Host` plays no part.
+/// The client chooses the host. A proxy before the service should admit only known hosts. `Forwarded` and
+/// `X-Forwarded-Host` are ignored.
 ///
 /// ```
 /// # let locks = tenure::Locks::memory();
@@ -30,21 +30,21 @@ use crate::middleware::refusal::Refused;
 /// let layer = LockLayer::new(&locks, keys::host()); // host:example.com
 /// ```
 pub fn host() -> Host {
-    ByValue::new(InHost, Value::text())
+    ByValue::new(InHost, ValueReader::text())
 }
 
 /// A lock per host. Made by [`host`].
 pub type Host = ByValue<InHost>;
 
-/// The place of a value: the request's host.
+/// The source of a value: the request's host.
 #[derive(Debug, Clone)]
 pub struct InHost;
 
-impl MayBeMissing for InHost {}
+impl OptionalSource for InHost {}
 
-impl Place for InHost {
-    fn key(&self, parts: &mut Parts, value: &Value) -> impl Future<Output = LockKey> + Send {
-        ready(match one_host(parts) {
+impl ValueSource for InHost {
+    fn key(&self, parts: &mut Parts, value: &ValueReader) -> impl Future<Output = LockKey> + Send {
+        ready(match single_host(parts) {
             Some(host) => {
                 let hosts = host.into_iter().map(|host| Cow::Owned(host.into_bytes()));
                 value.only(hosts, || "host:".to_owned())
@@ -54,14 +54,15 @@ impl Place for InHost {
     }
 }
 
-/// What the request says, if anything; `None` if that is malformed or more than one.
-fn one_host(parts: &Parts) -> Option<Option<String>> {
+/// Returns the host of the request, or `Some(None)` if the request has none. Returns `None` if the host is malformed
+/// or ambiguous.
+fn single_host(parts: &Parts) -> Option<Option<String>> {
     let mut headers = parts.headers.get_all(HOST).iter();
-    let header = headers.next().map(|value| one_spelling(value.as_bytes()));
+    let header = headers.next().map(|value| normalized_host(value.as_bytes()));
     let line = parts
         .uri
         .authority()
-        .map(|line| one_spelling(line.as_str().as_bytes()));
+        .map(|line| normalized_host(line.as_str().as_bytes()));
     match (line, header, headers.next()) {
         (None, None, _) => Some(None),
         (Some(host), None, _) | (None, Some(host), None) => host.map(Some),
@@ -70,10 +71,10 @@ fn one_host(parts: &Parts) -> Option<Option<String>> {
     }
 }
 
-fn one_spelling(authority: &[u8]) -> Option<String> {
+fn normalized_host(authority: &[u8]) -> Option<String> {
     let authority = Authority::try_from(authority.trim_ascii()).ok()?;
     let host = authority.host();
-    // Who the user is belongs to no host; `host` would overlook it.
+    // `host` skips user information, which is not a part of the host. So its presence is an error.
     let port = authority.as_str().strip_prefix(host)?;
     if !port.is_empty() && !port.strip_prefix(':')?.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
@@ -92,7 +93,7 @@ mod tests {
 
     #[test]
     fn a_host_has_one_spelling() {
-        for (said, host) in [
+        for (spelling, host) in [
             ("example.com", Some("example.com")),
             ("Example.COM", Some("example.com")),
             ("example.com.", Some("example.com")),
@@ -120,7 +121,11 @@ mod tests {
             ("a%62", None),
             ("\u{fc}.de", None),
         ] {
-            assert_eq!(one_spelling(said.as_bytes()).as_deref(), host, "{said}");
+            assert_eq!(
+                normalized_host(spelling.as_bytes()).as_deref(),
+                host,
+                "{spelling}"
+            );
         }
     }
 }

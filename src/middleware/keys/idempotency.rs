@@ -1,4 +1,4 @@
-//! `Idempotency-Key`.
+//! Keys from the header `Idempotency-Key`.
 
 use std::future::{Future, ready};
 
@@ -6,26 +6,26 @@ use http::header::HeaderName;
 use http::request::Parts;
 
 use crate::middleware::key::{KeySource, LockKey};
-use crate::middleware::keys::path::{one_spelling, sent_path};
-use crate::middleware::keys::value::the_only;
+use crate::middleware::keys::path::{normalized_path, original_path};
+use crate::middleware::keys::value::single_key;
 use crate::middleware::refusal::Refused;
 
-/// A lock per `Idempotency-Key`, method and path: a client's retry waits until its first attempt is done.
+/// A lock per `Idempotency-Key`, method and path: a client's retry waits until its first attempt has ended.
 ///
-/// The header is that of [draft-ietf-httpapi-idempotency-key-header], a string of structured fields; what many clients
-/// send instead is taken too, the same without quotes: `"8e03978e"` and `8e03978e` are one key. A request without it is
-/// answered with 400 ([`NoKey`](Refused::NoKey)), as the draft asks, unless it is
-/// [`optional`](IdempotencyKey::optional). One that cannot be read, is empty or is there twice gets 400
-/// ([`BadKey`](Refused::BadKey)). Put the layer on the routes whose methods need such a key, or make it optional: a `GET`
-/// is asked for one as well.
+/// The header is that of [draft-ietf-httpapi-idempotency-key-header], a string of structured fields. The same text
+/// without quotes, which many clients send, is accepted too: `"8e03978e"` and `8e03978e` are one key. A request
+/// without the header gets 400 ([`NoKey`](Refused::NoKey)), as the draft asks, unless the key is
+/// [`optional`](IdempotencyKey::optional). A header that is malformed, empty or present twice gets 400
+/// ([`BadKey`](Refused::BadKey)). Put the layer on routes whose methods need such a key, or make it optional: a `GET`
+/// needs the header as well.
 ///
-/// The lock keeps attempts apart; it does not remember them. What the first one answered is for the handler to write
-/// down, and to look up before it does anything. With [`skip`](crate::LockLayer::skip) a retry that comes too early gets
-/// the 409 of the draft instead ([`InFlight`](Refused::InFlight)). An attempt runs to its end also when its client
-/// leaves, so that no retry runs beside it ([`run_to_completion`](crate::LockLayer::run_to_completion)).
+/// The lock separates attempts; it does not remember them. The handler must store the result of the first attempt,
+/// and look it up before it does any work. With [`skip`](crate::LockLayer::skip), a retry that comes too early gets
+/// the 409 of the draft ([`InFlight`](Refused::InFlight)). An attempt runs to its end even if its client leaves, so
+/// that no retry runs beside it ([`run_to_completion`](crate::LockLayer::run_to_completion)).
 ///
-/// Clients are not told apart. Two that choose the same key for the same path wait for each other, no more; with
-/// [`per`](KeySource::per) each user or tenant has keys of their own.
+/// Clients are not distinguished. If two clients choose the same key for the same path, one waits for the other. With
+/// [`per`](KeySource::per), each user or tenant has its own keys.
 ///
 /// [draft-ietf-httpapi-idempotency-key-header]: https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/
 pub fn idempotency_key() -> IdempotencyKey {
@@ -54,19 +54,19 @@ impl KeySource for IdempotencyKey {
     fn key(&self, parts: &mut Parts) -> impl Future<Output = LockKey> + Send {
         const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
         let values = parts.headers.get_all(IDEMPOTENCY_KEY).iter();
-        ready(the_only(values, self.optional, |value| {
+        ready(single_key(values, self.optional, |value| {
             let Some(key) = idempotency_text(value.as_bytes()) else {
                 return LockKey::refuse(Refused::BadKey);
             };
-            // Neither a method nor a path that is spelled so holds a space.
-            let path = one_spelling(sent_path(parts));
+            // Neither a method nor a normalized path contains a space.
+            let path = normalized_path(original_path(parts));
             LockKey::lock(format!("{} {path} {key}", parts.method))
         }))
     }
 }
 
-/// The text of an `Idempotency-Key`: a string of structured fields (RFC 9651, 3.3.3), whose parameters mean nothing to
-/// us, or bare. `None` if it is neither, or empty.
+/// Returns the text of an `Idempotency-Key`: a string of structured fields (RFC 9651, section 3.3.3), whose
+/// parameters are ignored, or a bare text. Returns `None` if the value is malformed or empty.
 fn idempotency_text(value: &[u8]) -> Option<String> {
     let value = value.trim_ascii();
     let Some(quoted) = value.strip_prefix(b"\"") else {

@@ -1,4 +1,4 @@
-//! Ready-made keys, to be given to [`LockLayer::new`](crate::LockLayer::new).
+//! Ready-made key sources for [`LockLayer::new`](crate::LockLayer::new).
 //!
 //! ```
 //! use tenure::{LockLayer, Locks, middleware::{KeySource, keys}};
@@ -20,46 +20,45 @@
 //! ```
 //!
 //! # A key is a resource, not a spelling
-//! A service takes `/accounts/42`, `/accounts/042` and `/accounts/+42` for one account, and a UUID in capitals for the one
-//! in small letters. A lock per text would let them in beside each other. So a key is made of a value that was parsed,
-//! with the type that the handler uses. Where that is text, the functions that end in `_text` take it as it is.
+//! A service treats `/accounts/42`, `/accounts/042` and `/accounts/+42` as one account, and a UUID in capitals as the
+//! same UUID in small letters. A lock per text would admit them beside each other. So a key is built from a parsed
+//! value, with the type that the handler uses. Functions that end in `_text` use the text unchanged.
 //!
 //! | source | the key | when it is missing | when it is bad |
 //! |---|---|---|---|
 #![cfg_attr(
     feature = "axum",
-    doc = "| [`path_param::<u64>(\"id\")`](path_param) | `/accounts/<id>/withdraw id=42` | 500 and an event: the route has none, or two | 400 |",
+    doc = "| [`path_param::<u64>(\"id\")`](path_param) | `/accounts/<id>/withdraw id=42` | 500 and an event: the route lacks it, or has it twice | 400 |",
     doc = "| …[`.named(\"account\")`](PathParam::named) | `account:42` | 500 and an event | 400 |"
 )]
 //! | [`header::<u64>("x-account")`](header) | `x-account:42` | 400; with [`optional`](Header::optional) no lock | 400 |
-//! | …[`.named("account")`](Header::named) | `account:42` | likewise | 400 |
+//! | …[`.named("account")`](Header::named) | `account:42` | the same | 400 |
 //! | [`query_param::<u64>("id")`](query_param) | `?id=42` | 400; with [`optional`](QueryParam::optional) no lock | 400 |
-//! | …[`.named("account")`](QueryParam::named) | `account:42` | likewise | 400 |
+//! | …[`.named("account")`](QueryParam::named) | `account:42` | the same | 400 |
 //! | [`host()`](host) | `host:example.com` | 400; with [`optional`](Host::optional) no lock | 400 |
-//! | [`extension(⎮user: &User⎮ user.id)`](extension) | `42` | 500 and an event: the order of the layers | |
+//! | [`extension(⎮user: &User⎮ user.id)`](extension) | `42` | 500 and an event: the layers are in the wrong order | |
 //! | …[`.named("user")`](Extension::named) | `user:42` | 500 and an event | |
 //! | [`idempotency_key()`](idempotency_key) | `POST /payments 8e03978e-40d5-43dd` | 400; with [`optional`](IdempotencyKey::optional) no lock | 400 |
 //! | [`path()`](path) | `/accounts/42` | | |
 //! | [`fixed("nightly")`](fixed) | `nightly` | | |
-//! | any …[`.per(scope)`](KeySource::per) | the scope, `:`, the key | of the scope: 400 | |
+//! | any …[`.per(scope)`](KeySource::per) | the scope, `:`, the key | 400 if the scope is missing | |
 //! | any …[`.hashed(secret)`](KeySource::hashed) | `hashed:5f0c…` | | |
 //!
-//! A request that lacks its key is refused, as one without a lock would run beside the others: whoever leaves the header
-//! out would be past the lock.
+//! A request without its key is refused. Otherwise a client that omits the header bypasses the lock.
 //!
-//! No two rows meet by accident, whatever clients send: paths begin with `/`, only behind a route's template or a method
-//! stands a space, and within a value `:` and `%` are escaped. What you [name](Header::named) yourself or [fix](fixed) is
-//! the very key of [`Locks::mutex`](crate::Locks::mutex), to share a lock with other routes and with jobs:
-//! `locks.mutex(("account", 42))`. The space is that of the store and the [prefix](crate::Builder::prefix): two services
-//! on one store whose routes look alike need a prefix each.
+//! Keys of two rows never collide, whatever clients send. Only paths begin with `/`, and only a route's template or a
+//! method is followed by a space. Within a value, `:` and `%` are escaped. A key that you [name](Header::named) or
+//! [fix](fixed) is the key of [`Locks::mutex`](crate::Locks::mutex), so that other routes and jobs can share the
+//! lock: `locks.mutex(("account", 42))`. All services with the same store and [prefix](crate::Builder::prefix) share
+//! one space of keys. Two services with similar routes need different prefixes.
 //!
 //! # A key is a contract between releases
-//! While a new release is rolled out, replicas of both run, and exclude each other only where both make the same key.
-//! Renaming `{id}` in a route, or the route, changes the key of a path parameter that has no name; renaming a header, a
-//! parameter of the query or [a job](crate::Locks) changes theirs; so does the type of a value whose `Display` differs.
+//! During a rollout, replicas of both releases run, and exclude each other only if both build the same key. Renaming
+//! `{id}` in a route, or the route, changes the key of a path parameter without a name. Renaming a header, a query
+//! parameter or [a job](crate::Locks) changes its key, and so does a type with another `Display`.
 //! [Name](Header::named) what a value stands for, and keep the name.
 //!
-//! For several parameters at once, and all else, see [`LockLayer::by`](crate::LockLayer::by)
+//! For several parameters at once, and for all other keys, see [`LockLayer::by`](crate::LockLayer::by)
 #![cfg_attr(
     feature = "axum",
     doc = "and [`LockLayer::from_extractors`](crate::LockLayer::from_extractors)."
@@ -89,10 +88,10 @@ mod idempotency;
 #[cfg(feature = "axum")]
 mod param;
 mod path;
-mod seldom;
+mod route_throttle;
 mod value;
 
-/// One lock for all requests: the key is `key`, that of [`Locks::mutex`](crate::Locks::mutex).
+/// One lock for all requests. The key is the same as for [`Locks::mutex`](crate::Locks::mutex).
 pub fn fixed(key: impl Into<Key>) -> Fixed {
     Fixed { key: key.into() }
 }

@@ -1,4 +1,4 @@
-//! A parameter of the path.
+//! Keys from parameters of the path.
 
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -9,26 +9,27 @@ use axum::extract::{FromRequestParts, MatchedPath, RawPathParams};
 use http::request::Parts;
 
 use crate::middleware::key::LockKey;
-use crate::middleware::keys::path::sent_path;
-use crate::middleware::keys::seldom::Seldom;
-use crate::middleware::keys::value::{ByValue, Place, Value};
+use crate::middleware::keys::path::original_path;
+use crate::middleware::keys::route_throttle::RouteThrottle;
+use crate::middleware::keys::value::{ByValue, ValueReader, ValueSource};
 use crate::middleware::refusal::Refused;
 use crate::observe;
 
-/// A lock per value of a path parameter, `id` of `/accounts/{id}/withdraw`, where the value is a `T`: all that is parsed
-/// as the same `T` is one key, as `T` is displayed. `/accounts/42`, `/accounts/042` and `/accounts/+42` are one `u64`, the
-/// four spellings of a UUID one `Uuid`. Take the type that the handler takes.
+/// A lock per value of a path parameter, such as `id` of `/accounts/{id}/withdraw`, that is parsed as a `T`. All
+/// texts that parse as the same `T` are one key, as `T` is displayed. `/accounts/42`, `/accounts/042` and
+/// `/accounts/+42` are one `u64`; the four spellings of a UUID are one `Uuid`. Use the type that the handler uses.
 ///
-/// The key is the route as it was declared, the parameter's name and its value, so that an account 42 and an order 42 are
-/// two locks, and so are the same account's `withdraw` and `deposit`. To make several routes wait for each other,
-/// [name](PathParam::named) what the parameter stands for. A name also outlives the route: without one, renaming `{id}`
-/// or the route changes the key, and while replicas of both releases run, they have two locks for one account.
-/// Other parameters of the route play no part.
+/// The key is the declared route, the parameter's name and its value. So account 42 and order 42 are two locks, and
+/// so are `withdraw` and `deposit` of one account. To make several routes wait for each other,
+/// [name](PathParam::named) what the parameter stands for. A name also survives changes of the route. Without a name,
+/// renaming `{id}` or the route changes the key; while replicas of both releases run, an account has two locks. Other
+/// parameters of the route have no effect.
 ///
-/// A value that is no `T`, or no UTF-8 once it is decoded, gets 400 ([`BadKey`](Refused::BadKey)). A route that has no
-/// such parameter, or has it twice (`/teams/{id}/members/{id}`), is a fault of the program: its requests get 500
-/// ([`BadOptions`](Refused::BadOptions)) and an event names the path, once a minute for each route. It is the same around
-/// a whole `Router` and on paths that lead nowhere, where no route is known: put the layer on routes with `route_layer`.
+/// A malformed value, or one that is not UTF-8 after decoding, gets 400 ([`BadKey`](Refused::BadKey)). A route
+/// without such a parameter, or with the parameter twice (`/teams/{id}/members/{id}`), is a fault of the program. Its
+/// requests get 500 ([`BadOptions`](Refused::BadOptions)), and an event names the path, once a minute for each route.
+/// The same happens around a whole `Router` and on paths without a route, because no route is known there: put the
+/// layer on routes with `route_layer`.
 ///
 /// ```
 /// use axum::{Router, routing::post};
@@ -44,14 +45,15 @@ use crate::observe;
 ///     .route_layer(LockLayer::new(&locks, keys::path_param::<u64>("id").named("account")));
 /// ```
 pub fn path_param<T: FromStr + Display>(name: impl Into<Cow<'static, str>>) -> PathParam {
-    ByValue::new(InPath::of(name.into()), Value::typed::<T>())
+    ByValue::new(InPath::of(name.into()), ValueReader::typed::<T>())
 }
 
-/// A lock per value of a path parameter, as it is once it is decoded: [`path_param`] where the value has no type.
+/// A lock per value of a path parameter, without a type: the decoded text is the value. See [`path_param`] for values
+/// with a type.
 ///
-/// **Every spelling is a lock of its own.** If the handler takes `/accounts/42`, `/accounts/042` and `/accounts/+42` for
-/// the same, as one with `Path<u64>` does, then a client who writes it differently is past the lock, and beside whoever
-/// holds it. It is for values that are opaque: a slug or a token that is looked up byte by byte.
+/// **Every spelling is a lock of its own.** If the handler treats `/accounts/42`, `/accounts/042` and `/accounts/+42`
+/// as the same account, as with `Path<u64>`, a client with another spelling bypasses the lock. Use it for opaque
+/// values: a slug, or a token that is looked up byte by byte.
 ///
 /// ```
 /// # let locks = tenure::Locks::memory();
@@ -60,30 +62,30 @@ pub fn path_param<T: FromStr + Display>(name: impl Into<Cow<'static, str>>) -> P
 /// let layer = LockLayer::new(&locks, keys::path_text("slug").named("article")); // article:on-leases
 /// ```
 pub fn path_text(name: impl Into<Cow<'static, str>>) -> PathParam {
-    ByValue::new(InPath::of(name.into()), Value::text())
+    ByValue::new(InPath::of(name.into()), ValueReader::text())
 }
 
 /// A lock per value of a path parameter. Made by [`path_param`] and [`path_text`].
 pub type PathParam = ByValue<InPath>;
 
-/// The place of a value: a parameter of the path.
+/// The source of a value: a path parameter.
 #[derive(Debug, Clone)]
 pub struct InPath {
     param: Cow<'static, str>,
-    fault: Seldom,
+    fault: RouteThrottle,
 }
 
 impl InPath {
     fn of(param: Cow<'static, str>) -> InPath {
         InPath {
             param,
-            fault: Seldom::default(),
+            fault: RouteThrottle::default(),
         }
     }
 }
 
-impl Place for InPath {
-    async fn key(&self, parts: &mut Parts, value: &Value) -> LockKey {
+impl ValueSource for InPath {
+    async fn key(&self, parts: &mut Parts, value: &ValueReader) -> LockKey {
         let InPath { param, fault } = self;
         let params = RawPathParams::from_request_parts(parts, &()).await;
         if let Err(RawPathParamsRejection::InvalidUtf8InPathParam(_)) = params {
@@ -101,16 +103,16 @@ impl Place for InPath {
                 return value.key(read.as_bytes(), || unnamed(route.as_str(), param));
             }
             (Some(_), Some(_), _) => {
-                observe::parameter_twice(param, sent_path(parts), fault.is_news(parts));
+                observe::parameter_twice(param, original_path(parts), fault.allow(parts));
             }
-            _ => observe::parameter_missing(param, sent_path(parts), route.is_some(), fault.is_news(parts)),
+            _ => observe::parameter_missing(param, original_path(parts), route.is_some(), fault.allow(parts)),
         }
         LockKey::refuse(Refused::BadOptions)
     }
 }
 
-/// Redis Cluster would take `{id}` for a tag, and put all locks of the route on one node. A template with `<` or a space in
-/// it is never matched.
+/// Replaces the braces: Redis Cluster would read `{id}` as a hash tag, and put all locks of the route on one node. A
+/// template with `<` or a space never matches a request.
 fn unnamed(route: &str, param: &str) -> String {
     let route = route.replace('{', "<").replace('}', ">");
     format!("{route} {param}=")

@@ -1,4 +1,4 @@
-//! The whole path.
+//! Keys from the whole path.
 
 use std::fmt::Write;
 use std::future::{Future, ready};
@@ -7,11 +7,10 @@ use http::request::Parts;
 
 use crate::middleware::key::KeySource;
 
-/// A lock per path, whatever the method and the query.
+/// A lock per path, for all methods and queries.
 ///
-/// The key is the path in one of its spellings: `/o/%61%2fb`, `/o/a%2Fb` and `/o/a%2fb` are one key, `/o/a/b` is
-/// another. Case and trailing slashes make a difference. Within nested routers of axum it is the whole path, as the
-/// client sent it.
+/// The key is the normalized path. `/o/%61%2fb`, `/o/a%2Fb` and `/o/a%2fb` are one key; `/o/a/b` is another. Case and
+/// trailing slashes matter. Within nested routers of axum, the key is the whole path, as the client sent it.
 pub fn path() -> WholePath {
     WholePath
 }
@@ -24,12 +23,12 @@ impl KeySource for WholePath {
     type Key = String;
 
     fn key(&self, parts: &mut Parts) -> impl Future<Output = String> + Send {
-        ready(one_spelling(sent_path(parts)))
+        ready(normalized_path(original_path(parts)))
     }
 }
 
-/// The path before a nest of axum cut the beginning off.
-pub(super) fn sent_path(parts: &Parts) -> &str {
+/// Returns the path as the client sent it: a nested router of axum removes the beginning.
+pub(super) fn original_path(parts: &Parts) -> &str {
     #[cfg(feature = "axum")]
     if let Some(uri) = parts.extensions.get::<axum::extract::OriginalUri>() {
         return uri.path();
@@ -37,14 +36,15 @@ pub(super) fn sent_path(parts: &Parts) -> &str {
     parts.uri.path()
 }
 
-/// The path with each byte spelled in one way: as it is where RFC 3986 lets it stand in a segment, else as `%` and
-/// capitals. An encoded slash stays encoded, as it divides no segments. The result is ASCII without spaces and braces.
-pub(super) fn one_spelling(path: &str) -> String {
+/// Returns the path with one spelling for each byte: unchanged if RFC 3986 permits it in a segment, otherwise `%` and
+/// capital digits. An encoded slash stays encoded, because it does not separate segments. The result is ASCII without
+/// spaces and braces.
+pub(super) fn normalized_path(path: &str) -> String {
     let bytes = path.as_bytes();
     let mut spelled = String::with_capacity(path.len());
     let mut at = 0;
     while at < bytes.len() {
-        let encoded = decoded(&bytes[at..]);
+        let encoded = percent_decoded(&bytes[at..]);
         let byte = encoded.unwrap_or(bytes[at]);
         at += if encoded.is_some() { 3 } else { 1 };
         match byte {
@@ -52,14 +52,14 @@ pub(super) fn one_spelling(path: &str) -> String {
             b'-' | b'.' | b'_' | b'~' | b'!' | b'$' | b'&' | b'\'' | b'(' | b')' | b'*' | b'+' | b','
             | b';' | b'=' | b':' | b'@' => spelled.push(char::from(byte)),
             byte if byte.is_ascii_alphanumeric() => spelled.push(char::from(byte)),
-            byte => write!(spelled, "%{byte:02X}").expect("a string takes all"),
+            byte => write!(spelled, "%{byte:02X}").expect("writing to a string cannot fail"),
         }
     }
     spelled
 }
 
-/// The byte that `%` and two digits at the beginning stand for.
-fn decoded(bytes: &[u8]) -> Option<u8> {
+/// Returns the byte that a leading `%` and two digits stand for.
+fn percent_decoded(bytes: &[u8]) -> Option<u8> {
     let &[b'%', high, low, ..] = bytes else {
         return None;
     };
@@ -97,8 +97,12 @@ mod tests {
             ("/o/%ff", "/o/%FF"),
             ("/O/A/", "/O/A/"),
         ] {
-            assert_eq!(one_spelling(sent), spelled, "{sent}");
-            assert_eq!(one_spelling(spelled), spelled, "{spelled} is one already");
+            assert_eq!(normalized_path(sent), spelled, "{sent}");
+            assert_eq!(
+                normalized_path(spelled),
+                spelled,
+                "{spelled} is already normalized"
+            );
         }
     }
 }

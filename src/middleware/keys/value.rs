@@ -1,4 +1,4 @@
-//! What a request says once, in one of many spellings.
+//! Keys from a value that a request may spell in several ways.
 
 use std::borrow::Cow;
 use std::fmt::Display;
@@ -11,38 +11,38 @@ use crate::key::Key;
 use crate::middleware::key::{KeySource, LockKey};
 use crate::middleware::refusal::Refused;
 
-/// A lock per value that stands in one place of a request: `P` is the place.
+/// A lock per value from one source, such as a header. `P` is the source.
 #[derive(Debug, Clone)]
 pub struct ByValue<P> {
     place: P,
-    value: Value,
+    value: ValueReader,
 }
 
-/// Where in a request a value stands.
-pub trait Place: Clone + Send + Sync + 'static {
-    /// The key of the value that stands there.
+/// The part of a request that contains the value.
+pub trait ValueSource: Clone + Send + Sync + 'static {
+    /// Returns the key of the value in this request.
     #[doc(hidden)]
-    fn key(&self, parts: &mut Parts, value: &Value) -> impl Future<Output = LockKey> + Send;
+    fn key(&self, parts: &mut Parts, value: &ValueReader) -> impl Future<Output = LockKey> + Send;
 }
 
-/// A place where a request may have no value. Where this is missing, a request without a value is a fault of the program.
-pub trait MayBeMissing: Place {}
+/// A source that may be absent from a valid request. For other sources, a missing value is a fault of the program.
+pub trait OptionalSource: ValueSource {}
 
-impl<P: Place> ByValue<P> {
-    pub(super) fn new(place: P, value: Value) -> Self {
+impl<P: ValueSource> ByValue<P> {
+    pub(super) fn new(place: P, value: ValueReader) -> Self {
         ByValue { place, value }
     }
 
-    /// Chooses what stands in front of the value. The key is the name, a colon and the value: `account:42`. The name is
-    /// taken as it is. In the value `:` and `%` are escaped, as in a tuple. So the key is that of `("account", 42)`, and
-    /// the lock is shared with all that use this key: other routes, jobs, [`Locks::mutex`](crate::Locks::mutex).
+    /// Sets the beginning of the key. The key is the name, a colon and the value: `account:42`. The name is used
+    /// unchanged. In the value, `:` and `%` are escaped, as in a tuple. So the key is that of `("account", 42)`, and
+    /// other routes, jobs and [`Locks::mutex`](crate::Locks::mutex) can share the lock.
     pub fn named(mut self, name: impl Into<Cow<'static, str>>) -> Self {
         self.value.prefix = Some(named(name));
         self
     }
 }
 
-impl<P: MayBeMissing> ByValue<P> {
+impl<P: OptionalSource> ByValue<P> {
     /// Requests without the value pass without a lock.
     pub fn optional(mut self) -> Self {
         self.value.optional = true;
@@ -50,7 +50,7 @@ impl<P: MayBeMissing> ByValue<P> {
     }
 }
 
-impl<P: Place> KeySource for ByValue<P> {
+impl<P: ValueSource> KeySource for ByValue<P> {
     type Key = LockKey;
 
     fn key(&self, parts: &mut Parts) -> impl Future<Output = LockKey> + Send {
@@ -58,46 +58,46 @@ impl<P: Place> KeySource for ByValue<P> {
     }
 }
 
-/// What a key begins with that has a name.
+/// Returns the beginning of a key with a name.
 pub(super) fn named(name: impl Into<Cow<'static, str>>) -> Cow<'static, str> {
     name.into() + ":"
 }
 
-/// The one spelling of a value; `None` if it is malformed.
-type Read = for<'a> fn(&'a [u8]) -> Option<Cow<'a, [u8]>>;
+/// Returns the normalized value, or `None` if the value is malformed.
+type NormalizeFn = for<'a> fn(&'a [u8]) -> Option<Cow<'a, [u8]>>;
 
-/// How a value becomes a key.
+/// Converts a value into a key.
 #[derive(Debug, Clone)]
-pub struct Value {
-    /// What the key begins with if the value has a name.
+pub struct ValueReader {
+    /// The beginning of the key, if the value has a name.
     prefix: Option<Cow<'static, str>>,
-    read: Read,
+    read: NormalizeFn,
     optional: bool,
 }
 
-impl Value {
-    /// Whatever spells the same `T` is one value.
-    pub(super) fn typed<T: FromStr + Display>() -> Value {
-        Value::new(|value| {
+impl ValueReader {
+    /// Returns a reader for which all texts that parse as the same `T` are one value.
+    pub(super) fn typed<T: FromStr + Display>() -> ValueReader {
+        ValueReader::new(|value| {
             let value: T = str::from_utf8(value).ok()?.parse().ok()?;
             Some(value.to_string().into_bytes().into())
         })
     }
 
-    /// Other bytes are another value.
-    pub(super) fn text() -> Value {
-        Value::new(|value| Some(value.into()))
+    /// Returns a reader for which different bytes are different values.
+    pub(super) fn text() -> ValueReader {
+        ValueReader::new(|value| Some(value.into()))
     }
 
-    fn new(read: Read) -> Value {
-        Value {
+    fn new(read: NormalizeFn) -> ValueReader {
+        ValueReader {
             prefix: None,
             read,
             optional: false,
         }
     }
 
-    /// The key of this value. Without a name it begins with what `unnamed` says.
+    /// Returns the key of this value. Without a name, the key begins with the text of `unnamed`.
     pub(super) fn key(&self, value: &[u8], unnamed: impl FnOnce() -> String) -> LockKey {
         let key = (self.read)(value)
             .filter(|value| !value.is_empty())
@@ -108,18 +108,19 @@ impl Value {
         key.map_or_else(|| LockKey::refuse(Refused::BadKey), LockKey::lock)
     }
 
-    /// The key of the one value that the request has.
+    /// Returns the key of the only value in the request.
     pub(super) fn only<'a>(
         &self,
         values: impl Iterator<Item = Cow<'a, [u8]>>,
         unnamed: impl FnOnce() -> String,
     ) -> LockKey {
-        the_only(values, self.optional, |value| self.key(&value, unnamed))
+        single_key(values, self.optional, |value| self.key(&value, unnamed))
     }
 }
 
-/// The key that `read` finds in the only value. Of two the handler might read the other one.
-pub(super) fn the_only<V>(
+/// Returns the key that `read` makes of the only value. Two values are refused, because the handler might read the
+/// other one.
+pub(super) fn single_key<V>(
     mut values: impl Iterator<Item = V>,
     optional: bool,
     read: impl FnOnce(V) -> LockKey,

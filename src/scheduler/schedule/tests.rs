@@ -1,4 +1,4 @@
-//! Expressions are read as the scheduler reads them, and zones as Python's zoneinfo knows them.
+//! Tests that expressions are read as the scheduler reads them, and zones as Python's zoneinfo does.
 
 use tokio_cron_scheduler::Job as CronJob;
 
@@ -12,7 +12,7 @@ use crate::protocol::message::{
     Batch, ClaimId, ClaimNumber, GrantNumber, LeaseTimes, Mode, Name, NodeId, Reply, Request, Rule, Verb,
 };
 
-/// What people write, and what reads differently in other crons.
+/// Common expressions, and expressions that other crons read differently.
 const PATTERNS: &[&str] = &[
     "* * * * * *",
     "*/5 * * * * *",
@@ -32,28 +32,28 @@ const PATTERNS: &[&str] = &[
 ];
 
 #[test]
-fn the_scheduler_and_we_read_an_expression_alike() {
+fn an_expression_is_read_as_the_scheduler_reads_it() {
     let mut read = 0;
     for pattern in PATTERNS {
         let job = CronJob::new_async(*pattern, |_, _| Box::pin(async {}));
         let Ok(mut job) = job else {
             panic!("`{pattern}` is refused by tokio-cron-scheduler")
         };
-        let theirs = job.job_data().unwrap().schedule().unwrap();
-        let ours = parsed(theirs.pattern.as_str()).unwrap();
+        let expected = job.job_data().unwrap().schedule().unwrap();
+        let parsed = parse_cron(expected.pattern.as_str()).unwrap();
         let mut at = DateTime::<Utc>::from_timestamp(1_793_000_000, 0).unwrap();
         for _ in 0..20 {
-            let next = theirs.find_next_occurrence(&at, false).unwrap();
+            let next = expected.find_next_occurrence(&at, false).unwrap();
             assert_eq!(
-                ours.find_next_occurrence(&at, false).unwrap(),
+                parsed.find_next_occurrence(&at, false).unwrap(),
                 next,
                 "`{pattern}` after {at}"
             );
-            // What fires is the tick that fired, up to the next.
+            // At the second of the tick, and one second later, the latest tick is the one that fired.
             for later in [0, 1] {
                 let seen = next + chrono::Duration::seconds(later);
-                let found = ours.find_previous_occurrence(&seen, true).unwrap();
-                let exact = ours.is_time_matching(&seen).unwrap();
+                let found = parsed.find_previous_occurrence(&seen, true).unwrap();
+                let exact = parsed.is_time_matching(&seen).unwrap();
                 assert_eq!(found, if exact { seen } else { next }, "`{pattern}` at {seen}");
             }
             at = next;
@@ -66,7 +66,7 @@ fn the_scheduler_and_we_read_an_expression_alike() {
 /// Made by `tests/zones/expected.py`.
 const EXPECTED: &str = include_str!("../zones.csv");
 
-/// For each zone and local time: the instants of a year, in seconds, by local date.
+/// Returns for each zone and local time the instants of a year, in seconds, by local date.
 fn expected() -> BTreeMap<(&'static str, &'static str), BTreeMap<NaiveDate, i64>> {
     let mut all = BTreeMap::<_, BTreeMap<_, _>>::new();
     for line in EXPECTED.lines() {
@@ -118,28 +118,28 @@ fn daily_jobs_run_once_on_each_local_date_of_a_year() {
     }
 }
 
-/// A node that looks at its clock once a minute.
-struct Node {
+/// A node that checks its clock once a minute.
+struct SimulatedNode {
     claim_id: ClaimId,
     from: i64,
     seen: Option<TickTime>,
 }
 
-impl Node {
-    fn new(n: u128, from: i64) -> Node {
+impl SimulatedNode {
+    fn new(n: u128, from: i64) -> SimulatedNode {
         let claim_id = ClaimId {
             node: NodeId::numbered(n),
             claim: ClaimNumber(1),
             nonce: 1,
         };
-        Node {
+        SimulatedNode {
             claim_id,
             from,
             seen: None,
         }
     }
 
-    /// Claims the latest tick, and runs it to its end if it wins. A node has seen those that came before it.
+    /// Claims the latest tick, and runs it to its end if the node wins it. A new node treats earlier ticks as seen.
     fn look(&mut self, schedule: &Schedule, now: i64, ledger: &mut Ledger) -> Option<TickTime> {
         let tick = (now >= self.from).then(|| schedule.latest(at(now)).unwrap())?;
         let before = self.seen.replace(tick);
@@ -179,21 +179,21 @@ impl Node {
     }
 }
 
-/// At steps of a minute, on nodes that were started before and after each change of the clocks.
+/// The clock advances by one minute per step, on nodes that were started before and after each change of the clocks.
 #[test]
-fn a_year_of_midnights_is_run_once_each_by_nodes_of_any_age() {
-    // Each zone on a thread of its own, as this takes long.
+fn each_midnight_of_a_year_runs_once_on_old_and_new_nodes() {
+    // Each zone has its own thread, because this test is slow.
     std::thread::scope(|scope| {
         for ((zone, time), days) in expected().into_iter().filter(|((_, time), _)| *time == "00:00") {
-            scope.spawn(move || midnights_are_run_once_each(zone, &daily(zone, time), &days));
+            scope.spawn(move || each_midnight_runs_once(zone, &daily(zone, time), &days));
         }
     });
 }
 
-fn midnights_are_run_once_each(zone: &str, schedule: &Schedule, days: &BTreeMap<NaiveDate, i64>) {
+fn each_midnight_runs_once(zone: &str, schedule: &Schedule, days: &BTreeMap<NaiveDate, i64>) {
     let (first, last) = (*days.values().next().unwrap(), *days.values().last().unwrap());
     let late = first + (last - first) / 5 * 3;
-    let mut nodes = [Node::new(1, first - 3_600), Node::new(2, late)];
+    let mut nodes = [SimulatedNode::new(1, first - 3_600), SimulatedNode::new(2, late)];
     let (mut ledger, mut run) = (Ledger::new(), Vec::new());
     for now in (first - 3_600..=last + 3_600).step_by(60) {
         run.extend(
@@ -210,7 +210,7 @@ fn midnights_are_run_once_each(zone: &str, schedule: &Schedule, days: &BTreeMap<
         .iter()
         .map(|at| DateTime::from_timestamp(*at, 0).unwrap().with_timezone(&tz));
     let dates: BTreeSet<NaiveDate> = local.map(|at| at.date_naive()).collect();
-    assert_eq!(dates.len(), run.len(), "one for each local date");
+    assert_eq!(dates.len(), run.len(), "the job ran once on each local date");
     assert!(
         dates
             .iter()
@@ -232,7 +232,7 @@ fn wildcards_skip_a_gap_and_run_in_both_passes() {
             count += 1;
         }
     };
-    // Days of 23 and of 25 hours.
+    // These days have 23 and 25 hours.
     assert_eq!(count("2026-03-28T23:59:59Z", 23), 46);
     assert_eq!(count("2026-10-24T22:59:59Z", 25), 50);
 }
@@ -253,11 +253,11 @@ fn ticks_of_a_period_are_counted_from_the_epoch() {
 }
 
 #[test]
-fn a_fingerprint_tells_service_expression_and_zone() {
+fn a_fingerprint_depends_on_service_expression_and_zone() {
     let schedule = Schedule::parse("0 0 0 * * *").unwrap();
     let again = Schedule::parse("0 0 0 * * *").unwrap();
     assert_eq!(schedule.fingerprint("books"), again.fingerprint("books"));
-    // Whichever way the job was made.
+    // The fingerprint does not depend on how the job was made.
     let in_zone = Schedule::in_zone("0 0 0 * * *", Tz::UTC).unwrap();
     assert_eq!(schedule.fingerprint("books"), in_zone.fingerprint("books"));
     let others = [

@@ -1,4 +1,4 @@
-//! A guard whose task is woken when its lease is over.
+//! A guard that wakes the task of its request when the lease ends.
 
 use std::future::Future;
 use std::ops::Deref;
@@ -9,19 +9,20 @@ use tokio_util::sync::WaitForCancellationFutureOwned;
 
 use crate::primitives::guard::Guard;
 
-/// See the module.
-pub(super) struct Watched {
+/// A guard that wakes the task of its request when the lease ends.
+pub(super) struct RequestGuard {
     guard: Guard,
-    /// How one of several guards of a lease sees that it is over: they may be in different tasks.
+    /// Resolves when the lease ends, for all but the first guard of the lease: these guards may be in different
+    /// tasks.
     ended: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
-impl Watched {
+impl RequestGuard {
     pub(super) fn new(guard: Guard) -> Self {
-        Watched { guard, ended: None }
+        RequestGuard { guard, ended: None }
     }
 
-    /// Ready when it is held no more. The first guard of a lease costs no token.
+    /// Resolves when the lease has ended. The first guard of a lease needs no token.
     pub(super) fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if !self.guard.is_held() {
             return Poll::Ready(());
@@ -39,7 +40,7 @@ impl Watched {
     }
 }
 
-impl Deref for Watched {
+impl Deref for RequestGuard {
     type Target = Guard;
 
     fn deref(&self) -> &Guard {

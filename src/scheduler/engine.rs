@@ -1,8 +1,8 @@
 //! The only file that knows how tokio-cron-scheduler works.
 //!
-//! What that crate does not give is made up for here (0.15.1): it tells a job no nominal time, so it is computed from
-//! the job's own expression; it polls every 500 ms at a phase of its own; a panic in the closure poisons a lock and
-//! ends the job for ever, so nothing of the user's is called in the closure itself.
+//! It compensates for three limits of version 0.15.1. That crate tells a job no nominal time, so the time is computed
+//! from the job's own expression. It polls every 500 ms, at a different phase in each process. And a panic in the
+//! closure poisons a lock and ends the job for ever, so the closure itself calls no code of the user.
 
 use std::future::{Future, pending};
 use std::pin::{Pin, pin};
@@ -19,43 +19,44 @@ use uuid::Uuid;
 use crate::observe;
 use crate::protocol::message::TickTime;
 use crate::scheduler::error::JobError;
-use crate::scheduler::gate::{Gate, Life};
-use crate::scheduler::lookout::Job;
+use crate::scheduler::registration::JobRegistration;
 use crate::scheduler::schedule::Schedule;
+use crate::scheduler::scheduled_job::ScheduledJob;
+use crate::scheduler::tick_runner::TickRunner;
 use crate::scheduler::work::Work;
 
-/// What `Job::new_async` takes.
+/// The future that a closure for `Job::new_async` returns.
 pub(crate) type JobFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Makes the closure that tokio-cron-scheduler calls.
+/// Returns the closure that tokio-cron-scheduler calls.
 pub(crate) fn closure<F: Work>(
-    (gate, life): (Gate, Life),
+    (runner, registration): (TickRunner, JobRegistration),
     schedule: Option<Schedule>,
     work: F,
 ) -> impl FnMut(Uuid, JobScheduler) -> JobFuture + Send + Sync + 'static {
-    let (job, life) = (Job::new(gate, schedule, work), Arc::new(life));
+    let (job, registration) = (ScheduledJob::new(runner, schedule, work), Arc::new(registration));
     #[cfg(feature = "testing")]
     job.register();
-    job.look_out();
+    job.start_background_tasks();
     move |id, scheduler| {
-        // It lives as long as the closure. What is under way must not keep it: the scheduler keeps a closure as long as
-        // that goes on.
-        let (job, life) = (job.clone(), Arc::downgrade(&life));
-        // Before anything is pursued, or a removal in that moment would not be heard of.
+        // The registration lives as long as the closure. A run must not keep it, because the scheduler keeps a
+        // closure as long as one of its runs continues.
+        let (job, registration) = (job.clone(), Arc::downgrade(&registration));
+        // The subscription comes first, so that a removal is not missed.
         let deleted = scheduler.context.job_deleted_tx.subscribe();
-        let clock = job.gate.clock();
+        let clock = job.runner.clock();
         let pursuit = async move {
-            job.look_out();
-            let removed = pin!(removed(id, &scheduler, deleted));
-            let mut fired = pin!(fired(id, &scheduler, &job));
+            job.start_background_tasks();
+            let removed = pin!(wait_until_removed(id, &scheduler, deleted));
+            let mut fired = pin!(handle_fire(id, &scheduler, &job));
             tokio::select! {
                 biased;
                 () = &mut fired => return,
                 () = removed => {}
             }
-            // Its name is free for another job, and whoever stands by here stops. What runs goes on to its end.
-            if let Some(life) = Weak::upgrade(&life) {
-                life.end();
+            // The name is now free for another job, and the standbys of this node stop. A run continues to its end.
+            if let Some(registration) = Weak::upgrade(&registration) {
+                registration.end();
             }
             fired.await;
         };
@@ -63,42 +64,42 @@ pub(crate) fn closure<F: Work>(
     }
 }
 
-async fn fired<F: Work>(id: Uuid, scheduler: &JobScheduler, job: &Arc<Job<F>>) {
+async fn handle_fire<F: Work>(id: Uuid, scheduler: &JobScheduler, job: &Arc<ScheduledJob<F>>) {
     match nominal(id, scheduler, job).await {
-        // The engine fires it at other moments, if it knows no more than an offset of its zone.
+        // A scheduler that knows only the offset of a zone also fires at other times.
         Ok(mark) if !job.is_due(mark) => {}
         Ok(mark) => {
-            if !job.is_looked_at.swap(true, Ordering::Relaxed) {
+            if !job.is_storage_checked.swap(true, Ordering::Relaxed) {
                 let (job, scheduler) = (job.clone(), scheduler.clone());
                 tokio::spawn(async move {
-                    if let Some(strange) = foreign(&scheduler).await {
-                        observe::storage_shared(job.gate.label(), &job.gate.name, strange);
+                    if let Some(foreign) = foreign_job(&scheduler).await {
+                        observe::storage_shared(job.runner.label(), &job.runner.name, foreign);
                     }
                 });
             }
-            job.pursue(mark, false).await;
+            job.handle_tick(mark, false).await;
         }
-        Err(why) => observe::job_refused(job.gate.label(), &job.gate.name, &why),
+        Err(why) => observe::job_refused(job.runner.label(), &job.runner.name, &why),
     }
 }
 
-/// The tick that fired just now.
-async fn nominal<F>(id: Uuid, scheduler: &JobScheduler, job: &Job<F>) -> Result<TickTime, String> {
+/// Returns the tick that fired just now.
+async fn nominal<F>(id: Uuid, scheduler: &JobScheduler, job: &ScheduledJob<F>) -> Result<TickTime, String> {
     let schedule = job
-        .gate
+        .runner
         .schedule
         .get_or_try_init(|| expression(id, scheduler))
         .await?;
-    job.engine.get_or_init(|| ended_flag(scheduler)).await;
-    schedule.latest(job.gate.now())
+    job.engine_ended.get_or_init(|| ended_flag(scheduler)).await;
+    schedule.latest(job.runner.now())
 }
 
-/// What a scheduler sets when it is shut down.
+/// Returns the flag that a scheduler sets when it is shut down.
 pub(crate) async fn ended_flag(scheduler: &JobScheduler) -> Arc<AtomicBool> {
     scheduler.scheduler.read().await.shutdown.clone()
 }
 
-/// The scheduler's own data say what it was told.
+/// Returns the schedule from the scheduler's own data.
 async fn expression(id: Uuid, scheduler: &JobScheduler) -> Result<Schedule, String> {
     let context = scheduler.context.clone();
     let asked = context.metadata_storage.write().await.get(id);
@@ -107,60 +108,61 @@ async fn expression(id: Uuid, scheduler: &JobScheduler) -> Result<Schedule, Stri
         .map_err(|error| format!("the scheduler's data cannot be read: {error}"))?;
     let data = data.ok_or("the scheduler does not know the job that it fires")?;
     let text = data.schedule().map(|cron| cron.as_str().to_owned());
-    readable(text, data.time_offset_seconds)
+    utc_schedule(text, data.time_offset_seconds)
 }
 
-/// What all nodes read alike: an expression, in UTC.
-fn readable(text: Option<String>, offset_seconds: i32) -> Result<Schedule, String> {
+/// Returns the schedule if all nodes read it alike: an expression in UTC.
+fn utc_schedule(text: Option<String>, offset_seconds: i32) -> Result<Schedule, String> {
     if offset_seconds != 0 {
         return Err(format!(
-            "it is scheduled {offset_seconds} s off UTC, by `Job::new_async_tz` or `JobBuilder::with_timezone`, and \
+            "the job is scheduled {offset_seconds} s off UTC, by `Job::new_async_tz` or `JobBuilder::with_timezone`, and \
              tokio-cron-scheduler freezes the offset of a zone when the job is made: use `Locks::cron` or \
              `JobBuilder::leased`, which know the zone, or `Job::new_async`, whose expression is read in UTC",
         ));
     }
     let text = text.ok_or(
-        "it has no cron expression, and only cron jobs have ticks that all nodes agree on: for a fixed period use \
+        "the job has no cron expression, and only cron jobs have ticks that all nodes agree on: for a fixed period use \
          `Locks::every`, which takes the place of `Job::new_repeated_async`",
     )?;
     Schedule::parse(&text)
 }
 
-/// Why a job cannot be leased, before it is added.
+/// Returns why a job cannot be leased, before it is added.
 pub(crate) fn unfit(job: &mut CronJob) -> Result<(), String> {
     let data = job
         .job_data()
-        .map_err(|error| format!("its data cannot be read: {error}"))?;
+        .map_err(|error| format!("the job's data cannot be read: {error}"))?;
     let text = data.schedule().map(|cron| cron.as_str().to_owned());
-    readable(text, data.time_offset_seconds).map(drop)
+    utc_schedule(text, data.time_offset_seconds).map(drop)
 }
 
 /// Adds a job, unless the scheduler's storage is shared with other processes.
 pub(crate) async fn add(scheduler: &JobScheduler, job: CronJob) -> Result<Uuid, JobError> {
     let id = scheduler.add(job).await.map_err(JobError::Scheduler)?;
-    let Some(foreign) = foreign(scheduler).await else {
+    let Some(foreign) = foreign_job(scheduler).await else {
         return Ok(id);
     };
     scheduler.remove(&id).await.map_err(JobError::Scheduler)?;
     Err(JobError::SharedStorage { foreign })
 }
 
-/// How often, and after which pause, it is looked whether a job has code: while it is added, it is there without.
+/// How often the storage is checked again, and the pause between two checks. A job that is being added has no code
+/// for a moment.
 const ADDING: (usize, Duration) = (10, Duration::from_millis(50));
 
-/// A job in the scheduler's storage that this process has no code for: another process put it there. Either of them
-/// fires what both have, and the other one does not.
-async fn foreign(scheduler: &JobScheduler) -> Option<Uuid> {
-    let mut found = stranger(scheduler).await;
+/// Returns a job in the scheduler's storage that this process has no code for: another process put it there. Only one
+/// of the two schedulers fires a shared job.
+async fn foreign_job(scheduler: &JobScheduler) -> Option<Uuid> {
+    let mut found = find_foreign_job(scheduler).await;
     for _ in 0..ADDING.0 {
         found?;
         sleep(ADDING.1).await;
-        found = stranger(scheduler).await;
+        found = find_foreign_job(scheduler).await;
     }
     found
 }
 
-async fn stranger(scheduler: &JobScheduler) -> Option<Uuid> {
+async fn find_foreign_job(scheduler: &JobScheduler) -> Option<Uuid> {
     let context = scheduler.context.clone();
     let listing = context.metadata_storage.write().await.list_next_ticks();
     for tick in listing.await.ok()? {
@@ -175,11 +177,11 @@ async fn stranger(scheduler: &JobScheduler) -> Option<Uuid> {
     None
 }
 
-/// What a scheduler tells of a job that it removed, or could not.
-type Deleted = Result<Uuid, (JobSchedulerError, Option<Uuid>)>;
+/// The message of a scheduler about a job that it removed, or could not remove.
+type DeletionNotice = Result<Uuid, (JobSchedulerError, Option<Uuid>)>;
 
-/// Resolves when the scheduler knows the job no more.
-async fn removed(id: Uuid, scheduler: &JobScheduler, mut deleted: Receiver<Deleted>) {
+/// Resolves when the scheduler has removed the job.
+async fn wait_until_removed(id: Uuid, scheduler: &JobScheduler, mut deleted: Receiver<DeletionNotice>) {
     let context = scheduler.context.clone();
     loop {
         match deleted.recv().await {

@@ -1,4 +1,4 @@
-//! What a layer does that only observes: the work of a lock, beside the request and never in its way.
+//! A dry run of the layer: does the work of a lock beside the request, and never delays the request.
 
 use http::request::Parts;
 use sha2::{Digest, Sha256};
@@ -9,26 +9,26 @@ use crate::locks::Locks;
 use crate::middleware::refusal::route;
 use crate::observe;
 
-/// Drawn once. With it a shadow is no lock that anybody can name.
+/// A random constant. It separates the names of shadows from the names of all locks.
 const SHADOW: [u8; 16] = *b"\x9e\x07\x5d\xc3\x11\xe8\xb4\x2a\xf6\x60\x8b\x3d\xd2\x47\x95\x1c";
 
-/// Lives as long as the request. Its end gives the shadow back.
-pub(super) struct Observer {
+/// Lives as long as the request. When it is dropped, the shadow is released.
+pub(super) struct DryRun {
     _ends: oneshot::Sender<()>,
 }
 
-impl Observer {
-    /// Tries the shadow of `key`, and holds it until the request is over. `None` if it is no key, or one that a layer outside
-    /// observes already: real layers with one key share its lease.
-    pub(super) fn spawn(locks: &Locks, key: Key, parts: &mut Parts) -> Option<Observer> {
-        let observed = parts.extensions.get_or_insert_default::<Observed>();
-        if observed.0.contains(&key) {
+impl DryRun {
+    /// Tries to lock the shadow of `key`, and holds it until the request ends. Returns `None` if `key` is invalid, or
+    /// if an outer layer already tries the same key: real layers with one key share its lease.
+    pub(super) fn spawn(locks: &Locks, key: Key, parts: &mut Parts) -> Option<DryRun> {
+        let tried = parts.extensions.get_or_insert_default::<DryRunKeys>();
+        if tried.0.contains(&key) {
             return None;
         }
-        observed.0.push(key.clone());
+        tried.0.push(key.clone());
         let (length, longest) = (key.as_bytes().len(), locks.handle().options().max_key);
         if length == 0 || length > longest {
-            observe::observed("refused", route(parts));
+            observe::dry_run("refused", route(parts));
             return None;
         }
         let shadow = Sha256::new()
@@ -41,20 +41,20 @@ impl Observer {
         tokio::spawn(async move {
             let outcome = match mutex.try_lock().await {
                 Ok(Some(guard)) => {
-                    observe::observed("alone", route.as_deref());
+                    observe::dry_run("alone", route.as_deref());
                     let _ = ended.await;
                     return drop(guard);
                 }
                 Ok(None) => "overlap",
-                // What cannot be asked would have been refused.
+                // If the store cannot be asked, a real layer would have refused the request.
                 Err(_) => "refused",
             };
-            observe::observed(outcome, route.as_deref());
+            observe::dry_run(outcome, route.as_deref());
         });
-        Some(Observer { _ends: ends })
+        Some(DryRun { _ends: ends })
     }
 }
 
-/// In a request's extensions: the keys that are observed for it already.
+/// The keys that a dry run already tries for a request; kept in the request's extensions.
 #[derive(Debug, Clone, Default)]
-struct Observed(Vec<Key>);
+struct DryRunKeys(Vec<Key>);

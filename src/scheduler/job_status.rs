@@ -1,0 +1,114 @@
+//! What a node learns from the store about a job: its clock, its open ticks, and the ticks that are over.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tokio::time::Instant as Since;
+
+use crate::driver::waiter::lock;
+use crate::observe;
+use crate::primitives::tick::ask_about_job;
+use crate::protocol::message::{Call, JobReport, TickTime};
+use crate::scheduler::schedule::{age, time};
+use crate::scheduler::tick_runner::TickRunner;
+
+/// The largest difference between a node's clock, or a job's mark, and the store's clock that is not reported.
+const MAX_CLOCK_SKEW: Duration = Duration::from_secs(1);
+
+impl TickRunner {
+    /// Returns the hash of the service and the expression, or 0 before the expression is known.
+    fn fingerprint(&self) -> u64 {
+        let service = &self.handle.options().service;
+        let schedule = self.schedule.get();
+        schedule.map_or(0, |schedule| schedule.fingerprint(service))
+    }
+
+    /// Asks the store for the state of the job. Returns `None` if the store does not answer. Reports what is wrong
+    /// with clocks and names.
+    pub(crate) async fn fetch_report(&self) -> Option<JobReport> {
+        let call = Call::Open {
+            within_ms: u64::try_from(self.settings.finish_within.as_millis()).unwrap_or(u64::MAX),
+            fingerprint: self.fingerprint(),
+            over: self.latest_over(),
+        };
+        let before = self.now();
+        let answer = ask_about_job(&self.handle, &self.name, self.settings.lease, call).await;
+        // The code that needs an answer reports why the store does not answer.
+        let report = answer.ok()?;
+        if report.now_ms > 0 {
+            self.note_store_clock(report.now_ms);
+        }
+        let (label, name) = (self.label(), &self.name);
+        if let Some((skew, is_ahead)) = skew(report.now_ms, (before, self.now())) {
+            observe::clock_skewed(label, name, skew, is_ahead);
+        }
+        if Duration::from_millis(report.ahead_ms) > MAX_CLOCK_SKEW {
+            observe::mark_ahead(label, name, report.ahead_ms);
+        }
+        if report.differs {
+            observe::job_differs(label, name);
+        }
+        let mut over = lock(&self.jobs.over);
+        let known = over.get(&self.name).copied();
+        if known.is_some_and(|tick| tick.0 > report.now_ms) {
+            // That tick came from a wrong clock. Ticks up to it may come again.
+            over.remove(&self.name);
+        }
+        drop(over);
+        if let Some(tick) = known.filter(|_| report.lost) {
+            observe::store_went_back(label, name, tick);
+        }
+        Some(report)
+    }
+
+    /// Returns whether it is too late to begin this tick. The store's clock decides, so that a wrong clock of this
+    /// node has no effect. Before the store's clock is known, `since` decides.
+    pub(super) fn is_too_old(&self, mark: TickTime, since: Option<Since>) -> bool {
+        let age = match (self.store_time(), since) {
+            (None, Some(since)) => since.elapsed(),
+            (date, _) => age(mark, date.unwrap_or_else(|| self.now())),
+        };
+        self.settings.oldest().is_some_and(|oldest| age > oldest)
+    }
+
+    /// Returns whether the tick was due while the store was unavailable.
+    pub(super) fn was_kept_waiting(&self, mark: TickTime) -> bool {
+        lock(&self.last_outage).is_some_and(|last_outage| time(mark) <= last_outage)
+    }
+
+    /// Returns what the store's clock shows, or this node's clock if that is not known yet.
+    pub(super) fn store_or_local_time(&self) -> SystemTime {
+        self.store_time().unwrap_or_else(|| self.now())
+    }
+
+    fn store_time(&self) -> Option<SystemTime> {
+        let (ms, heard) = (*lock(&self.store_clock))?;
+        Some(UNIX_EPOCH + Duration::from_millis(ms) + heard.elapsed())
+    }
+
+    pub(super) fn note_store_clock(&self, ms: u64) {
+        *lock(&self.store_clock) = Some((ms, Since::now()));
+    }
+
+    /// Returns the latest tick that this node knows to be over. A store that was restored from an older copy may not
+    /// know it.
+    fn latest_over(&self) -> Option<TickTime> {
+        lock(&self.jobs.over).get(&self.name).copied()
+    }
+
+    /// Records that a tick is over, after the store said so.
+    pub(super) fn note_over(&self, mark: TickTime) {
+        let mut over = lock(&self.jobs.over);
+        let latest = over.entry(self.name.clone()).or_insert(mark);
+        *latest = mark.max(*latest);
+    }
+}
+
+/// Returns by how much this node's clock certainly differs from the store's, and whether it is ahead. Returns `None`
+/// if the difference is too small to report.
+fn skew(store_ms: u64, (asked_at, answered_at): (SystemTime, SystemTime)) -> Option<(Duration, bool)> {
+    let store = UNIX_EPOCH + Duration::from_millis(store_ms);
+    let behind = store.duration_since(answered_at).unwrap_or_default();
+    let ahead = asked_at.duration_since(store).unwrap_or_default();
+    let (skew, is_ahead) = (behind.max(ahead), ahead > behind);
+    (store_ms > 0 && skew > MAX_CLOCK_SKEW).then_some((skew, is_ahead))
+}

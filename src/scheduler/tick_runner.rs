@@ -1,0 +1,487 @@
+//! Claims each tick at the store, and runs the job if the store grants the tick. Knows leases and ticks, but no cron
+//! crate.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::{Mutex as AsyncMutex, OnceCell, watch};
+use tokio::time::{Instant as Since, sleep};
+use tokio_util::sync::CancellationToken;
+
+use crate::driver::clock::Clock;
+use crate::driver::handle::Handle;
+use crate::driver::jobs::Jobs;
+use crate::driver::waiter::lock;
+use crate::error::Error;
+use crate::key::Key;
+use crate::observe::{self, Label};
+use crate::primitives::tick::acquire_tick;
+use crate::protocol::message::{TickTime, WhenBehind};
+use crate::protocol::step::TickRefusal;
+use crate::protocol::time::Instant;
+use crate::scheduler::policy::{JobSettings, Run, TickOutcome};
+use crate::scheduler::registration::JobRegistration;
+use crate::scheduler::schedule::Schedule;
+use crate::scheduler::work::Work;
+
+/// The shortest pause between two attempts while the store is unavailable.
+const MIN_RETRY_PAUSE: Duration = Duration::from_millis(100);
+
+/// The longest pause between two attempts while the store is unavailable.
+const MAX_RETRY_PAUSE: Duration = Duration::from_secs(2);
+
+/// The number of skipped ticks in a row that raises an alarm.
+const SKIPS_BEFORE_ALARM: u32 = 3;
+
+/// Runs the ticks of one job on this node.
+pub(crate) struct TickRunner {
+    pub(super) handle: Handle,
+    pub(super) name: Key,
+    pub(super) settings: JobSettings,
+    pub(super) jobs: Arc<Jobs>,
+    /// The newest tick that this node has seen.
+    pub(super) newest: watch::Sender<TickTime>,
+    /// The ticks that this node claims, waits for, or runs.
+    in_progress: watch::Sender<HashSet<TickTime>>,
+    /// Cancelled when the scheduler removes the job.
+    removed: CancellationToken,
+    /// The job's schedule. If it did not come with the job, it is set when the job fires for the first time.
+    pub(super) schedule: OnceCell<Schedule>,
+    /// Locked while this node runs all ticks one after the other.
+    pub(super) run_all_lock: AsyncMutex<()>,
+    /// The number of skipped ticks in a row.
+    consecutive_skips: AtomicU32,
+    /// The last known time of the store's clock, in milliseconds since the Unix epoch, and when this node learned it.
+    pub(super) store_clock: Mutex<Option<(u64, Since)>>,
+    /// When a claim last failed because the store was unavailable. A tick that was due before then, and begins later,
+    /// is a catch-up.
+    pub(super) last_outage: Mutex<Option<SystemTime>>,
+    /// The runs that are being polled now, by fence.
+    pub(super) ongoing_polls: Mutex<HashMap<u64, OngoingPoll>>,
+    /// The ticks of which it is unknown whether another node ran them.
+    pub(super) unresolved: Mutex<BTreeSet<TickTime>>,
+    /// Locked by the task that asks the store about unresolved ticks.
+    pub(super) audit_lock: AsyncMutex<()>,
+}
+
+/// How a tick is attempted.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct TickAttempt {
+    pub(crate) when_behind: WhenBehind,
+    /// Whether the tick could not begin when it was due.
+    pub(crate) is_catch_up: bool,
+    /// Since when the tick has been due here, if this node saw it come. It decides the tick's age until the store's
+    /// clock is known.
+    pub(crate) due_since: Option<Since>,
+}
+
+impl TickAttempt {
+    pub(crate) fn new(when_behind: WhenBehind, is_catch_up: bool) -> TickAttempt {
+        TickAttempt {
+            when_behind,
+            is_catch_up,
+            due_since: (!is_catch_up).then(Since::now),
+        }
+    }
+}
+
+/// An earlier tick must run first: the latest tick that the store knows if that is open, otherwise a tick after it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct EarlierTickDue {
+    pub(crate) latest: TickTime,
+    pub(crate) is_open: bool,
+}
+
+/// A poll of a run that has not returned yet.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct OngoingPoll {
+    pub(super) mark: TickTime,
+    pub(super) since: Instant,
+    pub(super) is_reported: bool,
+}
+
+/// A tick that this node works on. Dropping it removes the tick from the set.
+struct TickInProgress<'a>(&'a TickRunner, TickTime);
+
+impl Drop for TickInProgress<'_> {
+    fn drop(&mut self) {
+        self.0.in_progress.send_modify(|in_progress| {
+            in_progress.remove(&self.1);
+        });
+    }
+}
+
+impl TickRunner {
+    /// Returns `None` if this node already has a job with that name.
+    pub(crate) fn new(
+        handle: Handle,
+        name: Key,
+        settings: JobSettings,
+    ) -> Option<(TickRunner, JobRegistration)> {
+        let jobs = handle.jobs().clone();
+        let registration = JobRegistration::new(jobs.clone(), name.clone())?;
+        let runner = TickRunner {
+            handle,
+            name,
+            settings,
+            jobs,
+            newest: watch::Sender::new(TickTime(0)),
+            in_progress: watch::Sender::default(),
+            removed: registration.removal_token(),
+            schedule: OnceCell::new(),
+            run_all_lock: AsyncMutex::default(),
+            consecutive_skips: AtomicU32::new(0),
+            store_clock: Mutex::default(),
+            last_outage: Mutex::default(),
+            ongoing_polls: Mutex::default(),
+            unresolved: Mutex::default(),
+            audit_lock: AsyncMutex::default(),
+        };
+        runner.handle.node().note_jobs();
+        Some((runner, registration))
+    }
+
+    pub(crate) fn label(&self) -> &Label {
+        self.handle.node().events.label()
+    }
+
+    /// Resolves when this node claims no further tick of the job. Returns the reason.
+    pub(crate) async fn ended(&self) -> TickOutcome {
+        tokio::select! {
+            biased;
+            () = self.jobs.closing.cancelled() => TickOutcome::Drained,
+            () = self.removed.cancelled() => TickOutcome::Removed,
+        }
+    }
+
+    /// Returns the output of `future`, or the reason if this node stops claiming ticks before that.
+    async fn unless_ended<T>(&self, future: impl Future<Output = T>) -> Result<T, TickOutcome> {
+        tokio::select! {
+            biased;
+            why = self.ended() => Err(why),
+            output = future => Ok(output),
+        }
+    }
+
+    pub(crate) fn clock(&self) -> Clock {
+        self.handle.node().clock.clone()
+    }
+
+    /// Returns the time of this node's wall clock.
+    pub(crate) fn now(&self) -> SystemTime {
+        self.handle.node().clock.wall()
+    }
+
+    pub(crate) fn is_ended(&self) -> bool {
+        self.jobs.closing.is_cancelled() || self.removed.is_cancelled()
+    }
+
+    /// Returns whether this node works on that tick.
+    pub(crate) fn is_in_progress(&self, mark: TickTime) -> bool {
+        self.in_progress.borrow().contains(&mark)
+    }
+
+    /// Reports each run that has not yielded for a third of its lease. Such a run blocks its runtime, and cannot be
+    /// cancelled or notified. Its lease is renewed nevertheless.
+    pub(crate) fn report_blocking_runs(&self) {
+        let node = self.handle.node();
+        for polled in lock(&self.ongoing_polls).values_mut() {
+            let lasts = node.ran_since(polled.since);
+            if !polled.is_reported && lasts > self.settings.lease / 3 {
+                polled.is_reported = true;
+                observe::job_blocks(self.label(), &self.name, polled.mark, lasts);
+            }
+        }
+    }
+
+    /// Counts skipped ticks, and raises an alarm at three in a row.
+    fn count_skips(&self, outcome: TickOutcome) {
+        let skips = match outcome {
+            TickOutcome::Skipped => self.consecutive_skips.fetch_add(1, Ordering::Relaxed) + 1,
+            TickOutcome::Done | TickOutcome::Failed | TickOutcome::Panicked | TickOutcome::Elsewhere => {
+                self.consecutive_skips.store(0, Ordering::Relaxed);
+                0
+            }
+            _ => 0,
+        };
+        // The alarm is repeated each time that the number has doubled.
+        if skips >= SKIPS_BEFORE_ALARM
+            && skips.is_multiple_of(SKIPS_BEFORE_ALARM)
+            && (skips / SKIPS_BEFORE_ALARM).is_power_of_two()
+        {
+            observe::job_skips(self.label(), &self.name, skips);
+        }
+    }
+
+    /// Claims a tick and follows it until it is over. Runs the tick if this node wins it, and otherwise stands by
+    /// until its winner has ended.
+    ///
+    /// # Errors
+    /// Returns the tick that must run first, if no tick may be passed over.
+    pub(crate) async fn run_if_won(
+        &self,
+        mark: TickTime,
+        attempt: TickAttempt,
+        work: &impl Work,
+    ) -> Result<TickOutcome, EarlierTickDue> {
+        let _pursuit = self.jobs.pursuits.token();
+        let Run { outcome, ran } = self.try_until_over(mark, attempt, work).await?;
+        let outcome = match outcome {
+            // The tick was not run here in time, but another node may have run it.
+            TickOutcome::Missed if ran.is_none() => self.resolve_missed(mark).await,
+            // The reason was reported where it occurred, which may be before there is a tick.
+            TickOutcome::Refused => outcome,
+            _ => {
+                observe::tick(self.label(), &self.name, mark, outcome.word(), ran);
+                outcome
+            }
+        };
+        self.count_skips(outcome);
+        Ok(outcome)
+    }
+
+    async fn try_until_over(
+        &self,
+        mark: TickTime,
+        mut attempt: TickAttempt,
+        work: &impl Work,
+    ) -> Result<Run, EarlierTickDue> {
+        self.note_newest(mark);
+        let mut newest = self.newest.subscribe();
+        let mut pause = MIN_RETRY_PAUSE;
+        let (runs_all, mut is_first) = (self.settings.runs_all(), true);
+        loop {
+            // The scheduler may fire one tick repeatedly, every 500 ms if its own storage cannot be written. One
+            // attempt of this node is enough.
+            let Some(in_progress) = self.begin(mark) else {
+                if !runs_all {
+                    return Ok(Run::not_here(TickOutcome::Elsewhere));
+                }
+                // The next tick is not granted before this one has ended, and repeated claims do not end it.
+                match self.unless_ended(sleep(MAX_RETRY_PAUSE)).await {
+                    Ok(()) => continue,
+                    Err(why) => return Ok(Run::not_here(why)),
+                }
+            };
+            // If no tick may be passed over, a run must tell the store that the old tick is over.
+            if !runs_all && is_first && self.is_too_old(mark, attempt.due_since) {
+                return Ok(Run::not_here(TickOutcome::Missed));
+            }
+            let claim = (mark, attempt.when_behind);
+            let entering = acquire_tick(&self.handle, &self.name, self.settings.lease, claim);
+            let entered = match self.unless_ended(entering).await {
+                Ok(entered) => entered,
+                Err(why) => return Ok(Run::not_here(why)),
+            };
+            // If this node's clock is ahead by several ticks, later ticks may fire meanwhile. They are early as well,
+            // and no reason to give up this one.
+            let is_kept = runs_all || matches!(entered, Ok(Err(TickRefusal::Early(_))));
+            let wait = match entered {
+                Ok(Ok(guard)) => match self.run(guard, mark, attempt, work).await {
+                    None => None,
+                    Some(run) => return Ok(run),
+                },
+                // The lease was granted and lost before it was used, so nothing was begun.
+                Err(Error::Lost { .. }) => None,
+                Ok(Err(TickRefusal::Early(left))) => {
+                    attempt.due_since = attempt.due_since.map(|since| since + left);
+                    Some(self.note_early(mark, left))
+                }
+                Ok(Err(TickRefusal::EarlierTickDue { latest, is_open })) => {
+                    return Err(EarlierTickDue { latest, is_open });
+                }
+                Ok(Err(TickRefusal::Skipped)) => return Ok(self.not_run(mark, TickOutcome::Skipped)),
+                Ok(Err(TickRefusal::Over)) => return Ok(self.not_run(mark, TickOutcome::Elsewhere)),
+                Err(error) => match self.outcome_of_error(mark, attempt, &error) {
+                    Some(outcome) => return Ok(Run::not_here(outcome)),
+                    None => Some(self.note_outage(&mut attempt, &mut pause)),
+                },
+            };
+            let Some(wait) = wait else {
+                is_first = false;
+                continue;
+            };
+            drop(in_progress);
+            tokio::select! {
+                biased;
+                why = self.ended() => return Ok(Run::not_here(why)),
+                Ok(_) = newest.wait_for(|newest| *newest > mark), if !is_kept => {
+                    return Ok(Run::not_here(TickOutcome::Missed));
+                }
+                () = sleep(wait) => {}
+            }
+        }
+    }
+
+    /// Records that the store is unavailable. Doubles the pause, and returns a random time of half to all of it.
+    fn note_outage(&self, attempt: &mut TickAttempt, pause: &mut Duration) -> Duration {
+        attempt.is_catch_up = true;
+        *lock(&self.last_outage) = Some(self.store_or_local_time());
+        *pause = (2 * *pause).min(MAX_RETRY_PAUSE);
+        pause.mul_f64(0.5 + fastrand::f64() * 0.5)
+    }
+
+    /// Records the store's time from its answer that the tick is early. Returns how long until the tick is due.
+    fn note_early(&self, mark: TickTime, left: Duration) -> Duration {
+        let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        self.note_store_clock(mark.0.saturating_sub(left_ms));
+        observe::tick_early(self.label(), &self.name, mark, left);
+        left
+    }
+
+    /// Records that the store said that the tick is over, without a run here.
+    fn not_run(&self, mark: TickTime, outcome: TickOutcome) -> Run {
+        self.note_over(mark);
+        Run::not_here(outcome)
+    }
+
+    /// Handles an error that does not decide the tick. Returns the outcome, or `None` if the store is asked again.
+    fn outcome_of_error(&self, mark: TickTime, attempt: TickAttempt, error: &Error) -> Option<TickOutcome> {
+        match error {
+            // A foreign record, for example after a reset while the job ran.
+            Error::Busy { .. } if matches!(attempt.when_behind, WhenBehind::After(_)) => None,
+            Error::Busy { .. } => Some(TickOutcome::Skipped),
+            Error::Closed { .. } => Some(TickOutcome::Drained),
+            Error::Key { .. } | Error::Options(_) => {
+                observe::job_refused(self.label(), &self.name, error);
+                Some(TickOutcome::Refused)
+            }
+            // Nothing runs until the store is back, and then only the newest tick.
+            _ => {
+                observe::tick_waits(self.label(), &self.name, mark, error);
+                None
+            }
+        }
+    }
+
+    /// Waits before an earlier tick that blocked this one twice in a row: until this node has ended that tick, and
+    /// one pause more. Returns the reason if this node runs no further tick.
+    pub(super) async fn wait_before_earlier_tick(&self, mark: TickTime) -> Option<TickOutcome> {
+        let mut in_progress = self.in_progress.subscribe();
+        let pause = async {
+            let _ = in_progress
+                .wait_for(|in_progress| !in_progress.contains(&mark))
+                .await;
+            sleep(MIN_RETRY_PAUSE).await;
+        };
+        self.unless_ended(pause).await.err()
+    }
+
+    pub(super) fn note_newest(&self, mark: TickTime) {
+        self.newest
+            .send_if_modified(|newest| mark > std::mem::replace(newest, mark.max(*newest)));
+    }
+
+    fn begin(&self, mark: TickTime) -> Option<TickInProgress<'_>> {
+        let is_new = self
+            .in_progress
+            .send_if_modified(|in_progress| in_progress.insert(mark));
+        is_new.then(|| TickInProgress(self, mark))
+    }
+}
+
+/// Adds a tick to a set that keeps only the newest `at_most` ticks.
+pub(super) fn remember(ticks: &Mutex<BTreeSet<TickTime>>, tick: TickTime, at_most: usize) {
+    let mut ticks = lock(ticks);
+    ticks.insert(tick);
+    if ticks.len() > at_most {
+        ticks.pop_first();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Poll;
+    use std::time::{SystemTime, UNIX_EPOCH};
+
+    use super::*;
+    use crate::locks::Locks;
+    use crate::scheduler::tick::Tick;
+
+    const ATTEMPT: TickAttempt = TickAttempt {
+        when_behind: WhenBehind::Skip,
+        is_catch_up: false,
+        due_since: None,
+    };
+
+    fn runner(locks: &Locks) -> (Arc<TickRunner>, JobRegistration) {
+        let (runner, registration) =
+            TickRunner::new(locks.handle().clone(), "job".into(), JobSettings::default()).unwrap();
+        (Arc::new(runner), registration)
+    }
+
+    #[allow(clippy::disallowed_methods)]
+    fn now() -> u64 {
+        SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
+    }
+
+    #[tokio::test]
+    async fn an_early_tick_waits_for_the_clock_of_the_store() {
+        let ((runner, _registration), runs) = (runner(&Locks::memory()), Arc::new(AtomicUsize::new(0)));
+        let mark = TickTime(now() + 400);
+        let of_work = runs.clone();
+        let work = move |tick: Tick| {
+            of_work.fetch_add(1, Ordering::SeqCst);
+            async move { assert!(now() >= tick.mark.0, "a tick does not run before its time") }
+        };
+        let run_if_won = async |mark| runner.run_if_won(mark, ATTEMPT, &work).await.unwrap();
+        assert_eq!(run_if_won(mark).await, TickOutcome::Done);
+        assert_eq!(run_if_won(mark).await, TickOutcome::Elsewhere);
+        assert_eq!(run_if_won(TickTime(mark.0 - 1)).await, TickOutcome::Elsewhere);
+        assert_eq!(runs.load(Ordering::SeqCst), 1);
+    }
+
+    #[tokio::test]
+    async fn a_clock_that_is_many_ticks_ahead_misses_no_tick() {
+        let (runner, _registration) = runner(&Locks::memory());
+        let first = now() + 500;
+        let mut pursuits = Vec::new();
+        // Three ticks fire before the first one is due.
+        for n in 0..3 {
+            let runner = runner.clone();
+            pursuits.push(tokio::spawn(async move {
+                runner
+                    .run_if_won(TickTime(first + 1_000 * n), ATTEMPT, &|_| async {})
+                    .await
+                    .unwrap()
+            }));
+        }
+        for pursuit in pursuits {
+            assert_eq!(pursuit.await.unwrap(), TickOutcome::Done);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_later_tick_waits_until_this_node_has_ended_the_earlier_one() {
+        let locks = Locks::memory();
+        let (runner, _registration) = runner(&locks);
+        let mark = TickTime(now());
+        let in_progress = runner.begin(mark).unwrap();
+        let mut waits = std::pin::pin!(runner.wait_before_earlier_tick(mark));
+        let is_pending = std::future::poll_fn(|cx| Poll::Ready(waits.as_mut().poll(cx).is_pending()));
+        assert!(is_pending.await);
+        drop(in_progress);
+        assert_eq!(waits.await, None);
+        let _pursued = runner.begin(mark);
+        let _ = locks.drain(Duration::ZERO).await;
+        assert_eq!(
+            runner.wait_before_earlier_tick(mark).await,
+            Some(TickOutcome::Drained)
+        );
+    }
+
+    #[tokio::test]
+    async fn a_drain_ends_an_early_wait() {
+        let locks = Locks::memory();
+        let (runner, _registration) = runner(&locks);
+        let far = TickTime(now() + 3_600_000);
+        let pursuit =
+            tokio::spawn(async move { runner.run_if_won(far, ATTEMPT, &|_| async {}).await.unwrap() });
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        assert!(locks.drain(Duration::from_secs(5)).await.is_ok());
+        assert_eq!(pursuit.await.unwrap(), TickOutcome::Drained);
+    }
+}
