@@ -165,7 +165,7 @@ impl Semaphore {
     }
 
     /// Waits for its turn and a permit that is not renewed: whoever has the [`Transfer`] gives it back
-    /// ([`Transfer::release`]), or it is free again when `lease` and the margin are over, without anybody's help. They count
+    /// ([`Locks::release`](crate::Locks::release)), or it is free again when `lease` and the margin are over, without anybody's help. They count
     /// from the second of two trips to the store.
     ///
     /// # Errors

@@ -362,10 +362,10 @@ async fn questions_and_permits(link: &Arc<dyn Link>, url: &str) {
     let (writer, reader) = (locks.mutex("w").lock(), locks.rw_lock("r").read());
     for guard in [one, writer.await.unwrap(), reader.await.unwrap()] {
         let given = guard.into_transfer(minute).await.unwrap();
-        given.extend(&locks, 2 * minute).await.unwrap();
+        locks.extend(&given, 2 * minute).await.unwrap();
         let adopted = locks.adopt(&given).await.unwrap();
         let given = adopted.into_transfer(minute).await.unwrap();
-        given.release(&locks).await.unwrap();
+        locks.release(&given).await.unwrap();
     }
     // And a latch, waited for.
     let latch = locks.latch("x");
