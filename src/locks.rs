@@ -353,7 +353,11 @@ impl Locks {
         given.clone().unwrap_or_else(|| self.node().to_string())
     }
 
-    /// How many keys have any state in this process: held, waited for, or being given back.
+    /// Returns how many keys have a lease or a waiter in this process: held, waited for, or being released.
+    ///
+    /// Locks, semaphores, elections and jobs count. A lock and a semaphore of one key count as two; a key counts once,
+    /// whatever the number of its guards and waiters. Latches and observers have no lease and do not count. A forked child
+    /// counts none.
     pub fn keys(&self) -> usize {
         self.handle.node().keys()
     }
@@ -363,7 +367,7 @@ impl Locks {
         &self.handle
     }
 
-    /// How many callers wait in this process.
+    /// Returns how many callers wait in this process, for locks, permits, leaderships and latches.
     pub fn waiting(&self) -> usize {
         self.handle.node().waiting()
     }

@@ -138,8 +138,8 @@ impl<K> LockLayer<K> {
         self.wait(Duration::ZERO)
     }
 
-    /// So many requests of this process may wait for one key; the next gets 429 at once. The default is what
-    /// [`Builder::max_waiters_per_key`](crate::Builder::max_waiters_per_key) says, and so is the upper bound.
+    /// Limits how many requests of this process may wait for one key; the next request gets 429 at once. The default is
+    /// [`Builder::max_waiters_per_key`](crate::Builder::max_waiters_per_key).
     pub fn max_waiters(self, limit: usize) -> Self {
         self.set(|settings| settings.max_waiters = Some(limit))
     }

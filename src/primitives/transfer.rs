@@ -62,6 +62,7 @@ pub struct Transfer {
 /// It converts into an [`Error`], so `?` works where a function returns that. A guard that is still held is then in the error,
 /// [`Error::StillHeld`], and [`Error::into_guard`] takes it out.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum TransferError {
     /// Nothing was changed, and the guard is still held: the call cannot be served, or the store refused it and did nothing.
     #[error("{1}")]
@@ -70,6 +71,19 @@ pub enum TransferError {
     #[error("{0}")]
     Failed(#[source] Error),
 }
+
+/// A program must expect further variants:
+///
+/// ```compile_fail,E0004
+/// fn guard(error: tenure::TransferError) -> Option<tenure::Guard> {
+///     match error {
+///         tenure::TransferError::Refused(guard, _) => Some(guard),
+///         tenure::TransferError::Failed(_) => None,
+///     }
+/// }
+/// ```
+#[cfg(doctest)]
+struct TransferErrorIsNonExhaustive;
 
 impl From<TransferError> for Error {
     /// Keeps a guard that is still held in the error.

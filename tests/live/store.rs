@@ -8,7 +8,7 @@ use tenure::error::{StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{
     Call, Executed, GrantNumber, Name, NodeId, Payload, Reply, Request, TickTime, Verb, Version,
 };
-use tenure::store::{Link, Store};
+use tenure::store::Link;
 
 use crate::server::RedisServer;
 use crate::tools::{CLAIM, Inbox, PATIENCE, TERM, WAIT, ask, batch, claim_id, connect, request, store, tick};
@@ -651,7 +651,7 @@ async fn what_was_sent_into_a_dying_server_is_unknown() {
 async fn a_server_that_says_nothing_is_given_up() {
     let server = RedisServer::start();
     server.freeze();
-    let store = store(&server.url()).with_connect_timeout(std::time::Duration::from_millis(100));
+    let store = tenure::testing::redis_store(&server.url(), std::time::Duration::from_millis(100)).unwrap();
     let start = Instant::now();
     assert_eq!(
         *connect(&store).await.unwrap_err().kind(),

@@ -30,16 +30,9 @@ mod script;
 mod tls;
 mod write;
 
-/// Leases on a Redis server, 6.2 or newer. Nothing is connected before it is used. Clones are the same store.
-///
-/// ```
-/// use tenure::store::redis::RedisStore;
-///
-/// let store = RedisStore::open("redis://127.0.0.1/")?.with_prefix("billing:lock:")?;
-/// # Ok::<(), tenure::error::OptionsError>(())
-/// ```
+/// A store on a Redis server, 6.2 or newer. Nothing is connected before it is used. Clones are the same store.
 #[derive(Clone)]
-pub struct RedisStore {
+pub(crate) struct RedisStore {
     inner: Arc<Config>,
 }
 
@@ -51,7 +44,7 @@ impl RedisStore {
     ///
     /// When the URL cannot be read, asks for TLS without the feature, or switches off the verification of
     /// certificates (`#insecure`). The text never holds the password.
-    pub fn open(url: &str) -> Result<Self, OptionsError> {
+    pub(crate) fn open(url: &str) -> Result<Self, OptionsError> {
         let refused = |why: &str| OptionsError(format!("the Redis URL `{}` {why}", redacted(url)));
         let fragment = url.rsplit_once('#').map(|(_, fragment)| fragment);
         if fragment.is_some_and(|fragment| fragment.eq_ignore_ascii_case("insecure")) {
@@ -79,7 +72,7 @@ impl RedisStore {
     /// # Errors
     ///
     /// When the client's own settings contradict each other.
-    pub fn new(client: Client) -> Result<Self, OptionsError> {
+    pub(crate) fn new(client: Client) -> Result<Self, OptionsError> {
         // Without it a second command waits for the answer to the first: 42 ms instead of 22 behind a 20 ms line.
         // redis 2.0 sets it by default (redis-rs#2196); then this may go.
         let info = client.get_connection_info();
@@ -104,7 +97,7 @@ impl RedisStore {
     ///
     /// When it is empty, begins with `tenure`, which is where the queues and the clock are, or is the beginning of
     /// that: a key could be the rest.
-    pub fn with_prefix(mut self, prefix: impl AsRef<[u8]>) -> Result<Self, OptionsError> {
+    pub(crate) fn with_prefix(mut self, prefix: impl AsRef<[u8]>) -> Result<Self, OptionsError> {
         let prefix = prefix.as_ref();
         if !is_prefix(prefix) {
             return Err(OptionsError(format!(
@@ -116,16 +109,9 @@ impl RedisStore {
         Ok(self)
     }
 
-    /// Whether a waiter whose node does not listen (`PUBSUB NUMSUB` is 0) is passed over in a hand-over, keeping its
-    /// place. On unless set. Off where subscribers sit on other servers than the one that hands over.
-    pub fn with_probe(mut self, probe: bool) -> Self {
-        self.edit().probe = probe;
-        self
-    }
-
     /// How long connecting, and subscribing, may take; 2 s unless set. Longer: a slow network is not taken for a dead
     /// one. Shorter: a dead one is noticed earlier.
-    pub fn with_connect_timeout(mut self, timeout: Duration) -> Self {
+    pub(crate) fn with_connect_timeout(mut self, timeout: Duration) -> Self {
         self.edit().timeout = timeout;
         self
     }
