@@ -364,8 +364,8 @@ async fn kinds(server: &RedisServer, wire: &Wire, report: &mut Report) {
     let extend = async |n: usize| {
         let guard = locks.mutex(n).lock().await.expect("a lock");
         let transfer = guard.into_transfer(MINUTE).await.expect("still held");
-        transfer.extend(&locks, 2 * MINUTE).await.expect("still there");
-        transfer.release(&locks).await.expect(released);
+        locks.extend(&transfer, 2 * MINUTE).await.expect("still there");
+        locks.release(&transfer).await.expect(released);
     };
     let count_down = async |n: usize| {
         let latch = locks.latch(n).life(Duration::from_secs(1));

@@ -163,21 +163,70 @@ impl Locks {
         RwLock::new(self.mutex(key))
     }
 
-    /// Takes over a lease that its holder [gave up](crate::Guard::into_transfer) to whoever is told of it, and renews it from now on,
-    /// with the lease that these locks have. In one step: nobody has it in between. A trip to the store. It is not handed on
-    /// within this process: whoever waits here waits as those elsewhere do.
+    /// Takes over a lease that another holder [transferred](crate::Guard::into_transfer), and renews it from now on.
+    ///
+    /// The guard has the lease length of these locks. No other caller has the lock in between. Takes one round trip. The
+    /// lease is not handed on within this process: other callers of this process wait as callers of other processes do.
     ///
     /// # Errors
-    /// [`Error::Gone`] when somebody adopted it before, its time is over or it was given back: a message that comes twice is
-    /// adopted once. That does not say that the work was done: take the [`mutex`](Self::mutex) of the key and look.
-    /// [`Error::Options`] when it was given up under another prefix. Else as [`Mutex::try_lock`]. When the store did not
-    /// answer, the lease may have been adopted all the same. It is not renewed then: it is given back in the background, or
-    /// ends by itself.
+    /// [`Error::Gone`] if the transfer was adopted or released before, or its time is over. So a message that arrives twice
+    /// is adopted once. `Gone` does not mean that the work was done: lock the [`mutex`](Self::mutex) of the key and look at
+    /// the data. [`Error::Options`] if the transfer was made under another prefix. Other errors as of [`Mutex::try_lock`].
+    ///
+    /// If the store did not answer, the lease may have been adopted. This process does not renew it then: it releases the
+    /// lease in the background, or the lease ends by itself.
     ///
     /// # Cancel safety
-    /// Dropping the future gives back what it adopts.
+    /// Dropping the future releases what it adopts.
     pub async fn adopt(&self, transfer: &Transfer) -> Result<Guard, Error> {
         transfer.adopt(&self.handle).await
+    }
+
+    /// Extends a transfer that is not adopted yet, from any process: it lasts for `lease` and the
+    /// [margin](Builder::margin) from now on.
+    ///
+    /// A transfer that lasts longer stays as it is. Takes one round trip.
+    ///
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// # use std::time::Duration;
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("order:7").lock().await?;
+    /// let transfer = guard.into_transfer(Duration::from_secs(60)).await?;
+    /// // The queue is slow today.
+    /// locks.extend(&transfer, Duration::from_secs(600)).await?;
+    /// // The message cannot be sent.
+    /// locks.release(&transfer).await?;
+    /// assert!(locks.mutex("order:7").try_lock().await?.is_some());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Gone`], [`Error::Options`] and other errors as of [`adopt`](Self::adopt). If the store did not answer, the
+    /// transfer may have been extended.
+    ///
+    /// # Cancel safety
+    /// Dropping the future does not undo the extension.
+    pub async fn extend(&self, transfer: &Transfer, lease: Duration) -> Result<(), Error> {
+        let extend = |of| Call::Extend { of };
+        transfer.call(&self.handle, lease, extend).await
+    }
+
+    /// Releases a transfer without adopting it, from any process.
+    ///
+    /// Takes one round trip. After `Ok` the transfer cannot be adopted any more. If an answer was lost and the call was
+    /// retried, another process may have ended the transfer.
+    ///
+    /// # Errors
+    /// As [`extend`](Self::extend). The second of two calls returns [`Error::Gone`]. [`Error::Closed`] as of a lock; if
+    /// [`shutdown`](Self::shutdown) is called meanwhile, the transfer may have been released.
+    ///
+    /// # Cancel safety
+    /// Dropping the future does not undo the release.
+    pub async fn release(&self, transfer: &Transfer) -> Result<(), Error> {
+        let lease = self.handle.options().lease;
+        let release = |of| Call::Release { of, repeats: false };
+        transfer.call(&self.handle, lease, release).await
     }
 
     /// So many permits under the name of `key`. Costs nothing until some are acquired. A lock of the same key is another
@@ -304,7 +353,11 @@ impl Locks {
         given.clone().unwrap_or_else(|| self.node().to_string())
     }
 
-    /// How many keys have any state in this process: held, waited for, or being given back.
+    /// Returns how many keys have a lease or a waiter in this process: held, waited for, or being released.
+    ///
+    /// Locks, semaphores, elections and jobs count. A lock and a semaphore of one key count as two; a key counts once,
+    /// whatever the number of its guards and waiters. Latches and observers have no lease and do not count. A forked child
+    /// counts none.
     pub fn keys(&self) -> usize {
         self.handle.node().keys()
     }
@@ -314,7 +367,7 @@ impl Locks {
         &self.handle
     }
 
-    /// How many callers wait in this process.
+    /// Returns how many callers wait in this process, for locks, permits, leaderships and latches.
     pub fn waiting(&self) -> usize {
         self.handle.node().waiting()
     }
@@ -340,36 +393,6 @@ impl Locks {
         let decided = |state: &InboxState| *state != InboxState::Unconfirmed;
         let _ = tokio::time::timeout(INBOX_WAIT, inbox.wait_for(decided)).await;
         Ok(())
-    }
-}
-
-impl Transfer {
-    /// Lets it last for `lease` and the [margin](Builder::margin) from now on, if it would end before. It never makes it
-    /// shorter. For whoever finds that it will not be adopted in time, in any process. A trip to the store.
-    ///
-    /// # Errors
-    /// [`Error::Gone`], [`Error::Options`] and others as [`Locks::adopt`]. When the store did not answer, it may have been
-    /// done.
-    ///
-    /// # Cancel safety
-    /// Dropping the future does not undo it.
-    pub async fn extend(&self, locks: &Locks, lease: Duration) -> Result<(), Error> {
-        self.ask(&locks.handle, lease, |of| Call::Extend { of }).await
-    }
-
-    /// Gives it back without adopting it, from any process. A trip to the store. `Ok` says that the transfer is good for
-    /// nothing any more. When an answer was lost and asked for again, it may have been somebody else who ended it.
-    ///
-    /// # Errors
-    /// As [`extend`](Self::extend): the second of two calls is [`Error::Gone`]. [`Error::Closed`] as of a lock; when
-    /// [`shutdown`](Locks::shutdown) is called meanwhile it may have been done.
-    ///
-    /// # Cancel safety
-    /// Dropping the future does not undo it.
-    pub async fn release(&self, locks: &Locks) -> Result<(), Error> {
-        let lease = locks.handle.options().lease;
-        let release = |of| Call::Release { of, repeats: false };
-        self.ask(&locks.handle, lease, release).await
     }
 }
 

@@ -1,4 +1,4 @@
-//! Which of several processes leads, across every process that uses the store.
+//! Leader election across every process that uses the store.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -12,25 +12,27 @@ use futures_core::Stream;
 use crate::error::{Error, LostCause, OptionsError};
 use crate::key::Key;
 use crate::primitives::acquire::LockFuture;
+use crate::primitives::blocking::block_on;
 use crate::primitives::call::CallFuture;
+use crate::primitives::denial::unless_busy;
 use crate::primitives::guard::{Guard, Lease};
 use crate::primitives::mutex::Mutex;
-use crate::protocol::message::{Call, ClaimId, Fence, LeaderReport, NodeId, Payload, Version};
+use crate::protocol::message::{Call, ClaimId, Fence, LeaderReport, Mode, NodeId, Payload, Version};
 use crate::protocol::step::{CallAnswer, LockOptions};
 
-/// What a leader proclaims is no longer than this.
-const LONGEST_VALUE: usize = 64 * 1024;
+/// The largest value of a leader, in bytes.
+const MAX_VALUE_BYTES: usize = 64 * 1024;
 
-/// One of several processes leads, and the others stand by: "one of us relays the outbox". Made by
+/// An election of one leader among several processes, while the others stand by: "one process relays the outbox". Made by
 /// [`Locks::election`](crate::Locks::election); cheap to make and to clone.
 ///
-/// [`lead`](Self::lead) does all of it: it waits until this process leads, works as long as it does, and waits again when that
-/// was lost. It ends when the work ends: a service that must go on calls it in a loop. Who stands by waits in the order in
-/// which it came, and is told by a push when it is its turn. What the guards of locks promise holds for leaders, too: a leader
-/// learns that it does not lead any more before somebody else can, and what it writes can carry its [fence](Lease::fence).
+/// [`lead`](Self::lead) does the whole loop: it waits until this process leads, works while it leads, and waits again after a
+/// loss. It ends when the work ends: a service that must continue calls it in a loop. Candidates wait in the order in which
+/// they came, and a push wakes the next one. Leaders have the guarantees of lock holders: a leader learns that it leads no
+/// more before another process can lead, and its writes can carry its [fence](Lease::fence).
 ///
-/// Anybody may ask who leads ([`leader`](Self::leader)) and follow that ([`observe`](Self::observe)), also a process that never
-/// stands. A leader may [proclaim](Self::proclaim) something, as the address by which it is reached.
+/// Any process may ask for the leader ([`leader`](Self::leader)) and follow the leadership ([`observe`](Self::observe)), also
+/// one that is never a candidate. A leader may [proclaim](Self::proclaim) a value, such as its address.
 ///
 /// ```
 /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
@@ -45,77 +47,148 @@ const LONGEST_VALUE: usize = 64 * 1024;
 /// # assert!(relayed.get() > 0); Ok(()) }
 /// ```
 ///
-/// The habits are those of etcd's `concurrency.Election` and of Kubernetes' `leaderelection`.
+/// The behaviour follows etcd's `concurrency.Election` and Kubernetes' `leaderelection`.
 #[derive(Clone)]
-#[must_use = "an election does nothing until somebody stands, asks or observes"]
+#[must_use = "an election does nothing until a process campaigns, asks or observes"]
 pub struct Election {
-    /// Candidates wait in it, each with a place of its own.
+    /// The line of the candidates, each with a place of its own in the store's queue.
     line: Mutex,
-    /// The work of a leader that lost goes on to its end.
-    told: bool,
+    /// Whether the work of a leader continues after a loss.
+    continues_after_loss: bool,
 }
 
 impl Election {
     pub(crate) fn new(line: Mutex) -> Self {
         Election {
-            // Another leader of this process has a fence of its own, which all are told.
+            // The next leader of this process needs a fence of its own, which observers see.
             line: line.fair(),
-            told: false,
+            continues_after_loss: false,
         }
     }
 
-    /// Leads by leases of this length, and looks each third of it, instead of the length that these locks have.
+    /// Sets the length of the leases of leaders, instead of the default of these locks. Observers and candidates look at the
+    /// store each third of it.
     pub fn lease(self, lease: Duration) -> Self {
         let line = self.line.lease(lease);
         Election { line, ..self }
     }
 
-    /// The work of [`lead`](Self::lead) is not dropped when it leads no more: it is told, by
-    /// [`lost`](Lease::lost) of its lease, and comes to an end by itself. Until then somebody else may lead beside it.
+    /// Limits how many candidates of this process may wait, as [`Mutex::max_waiters`](crate::Mutex::max_waiters). Observers
+    /// are not limited by it.
+    pub fn max_waiters(self, limit: usize) -> Self {
+        let line = self.line.max_waiters(limit);
+        Election { line, ..self }
+    }
+
+    /// Limits how long a process leads without a new election, as [`Mutex::max_hold`](crate::Mutex::max_hold).
+    ///
+    /// When the limit is over, [`Lease::overdue`] resolves, and the leader has the rest of its lease to come to an end. Then
+    /// the next candidate leads. [`lead`](Self::lead) drops the work at that moment and campaigns again.
+    pub fn max_hold(self, max: Duration) -> Self {
+        let line = self.line.max_hold(max);
+        Election { line, ..self }
+    }
+
+    /// Lets the work of [`lead`](Self::lead) continue after a loss, instead of dropping it.
+    ///
+    /// The work learns of the loss by [`lost`](Lease::lost) of its lease, and ends by itself. Until then another process may
+    /// lead beside it.
     pub fn told_of_loss(mut self) -> Self {
-        self.told = true;
+        self.continues_after_loss = true;
         self
     }
 
-    /// What it is called.
+    /// Returns the key of the election.
     pub fn key(&self) -> &Key {
         self.line.key()
     }
 
-    /// Waits until this process leads. It leads as long as the guard lives and is held; to [release](Guard::release) it is to
-    /// resign, and hands over in one trip. Others are told of this node's [name](crate::Builder::node_name) within another trip.
+    /// Waits until this process leads. It leads while the guard lives and is held.
+    ///
+    /// To resign, [release](Guard::release) the guard: the next candidate leads after one round trip. Observers see the
+    /// [name](crate::Builder::node_name) of this node after another round trip.
     ///
     /// # Errors
     /// As [`Mutex::lock`](crate::Mutex::lock).
     ///
     /// # Cancel safety
-    /// Dropping the future gives up the place in the queue, or what was won meanwhile.
+    /// Dropping the future gives up the place in the queue. A leadership that was won meanwhile is released.
     pub async fn campaign(&self) -> Result<Guard, Error> {
-        self.stand(false).await
+        self.campaign_with(false).await
     }
 
-    /// As [`campaign`](Self::campaign), but no longer than `wait`; [`Error::Busy`] when somebody else leads then.
+    /// Leads if no process leads and no candidate waits, else returns `None`.
     ///
     /// # Errors
-    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
+    /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
+    ///
+    /// # Cancel safety
+    /// As [`campaign`](Self::campaign).
+    pub async fn try_campaign(&self) -> Result<Option<Guard>, Error> {
+        let won = unless_busy(self.line.enter(Mode::Exclusive, false).await)?;
+        Ok(won.inspect(|_| self.publish_node_name()))
+    }
+
+    /// Waits for at most `wait` until this process leads. With zero it tries once.
+    ///
+    /// # Errors
+    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout): [`Error::Busy`] if another process leads when the wait ends.
     ///
     /// # Cancel safety
     /// As [`campaign`](Self::campaign).
     ///
     /// # Panics
-    /// Outside of a tokio runtime with timers, unless the answer is there at once.
+    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     pub async fn campaign_timeout(&self, wait: Duration) -> Result<Guard, Error> {
-        let won = self.candidate(false).within(wait).await;
-        won.inspect(|_| self.tell_name())
+        let won = self.line.enter_timeout(Mode::Exclusive, wait).await;
+        won.inspect(|_| self.publish_node_name())
     }
 
-    /// Waits until this process leads, and works then. When it leads no more before the work is done, that is dropped, unless it
-    /// is [told](Self::told_of_loss), and this begins again, with a pause of about a third of a lease: a leader that loses its
-    /// lease again and again leaves others time.
+    /// Campaigns as [`campaign`](Self::campaign), for code that is not async: the thread sleeps until this process leads.
     ///
-    /// When the work ends it resigns and returns what the work returned, also when that is an `Err`, and does not stand again.
-    /// The work is made again each time that this process leads, so it clones what it needs. A service that must go on has a
-    /// loop:
+    /// # Errors
+    /// As [`campaign`](Self::campaign).
+    ///
+    /// # Panics
+    /// As [`Mutex::blocking_lock`](crate::Mutex::blocking_lock).
+    #[track_caller]
+    pub fn blocking_campaign(&self) -> Result<Guard, Error> {
+        block_on(self.campaign())
+    }
+
+    /// Tries once as [`try_campaign`](Self::try_campaign), for code that is not async: the thread sleeps for a round trip.
+    ///
+    /// # Errors
+    /// As [`try_campaign`](Self::try_campaign).
+    ///
+    /// # Panics
+    /// As [`Mutex::blocking_lock`](crate::Mutex::blocking_lock).
+    #[track_caller]
+    pub fn blocking_try_campaign(&self) -> Result<Option<Guard>, Error> {
+        block_on(self.try_campaign())
+    }
+
+    /// Campaigns as [`campaign_timeout`](Self::campaign_timeout), for code that is not async: the thread sleeps for at most
+    /// `wait`.
+    ///
+    /// # Errors
+    /// As [`campaign_timeout`](Self::campaign_timeout).
+    ///
+    /// # Panics
+    /// As [`Mutex::blocking_lock`](crate::Mutex::blocking_lock).
+    #[track_caller]
+    pub fn blocking_campaign_timeout(&self, wait: Duration) -> Result<Guard, Error> {
+        block_on(self.campaign_timeout(wait))
+    }
+
+    /// Waits until this process leads, and runs the work while it leads.
+    ///
+    /// If the leadership is lost before the work is done, the work is dropped, unless [`told_of_loss`](Self::told_of_loss) is
+    /// set. Then this campaigns again, after a pause of about a third of a lease: a leader that loses its lease again and
+    /// again leaves time to other candidates.
+    ///
+    /// When the work ends, this resigns, returns the result of the work, also an `Err`, and does not campaign again. `work` is
+    /// called each time that this process leads, so it clones what it needs. A service that must continue has a loop:
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -145,67 +218,70 @@ impl Election {
     /// # fn spawns(locks: Locks) { tokio::spawn(relays(locks, String::new())); }
     /// ```
     ///
-    /// It borrows the election. To spawn it without such a function: `tokio::spawn(async move { election.lead(work).await })`.
+    /// The future borrows the election. To spawn it without such a function:
+    /// `tokio::spawn(async move { election.lead(work).await })`.
     ///
-    /// A store that is away is no reason to end: it goes on as soon as it is back. The
-    /// [events](crate#what-it-tells-you) tell of that.
+    /// An unavailable store does not end it: it continues when the store is back. The [events](crate#what-it-tells-you)
+    /// report the outage.
     ///
     /// # Errors
-    /// [`Error::Lost`] when the work was done, and it is not sure that this process led until then. [`Error::Closed`] after
-    /// [`Locks::shutdown`](crate::Locks::shutdown). Else as [`Mutex::lock`](crate::Mutex::lock), but for a store that is away.
+    /// [`Error::Lost`] if the work was done, but this process may not have led until then. [`Error::Closed`] after
+    /// [`Locks::shutdown`](crate::Locks::shutdown). Other errors as of [`Mutex::lock`](crate::Mutex::lock), except those of an
+    /// unavailable store.
     ///
     /// # Cancel safety
-    /// Dropping the future drops the work and then resigns, in the background: for "until SIGTERM" use it in a
+    /// Dropping the future drops the work and then resigns, in the background. For "until SIGTERM" use it in a
     /// `tokio::select!`, and then await [`Locks::shutdown`](crate::Locks::shutdown).
     pub async fn lead<T, Fut>(&self, mut work: impl FnMut(Lease) -> Fut) -> Result<T, Error>
     where
         Fut: Future<Output = T>,
     {
-        let mut rests = false;
+        let mut pauses = false;
         loop {
-            let guard = match self.stand(rests).await {
-                // It never led, or the leader is not known.
+            let guard = match self.campaign_with(pauses).await {
+                // This process never led, or the leader is not known.
                 Err(error) if error.is_unreachable() || error.is_lost() => {
-                    rests = true;
+                    pauses = true;
                     continue;
                 }
                 answer => answer?,
             };
             let work = work(guard.lease());
-            let done = if self.told {
+            let done = if self.continues_after_loss {
                 let done = guard.scope(work).await;
                 guard.is_held().then_some(done)
             } else {
-                // What is done in the moment in which it is lost is not dropped: it is told as that.
+                // Work that ends at the moment of the loss counts as lost.
                 guard.run(work).await.ok()
             };
             if let Some(done) = done {
                 return match guard.release().await {
-                    // It led until then. Who cannot be told learns it when the lease ends.
+                    // This process led until then. If the store is not told, the lease ends by itself.
                     Ok(()) | Err(Error::Store { .. }) => Ok(done),
                     Err(error) => Err(error),
                 };
             }
-            rests = true;
+            pauses = true;
         }
     }
 
-    /// Tells whoever asks or observes this `value`, at most 64 KiB of any bytes, for as long as this node leads: the address by
-    /// which it is reached, the version that it runs. The latest of a leader is told, and none of the leader before it. A trip
-    /// to the store.
+    /// Publishes `value`, at most 64 KiB of any bytes, for as long as this node leads: its address, or its version.
+    ///
+    /// Observers and callers of [`leader`](Self::leader) see the latest value of the current leader, and no value of an earlier
+    /// leader. Takes one round trip.
     ///
     /// # Errors
-    /// [`Error::Lost`] when this node does not lead. [`Error::Options`] for a longer value. [`Error::Store`] when the store did
-    /// not answer: it may have been done. [`Error::Closed`] as of a lock; when [`shutdown`](crate::Locks::shutdown) is called
-    /// meanwhile it may have been done. [`Error::Key`] as of a lock.
+    /// [`Error::Lost`] if this node does not lead. [`Error::Options`] for a longer value. [`Error::Store`] if the store did not
+    /// answer: the value may have been published. [`Error::Closed`] as of a lock; if [`shutdown`](crate::Locks::shutdown) is
+    /// called meanwhile, the value may have been published. [`Error::Key`] as of a lock.
     ///
     /// # Cancel safety
-    /// When the future is dropped, it may be done or not.
+    /// If the future is dropped, the value may be published or not.
     pub async fn proclaim(&self, value: impl AsRef<[u8]>) -> Result<(), Error> {
         let value = value.as_ref();
-        if value.len() > LONGEST_VALUE {
+        if value.len() > MAX_VALUE_BYTES {
             return Err(Error::Options(OptionsError(format!(
-                "election `{}` is told a value of at most {LONGEST_VALUE} bytes, not {}",
+                "election `{}` takes a value of at most {MAX_VALUE_BYTES} bytes, not {}",
                 self.key(),
                 value.len()
             ))));
@@ -216,15 +292,15 @@ impl Election {
         };
         self.line.handle.not_forked(self.key())?;
         let of = self.claim().ok_or_else(lost)?;
-        if self.proclaims(of, Some(value))?.await? {
+        if self.proclaim_call(of, Some(value))?.await? {
             Ok(())
         } else {
             Err(lost())
         }
     }
 
-    /// Who leads, as the store knows: `None` for nobody. Another may lead by the time that the answer arrives. A trip to the
-    /// store.
+    /// Asks the store for the leader; `None` if no process leads. Another process may lead when the answer arrives. Takes one
+    /// round trip.
     ///
     /// # Errors
     /// [`Error::Key`], [`Error::Store`] and [`Error::Closed`] as of a lock.
@@ -232,26 +308,27 @@ impl Election {
     /// # Cancel safety
     /// Nothing is held or left behind.
     pub async fn leader(&self) -> Result<Option<Leader>, Error> {
-        let report = self.asks(None, false)?.await?;
+        let report = self.leader_call(None, false)?.await?;
         Ok(report.map(Leader::new))
     }
 
-    /// Follows who leads: at first as it is, then each time that it is another, or has proclaimed something else. What is
-    /// between two looks of the caller is left out: it is told the latest.
+    /// Returns a stream of leaders: first the current one, then each new leader and each newly proclaimed value.
     ///
-    /// The store pushes what is new, and this looks by itself each third of a lease, should a push be lost or a leader be gone
-    /// without a word. All of a process share one look. Nothing is asked while nobody waits for the [next](Observer::next).
+    /// The stream yields the latest state: changes between two polls are skipped. The store pushes each change. The stream also
+    /// asks the store each third of a lease, because a push may be lost, or a leader may die without a message. All observers
+    /// of a process share one request. Nothing is asked while no caller waits for the [next](Observer::next) leader.
     pub fn observe(&self) -> Observer {
         Observer {
             election: self.clone(),
             known: None,
-            failed: false,
-            closed: false,
-            asking: None,
+            has_failed: false,
+            is_closed: false,
+            in_flight: None,
         }
     }
 
-    /// This node leads at this moment, by this or another handle. No trip to the store, and `false` before anybody else can lead.
+    /// Returns whether this node leads at this moment, by this or another handle. Takes no round trip. Returns `false` before
+    /// another process can lead.
     pub fn is_leader(&self) -> bool {
         self.claim().is_some()
     }
@@ -261,60 +338,63 @@ impl Election {
         self.line.handle.node().held_alone(&self.line.name)
     }
 
-    async fn stand(&self, rests: bool) -> Result<Guard, Error> {
-        self.candidate(rests).await.inspect(|_| self.tell_name())
-    }
-
-    fn candidate(&self, rests: bool) -> LockFuture {
+    /// Campaigns, after a pause of about a third of a lease if `pauses`.
+    async fn campaign_with(&self, pauses: bool) -> Result<Guard, Error> {
         let line = &self.line;
         let options = LockOptions {
-            rests,
+            rests: pauses,
             ..line.options
         };
-        LockFuture::new(&line.handle, &line.name, options)
+        let won = LockFuture::new(&line.handle, &line.name, options).await;
+        won.inspect(|_| self.publish_node_name())
     }
 
-    /// Others are told its name. Who cannot be told so learns it from the store's record of the leader's node.
-    fn tell_name(&self) {
+    /// Sends the name of this node to the store, without waiting for the answer. Observers that miss it read the name from the
+    /// store's record of the leader's node.
+    fn publish_node_name(&self) {
         if let Some(of) = self.claim()
             && self.line.handle.options().node_name.is_some()
-            && let Ok(proclaims) = self.proclaims(of, None)
+            && let Ok(call) = self.proclaim_call(of, None)
         {
-            proclaims.detach();
+            call.detach();
         }
     }
 
-    fn proclaims(&self, of: ClaimId, value: Option<&[u8]>) -> Result<CallFuture<bool>, Error> {
-        /// The order in which they were called for.
+    fn proclaim_call(&self, of: ClaimId, value: Option<&[u8]>) -> Result<CallFuture<bool>, Error> {
+        /// Orders the proclaims of this process.
         static SEQ: AtomicU64 = AtomicU64::new(1);
         let seq = SEQ.fetch_add(1, Ordering::Relaxed);
         let node_name = self.line.handle.options().node_name.as_deref();
-        let data = said(node_name.unwrap_or_default(), value);
+        let data = encode(node_name.unwrap_or_default(), value);
         let (line, call) = (&self.line, Call::Proclaim { of, seq });
         line.ask(call, |call| call.data = Some(data), CallAnswer::try_as_owned)
     }
 
-    fn asks(&self, known: Option<Version>, rests: bool) -> Result<CallFuture<Option<LeaderReport>>, Error> {
+    fn leader_call(
+        &self,
+        known: Option<Version>,
+        pauses: bool,
+    ) -> Result<CallFuture<Option<LeaderReport>>, Error> {
         let (line, call) = (&self.line, Call::Leader { known });
-        line.ask(call, |call| call.rests = rests, CallAnswer::try_as_leader)
+        line.ask(call, |call| call.rests = pauses, CallAnswer::try_as_leader)
     }
 }
 
-/// How it stands in the store: `<length of the name>:<name>`, and then nothing, or `=` and the value.
-fn said(name: &str, value: Option<&[u8]>) -> Payload {
-    let mut said = format!("{}:{name}", name.len()).into_bytes();
+/// Encodes a node's name and its value for the store: `<length of the name>:<name>`, then nothing, or `=` and the value.
+fn encode(name: &str, value: Option<&[u8]>) -> Payload {
+    let mut payload = format!("{}:{name}", name.len()).into_bytes();
     if let Some(value) = value {
-        said.push(b'=');
-        said.extend_from_slice(value);
+        payload.push(b'=');
+        payload.extend_from_slice(value);
     }
-    Payload(said.into())
+    Payload(payload.into())
 }
 
-/// The name, and the value. What is none of that says nothing.
-fn read(said: &[u8]) -> Option<(&str, Option<&[u8]>)> {
-    let colon = said.iter().position(|byte| *byte == b':')?;
-    let length: usize = std::str::from_utf8(&said[..colon]).ok()?.parse().ok()?;
-    let (name, rest) = said[colon + 1..].split_at_checked(length)?;
+/// Decodes the name and the value. Returns `None` for bytes in another format.
+fn decode(payload: &[u8]) -> Option<(&str, Option<&[u8]>)> {
+    let colon = payload.iter().position(|byte| *byte == b':')?;
+    let length: usize = std::str::from_utf8(&payload[..colon]).ok()?.parse().ok()?;
+    let (name, rest) = payload[colon + 1..].split_at_checked(length)?;
     Some((std::str::from_utf8(name).ok()?, rest.strip_prefix(b"=")))
 }
 
@@ -323,12 +403,12 @@ impl fmt::Debug for Election {
         f.debug_struct("Election")
             .field("key", self.key())
             .field("lease", &self.line.options.lease())
-            .field("told_of_loss", &self.told)
+            .field("told_of_loss", &self.continues_after_loss)
             .finish_non_exhaustive()
     }
 }
 
-/// Who leads, as the store said.
+/// The leader of an election, as the store reported it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leader {
     node: NodeId,
@@ -339,8 +419,8 @@ pub struct Leader {
 
 impl Leader {
     fn new(report: LeaderReport) -> Self {
-        let said = report.value.as_ref().and_then(|said| read(&said.0));
-        let (name, value) = said.unwrap_or_default();
+        let decoded = report.value.as_ref().and_then(|payload| decode(&payload.0));
+        let (name, value) = decoded.unwrap_or_default();
         Leader {
             node: report.node,
             name: (!name.is_empty()).then(|| name.to_owned()),
@@ -349,58 +429,63 @@ impl Leader {
         }
     }
 
-    /// Of which node it is: see [`Locks::node`](crate::Locks::node).
+    /// Returns the node of the leader; see [`Locks::node`](crate::Locks::node).
     pub fn node(&self) -> NodeId {
         self.node
     }
 
-    /// What its node is called, if [it was given a name](crate::Builder::node_name) and has told so, which takes it a trip.
+    /// Returns the name of its node. `None` if [no name was set](crate::Builder::node_name), or in the first moments of the
+    /// leadership: the leader publishes its name by a request of its own.
     pub fn node_name(&self) -> Option<&str> {
         self.name.as_deref()
     }
 
-    /// The fence of its lease. It grows with each leader.
+    /// Returns the fence of its lease, which grows with each leader.
     pub fn fence(&self) -> Fence {
         self.fence
     }
 
-    /// What it [proclaimed](Election::proclaim), as bytes.
+    /// Returns the value that it [proclaimed](Election::proclaim).
     pub fn value(&self) -> Option<&[u8]> {
         self.value.as_deref()
     }
 }
 
-/// Follows who leads; made by [`Election::observe`]. A [`Stream`], which ends after [`Error::Closed`], and [`next`](Self::next)
-/// for whoever needs none of its helpers.
+/// A stream of leaders; made by [`Election::observe`].
+///
+/// The [`Stream`] ends after [`Error::Closed`]. [`next`](Self::next) needs no helpers for streams.
 #[must_use = "nothing is observed until the next is awaited"]
 pub struct Observer {
     election: Election,
-    /// The version that was told last.
+    /// The version that was yielded last; `None` before the first one.
     known: Option<Version>,
-    failed: bool,
-    closed: bool,
-    asking: Option<CallFuture<Option<LeaderReport>>>,
+    /// Whether the last request failed. Then the next one is sent after a pause.
+    has_failed: bool,
+    is_closed: bool,
+    /// The request in flight.
+    in_flight: Option<CallFuture<Option<LeaderReport>>>,
 }
 
 impl Observer {
-    /// Waits until it is another than was told last; the first time it is told as it is. `None`: nobody leads.
+    /// Waits until the leader or its value differs from what was returned last, and returns it. The first call returns the
+    /// current state. `None` means that no process leads.
     ///
     /// # Errors
-    /// [`Error::Store`] when the store is away for longer than a lease, or in the beginning. It may be awaited again, and then
-    /// asks after about a third of a lease. [`Error::QueueFull`], [`Error::NodeFull`], [`Error::Key`] and [`Error::Closed`] as of
-    /// a lock.
+    /// [`Error::Store`] if the store is unavailable for longer than a lease, or at the first call. It may be called again, and
+    /// then asks after about a third of a lease. [`Error::QueueFull`], [`Error::NodeFull`], [`Error::Key`] and
+    /// [`Error::Closed`] as of a lock.
     ///
     /// # Cancel safety
-    /// Nothing that is new is missed.
+    /// No change is lost.
     pub async fn next(&mut self) -> Result<Option<Leader>, Error> {
         poll_fn(|cx| self.poll_leader(cx)).await
     }
 
     fn poll_leader(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Leader>, Error>> {
         let report = ready!(self.poll_report(cx));
-        self.asking = None;
-        self.failed = report.is_err();
-        self.closed = matches!(report, Err(Error::Closed { .. }));
+        self.in_flight = None;
+        self.has_failed = report.is_err();
+        self.is_closed = matches!(report, Err(Error::Closed { .. }));
         Poll::Ready(report.map(|report| {
             let version = report.as_ref().map_or(Version(0), |report| report.version);
             self.known = Some(version);
@@ -409,11 +494,11 @@ impl Observer {
     }
 
     fn poll_report(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<LeaderReport>, Error>> {
-        let asking = match &mut self.asking {
-            Some(asking) => asking,
-            none => none.insert(self.election.asks(self.known, self.failed)?),
+        let in_flight = match &mut self.in_flight {
+            Some(call) => call,
+            none => none.insert(self.election.leader_call(self.known, self.has_failed)?),
         };
-        Pin::new(asking).poll(cx)
+        Pin::new(in_flight).poll(cx)
     }
 }
 
@@ -421,7 +506,7 @@ impl Stream for Observer {
     type Item = Result<Option<Leader>, Error>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if self.closed {
+        if self.is_closed {
             return Poll::Ready(None);
         }
         self.poll_leader(cx).map(Some)
@@ -442,7 +527,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_said_is_read_again_and_nothing_else() {
+    fn an_encoded_payload_is_decoded_and_other_bytes_are_not() {
         for (name, value) in [
             ("", None),
             ("web-1", None),
@@ -450,7 +535,7 @@ mod tests {
             ("Zürich", Some(b"")),
             ("", Some(b"\0\xff=:\n")),
         ] {
-            assert_eq!(read(&said(name, value).0), Some((name, value)));
+            assert_eq!(decode(&encode(name, value).0), Some((name, value)));
         }
         for bad in [
             &b""[..],
@@ -461,7 +546,7 @@ mod tests {
             b"2:\xff\xff",
             b"99999999999999999999:a",
         ] {
-            assert_eq!(read(bad), None, "{bad:?}");
+            assert_eq!(decode(bad), None, "{bad:?}");
         }
     }
 }

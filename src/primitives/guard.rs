@@ -304,6 +304,11 @@ impl Guard {
         self.lease.lost_token()
     }
 
+    /// See [`Lease::overdue`].
+    pub fn overdue(&self) -> impl Future<Output = ()> + Send + Sync + 'static {
+        self.lease.overdue()
+    }
+
     /// See [`Lease::run`].
     ///
     /// # Errors

@@ -176,7 +176,7 @@ impl Multi {
     /// Refuse with [`Error::QueueFull`] when so many callers of this process already wait for a key that is waited for, as
     /// [`Mutex::max_waiters`](crate::Mutex::max_waiters).
     pub fn max_waiters(self, limit: usize) -> Self {
-        self.set(|options, limits| options.limit = limit.min(limits.max_waiters_per_key))
+        self.set(|options, _| options.limit = limit)
     }
 
     /// Renew the leases no longer than this, as [`Mutex::max_hold`](crate::Mutex::max_hold): each from the grant of its key, so

@@ -220,6 +220,11 @@ impl MultiGuard {
         self.lease.lost_token()
     }
 
+    /// See [`MultiLease::overdue`].
+    pub fn overdue(&self) -> impl Future<Output = ()> + Send + Sync + 'static {
+        self.lease.overdue()
+    }
+
     /// See [`MultiLease::scope`].
     pub fn scope<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
         self.lease.scope(work)

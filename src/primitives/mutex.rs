@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::driver::handle::Handle;
@@ -12,23 +13,22 @@ use crate::primitives::blocking::block_on;
 use crate::primitives::call::{self, CallFuture};
 use crate::primitives::denial::unless_busy;
 use crate::primitives::guard::{Guard, Lease};
-#[cfg(feature = "tower")]
+use crate::primitives::held::Held;
 use crate::primitives::scope;
 use crate::protocol::message::{Call, Mode, Name};
 use crate::protocol::step::{CallAnswer, CallOptions, LockOptions};
 
 /// A lock on one key. Made by [`Locks::mutex`](crate::Locks::mutex); cheap to make and to clone.
 ///
-/// Waiting is in order: within a process callers wait in one line, and processes wait in the store's queue. A lease
-/// that is handed on within the process goes to other processes after a burst, so nobody starves.
-/// [`fair`](Self::fair) serves everybody in the store's order instead.
+/// Waiting is in order: callers of one process wait in a local queue, and processes wait in the store's queue. A lease
+/// that is handed on within the process goes to other processes after a burst, so no process starves.
+/// [`fair`](Self::fair) serves all callers in the store's order instead.
 ///
-/// A lease lasts as long as [`Builder::lease`](crate::Builder::lease) says, 10 s unless set, and is renewed while the
-/// guard lives: it does not limit how long the lock is held. [`lease`](Self::lease) and [`fixed`](Self::fixed) say
-/// otherwise.
+/// A lease lasts for [`Builder::lease`](crate::Builder::lease), 10 s by default, and is renewed while the guard lives: it
+/// does not limit how long the lock is held. [`lease`](Self::lease) and [`fixed`](Self::fixed) change that for one lock.
 ///
-/// There is no reentrancy: a task that locks what it holds waits for itself; [`Guard::again`] is another guard on the
-/// same lease. In the [scope](Guard::scope) of a guard, behind a layer too, such a `lock` is
+/// The lock is not reentrant: a task that locks a key that it holds waits for itself. [`Guard::again`] makes another guard
+/// on the same lease. In the [scope](Guard::scope) of a guard, and behind a layer, such a `lock` returns
 /// [`Error::WouldDeadlock`] at once.
 #[derive(Clone)]
 #[must_use = "a mutex does nothing until it is locked"]
@@ -39,7 +39,7 @@ pub struct Mutex {
 }
 
 impl Mutex {
-    /// The line for what `name` names, of any kind.
+    /// Returns the line for `name`, which may be of any kind.
     pub(crate) fn new(handle: Handle, name: Name) -> Self {
         let options = handle.options().lock();
         Mutex {
@@ -49,83 +49,91 @@ impl Mutex {
         }
     }
 
-    /// Leases of this length, 400 ms to 30 days, instead of the default. They are renewed while the guard lives.
-    /// Shorter: others get in sooner after this process died, and renewals are more frequent. Longer: a longer outage
-    /// of the store is survived.
+    /// Sets the length of the leases, 400 ms to 30 days. They are renewed while the guard lives.
     ///
-    /// Callers of one process share a lease, one after the other. One that wants a longer lease than its process has
-    /// waits for the next; one that wants a shorter lease may be given what its process has.
+    /// With shorter leases other processes get the lock sooner after this process died, and renewals are more frequent.
+    /// With longer leases this process survives a longer outage of the store.
+    ///
+    /// Callers of one process share a lease, one after the other. A caller that wants a longer lease than its process has
+    /// waits for the next lease. A caller that wants a shorter lease may get the lease of its process.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.options.term = self.handle.options().times(lease);
         self.options.fixed = false;
         self
     }
 
-    /// Leases of exactly this length, 400 ms to 30 days, never renewed: "ten seconds, then let go". The guard is
-    /// [lost](Guard::lost) at the end.
+    /// Sets leases of exactly this length, 400 ms to 30 days, which the background thread never renews: "ten seconds, then
+    /// let go". The guard is [lost](Guard::lost) at the end.
     pub fn fixed(mut self, lease: Duration) -> Self {
         self.options.term = self.handle.options().times(lease);
         self.options.fixed = true;
         self
     }
 
-    /// First come, first served across all processes: each call waits with a place of its own in the store's queue, and
-    /// the lease is never handed on within the process. To be set by everybody who locks the key: who does not set it
-    /// is handed the lease by others of its process, before those who came earlier elsewhere.
+    /// Serves callers of all processes first come, first served. Each call waits with a place of its own in the store's
+    /// queue, and the lease is never handed on within the process.
     ///
-    /// The order is that in which the store sees the calls. A place is lost when its process was not heard of for a lease, and
-    /// passed over, but kept, when it was not for two thirds of one.
+    /// Every program that locks the key must set it. A caller without it gets the lease from other callers of its process,
+    /// before callers of other processes that came earlier.
     ///
-    /// What it costs: each hand-over is a trip to the store and a push, where the default serves up to 256 callers of a
-    /// process for one trip; each waiting call is an entry in the store's queue, and is renewed each third of a lease in
-    /// a request of its own, where the default has one for the whole process. For tens of waiters of a key, not for
-    /// thousands. What the default costs: another process may wait for a burst, 20 ms, at each turn
+    /// The order is that in which the store sees the calls. A process that is silent for a lease loses its places. A
+    /// process that is silent for two thirds of a lease is passed over, and keeps its places.
+    ///
+    /// Costs: each hand-over takes a round trip and a push. Without `fair` up to 256 callers of a process are served for one
+    /// round trip. Each waiting call is an entry in the store's queue, with a renewal of its own each third of a lease;
+    /// without `fair` the whole process has one entry. So use it for tens of waiters of a key, not for thousands. What the
+    /// default costs instead: another process may wait for a burst of 20 ms at each turn
     /// ([`Builder::burst`](crate::Builder::burst)).
     pub fn fair(mut self) -> Self {
         self.options.solo = true;
         self
     }
 
-    /// Refuse with [`Error::QueueFull`] when so many callers of this process already wait for the key. The smaller
-    /// of this and the limit of the [`Locks`](crate::Locks) counts.
+    /// Limits how many callers of this process may wait for the key. A caller over the limit gets [`Error::QueueFull`] at
+    /// once.
+    ///
+    /// This limit replaces [`Builder::max_waiters_per_key`](crate::Builder::max_waiters_per_key) for calls of this handle,
+    /// and may be smaller or larger. A caller that is the first of its process is never refused, not even with zero.
+    /// [`Builder::max_waiters_per_node`](crate::Builder::max_waiters_per_node) applies to all calls.
     pub fn max_waiters(mut self, limit: usize) -> Self {
-        self.options.limit = limit.min(self.handle.options().max_waiters_per_key);
+        self.options.limit = limit;
         self
     }
 
-    /// Renew the lease no longer than this, counted from the grant, as a bound for work that hangs. At that moment the
-    /// holder is told ([`Lease::overdue`]), with an event, and has what is left of the lease, two thirds of it or more
-    /// while the store answers, to come to an end; then the lease is [lost](Guard::lost). Unless set there is no bound. A
-    /// [fixed](Self::fixed) lease has its own.
-    pub fn max_hold(mut self, most: Duration) -> Self {
-        self.options.max_hold = Some(most);
+    /// Stops the renewal of the lease when it was held for `max`, counted from the grant: a limit for work that hangs.
+    ///
+    /// At that moment [`Lease::overdue`] resolves, and an event is logged. The holder then has the rest of the lease to come
+    /// to an end, two thirds of the lease or more while the store answers. After that the lease is [lost](Guard::lost). By
+    /// default there is no limit. A [fixed](Self::fixed) lease has its own.
+    pub fn max_hold(mut self, max: Duration) -> Self {
+        self.options.max_hold = Some(max);
         self
     }
 
-    /// What it locks.
+    /// Returns the key of the lock.
     pub fn key(&self) -> &Key {
         &self.name.key
     }
 
-    /// Waits for its turn, then holds the lock until the guard is released or dropped.
+    /// Acquires the lock, and holds it until the guard is released or dropped. Waits while the lock is held.
     ///
     /// # Errors
-    /// [`Error::Store`] when the store cannot be reached or refuses; a caller that waits already rides out an outage
-    /// of up to a lease. [`Error::QueueFull`], [`Error::NodeFull`], [`Error::WouldDeadlock`], [`Error::Key`], [`Error::Options`],
+    /// [`Error::Store`] if the store cannot be reached or refuses. A caller that waits already survives an outage of up to
+    /// one lease. [`Error::QueueFull`], [`Error::NodeFull`], [`Error::WouldDeadlock`], [`Error::Key`], [`Error::Options`],
     /// [`Error::Closed`].
     ///
     /// # Cancel safety
-    /// Dropping the future at any point gives up the place in the line, or the lock if it was granted meanwhile. The
-    /// claim is withdrawn in the background.
+    /// Dropping the future at any point gives up the place in the queue. A lock that was granted meanwhile is released in
+    /// the background.
     pub fn lock(&self) -> LockFuture {
         self.enter(Mode::Exclusive, true)
     }
 
-    /// Takes the lock if it is free and nobody waits for it; `None` if not. Answers without a round trip when this
-    /// very process holds it.
+    /// Acquires the lock if it is free and no caller waits for it, else returns `None`. Takes no round trip if this process
+    /// holds the lock.
     ///
     /// # Errors
-    /// As [`lock`](Self::lock); that somebody else has it is no error.
+    /// As [`lock`](Self::lock). A lock that is held is no error.
     ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).
@@ -133,28 +141,28 @@ impl Mutex {
         self.try_enter(Mode::Exclusive).await
     }
 
-    /// Waits for its turn, but no longer than `wait`. The wait is patience; it has nothing to do with how long the
-    /// lock is held.
+    /// Acquires the lock, and waits for at most `wait`. The wait does not limit how long the lock is held. With zero it
+    /// tries once.
     ///
     /// # Errors
-    /// [`Error::Busy`] when the wait was over first and somebody else is known to have it; [`Error::Store`] when the
-    /// store did not say so within the wait; else as [`lock`](Self::lock).
+    /// [`Error::Busy`] if the wait ended first and the store reported a holder. [`Error::Store`] if the store did not answer
+    /// within the wait. Other errors as of [`lock`](Self::lock).
     ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).
     ///
     /// # Panics
-    /// Where it has to wait, outside of a tokio runtime with time enabled.
+    /// Outside of a tokio runtime with time enabled, if it must wait.
     ///
     /// # Under a paused clock
-    /// The wait goes by tokio's clock, the store by its own. Where tokio's is paused (`start_paused`) it jumps to the
-    /// end of the wait as soon as nothing else is to be done, which is at once on Redis. Use
+    /// The wait uses tokio's clock, and the store uses its own. If tokio's clock is paused (`start_paused`), it jumps to the
+    /// end of the wait as soon as all tasks are idle, which is at once on Redis. Use
     /// [`Locks::memory`](crate::Locks::memory) in such tests: it answers in the caller's own thread.
     pub async fn lock_timeout(&self, wait: Duration) -> Result<Guard, Error> {
         self.enter_timeout(Mode::Exclusive, wait).await
     }
 
-    /// As [`lock`](Self::lock), for code that is not async: the thread sleeps until it holds the lock.
+    /// Acquires the lock as [`lock`](Self::lock), for code that is not async: the thread sleeps until it holds the lock.
     ///
     /// ```
     /// # fn main() -> Result<(), tenure::Error> {
@@ -169,13 +177,13 @@ impl Mutex {
     ///
     /// # Panics
     /// In async code, as tokio's own `blocking_lock`: the thread drives other tasks, too. Call [`lock`](Self::lock) there, or
-    /// this one inside of `spawn_blocking`.
+    /// this method inside of `spawn_blocking`.
     #[track_caller]
     pub fn blocking_lock(&self) -> Result<Guard, Error> {
         block_on(self.lock())
     }
 
-    /// As [`try_lock`](Self::try_lock), for code that is not async: the thread sleeps for a round trip.
+    /// Tries once as [`try_lock`](Self::try_lock), for code that is not async: the thread sleeps for a round trip.
     ///
     /// # Errors
     /// As [`try_lock`](Self::try_lock).
@@ -187,7 +195,8 @@ impl Mutex {
         block_on(self.try_lock())
     }
 
-    /// As [`lock_timeout`](Self::lock_timeout), for code that is not async: the thread sleeps, but no longer than `wait`.
+    /// Acquires the lock as [`lock_timeout`](Self::lock_timeout), for code that is not async: the thread sleeps for at most
+    /// `wait`.
     ///
     /// # Errors
     /// As [`lock_timeout`](Self::lock_timeout).
@@ -199,7 +208,7 @@ impl Mutex {
         block_on(self.lock_timeout(wait))
     }
 
-    /// Runs `work` under the lock and releases it. The work's future is dropped when the lease is lost.
+    /// Acquires the lock, runs `work` under it, and releases it. The work's future is dropped if the lease is lost.
     ///
     /// ```
     /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
@@ -209,7 +218,7 @@ impl Mutex {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Lost`] when exclusivity did not hold to the end, even if the work was done; else as
+    /// [`Error::Lost`] if the lock was lost before the end, even if the work was done. Other errors as of
     /// [`lock`](Self::lock) and [`Guard::release`].
     ///
     /// # Cancel safety
@@ -218,22 +227,52 @@ impl Mutex {
     where
         Fut: Future<Output = T>,
     {
-        let guard = self.lock().await?;
-        let done = guard.run(work(guard.lease())).await?;
-        guard.release().await?;
-        Ok(done)
+        run_under(self.lock(), work).await
     }
 
-    /// The lease is one of this lock's, whether or not it is over.
+    /// Returns whether the calling code runs under this lock: a check for functions that only a holder may call. Takes no
+    /// round trip.
+    ///
+    /// Code runs under the lock while it is polled inside [`with`](Self::with), [`Lease::run`], [`Lease::scope`] or a handler
+    /// behind a `LockLayer`, with a lease on this key that is still held. The lease may be that of a mutex, of the write side
+    /// of an [`RwLock`](crate::RwLock), or of a [`Multi`](crate::Multi) that writes the key. It must come from the same
+    /// [`Locks`](crate::Locks) or a clone of them.
+    ///
+    /// Returns `false` in all other code, even if the task owns a guard: a guard alone is no scope. Also in tasks and threads
+    /// that such code starts, and under the lease of a job's tick, which is no lock: [enter](Lease::scope) a scope there.
+    ///
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+    /// # let locks = tenure::Locks::memory();
+    /// fn book(account: &tenure::Mutex) {
+    ///     assert!(account.is_held_here(), "only under the lock of the account");
+    ///     // …
+    /// }
+    ///
+    /// let account = locks.mutex("account:42");
+    /// account.with(async |_| book(&account)).await?;
+    /// assert!(!account.is_held_here());
+    /// # Ok(()) }
+    /// ```
+    pub fn is_held_here(&self) -> bool {
+        self.find_held().is_some_and(|held| held.mode == Mode::Exclusive)
+    }
+
+    /// Returns what the calling code holds of this line, in any mode.
+    pub(crate) fn find_held(&self) -> Option<Arc<Held>> {
+        scope::find(self.handle.node(), &self.name)
+    }
+
+    /// Returns whether the lease is one of this lock's, current or not.
     #[cfg(feature = "tower")]
     pub(crate) fn is_of(&self, lease: &Lease) -> bool {
         lease.held.is_on(self.handle.node(), &self.name) && lease.held.mode == Mode::Exclusive
     }
 
-    /// What is held of it by the code that is being polled.
+    /// Returns the lease on this lock in whose scope the calling code is polled.
     #[cfg(feature = "tower")]
     pub(crate) fn held_here(&self) -> Option<Lease> {
-        let held = scope::find(self.handle.node(), &self.name)?;
+        let held = self.find_held()?;
         (held.mode == Mode::Exclusive).then_some(Lease { held })
     }
 
@@ -257,8 +296,8 @@ impl Mutex {
         LockFuture::new(&self.handle, &self.name, options)
     }
 
-    /// Asks about what the line is for. `set` adds what the question needs, and `read` takes the value out of an answer of the
-    /// kind that the question has.
+    /// Sends a call about the name of this line. `set` adds what the call needs, and `read` takes the value out of an answer
+    /// of the call's kind.
     ///
     /// # Errors
     /// Bad input, and a forked process.
@@ -273,6 +312,20 @@ impl Mutex {
         set(&mut options);
         Ok(CallFuture::new(handle, name, options, read))
     }
+}
+
+/// Acquires by `lock`, runs `work` under the guard, and releases it.
+///
+/// # Errors
+/// As [`Mutex::with`].
+pub(crate) async fn run_under<T, Fut>(lock: LockFuture, work: impl FnOnce(Lease) -> Fut) -> Result<T, Error>
+where
+    Fut: Future<Output = T>,
+{
+    let guard = lock.await?;
+    let done = guard.run(work(guard.lease())).await?;
+    guard.release().await?;
+    Ok(done)
 }
 
 impl fmt::Debug for Mutex {

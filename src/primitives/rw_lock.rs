@@ -1,12 +1,14 @@
 //! A lock on one key that many read or one writes, across every process that uses the store.
 
+use std::future::Future;
 use std::time::Duration;
 
 use crate::error::{Error, OptionsError};
 use crate::key::Key;
 use crate::primitives::acquire::LockFuture;
-use crate::primitives::guard::Guard;
-use crate::primitives::mutex::Mutex;
+use crate::primitives::blocking::block_on;
+use crate::primitives::guard::{Guard, Lease};
+use crate::primitives::mutex::{Mutex, run_under};
 use crate::primitives::transfer::TransferError;
 use crate::protocol::message::{Kind, Mode};
 use crate::protocol::step::Input;
@@ -14,18 +16,19 @@ use crate::protocol::step::Input;
 /// A lock on one key that any number of readers hold at once, or one writer. Made by
 /// [`Locks::rw_lock`](crate::Locks::rw_lock); cheap to make and to clone.
 ///
-/// Its write side is the [`Mutex`] of the same key: they exclude each other, and clients of other libraries on that record
-/// see readers as a lock that is held.
+/// Its write side is the [`Mutex`] of the same key: they exclude each other. Clients of other libraries on that record see
+/// readers as a lock that is held.
 ///
-/// Waiting is in order, within a process and across processes, so neither side starves: a reader that comes while a writer
-/// waits gets in after it, and when it is the turn of readers all of them get in up to the next writer. Readers of one
-/// process share a lease of their process for a burst ([`Builder::burst`](crate::Builder::burst)), and get in without
-/// asking the store while it lasts.
+/// Waiting is in order, within a process and across processes, so neither side starves. A reader that comes while a writer
+/// waits gets in after that writer. When readers are next, all of them get in, up to the next writer. Readers of one
+/// process share a lease of their process for a burst ([`Builder::burst`](crate::Builder::burst)), and take no round trip
+/// while the burst lasts.
 ///
-/// A process of a version without read-write locks is refused ([`StoreRefusal::WrongType`](crate::error::StoreRefusal)) while
-/// readers have the key: it never gets in beside them. Deploy this version everywhere before something reads.
+/// A process with a version without read-write locks is refused
+/// ([`StoreRefusal::WrongType`](crate::error::StoreRefusal)) while readers hold the key: it never gets in beside them.
+/// Deploy this version everywhere before the first process reads.
 ///
-/// A reader that dies keeps writers out until its own lease ends, and no longer.
+/// A reader that dies blocks writers until its own lease ends, and no longer.
 ///
 /// ```
 /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
@@ -44,40 +47,41 @@ use crate::protocol::step::Input;
 pub struct RwLock(Mutex);
 
 impl RwLock {
-    /// Of which that is the write side.
+    /// Returns the read-write lock with this write side.
     pub(crate) fn new(write: Mutex) -> Self {
         RwLock(write)
     }
 
-    /// As [`Mutex::lease`], for readers and writers.
+    /// Sets the length of the leases of readers and writers, as [`Mutex::lease`].
     pub fn lease(self, lease: Duration) -> Self {
         RwLock(self.0.lease(lease))
     }
 
-    /// As [`Mutex::fixed`], for readers and writers. Each reader then has a lease of its own.
+    /// Sets fixed leases for readers and writers, as [`Mutex::fixed`]. Each reader then has a lease of its own.
     pub fn fixed(self, lease: Duration) -> Self {
         RwLock(self.0.fixed(lease))
     }
 
-    /// As [`Mutex::max_waiters`], for readers and writers together.
+    /// Limits how many callers of this process may wait, readers and writers together, as [`Mutex::max_waiters`].
     pub fn max_waiters(self, limit: usize) -> Self {
         RwLock(self.0.max_waiters(limit))
     }
 
-    /// As [`Mutex::max_hold`], for readers and writers. Each reader then has a lease of its own.
-    pub fn max_hold(self, most: Duration) -> Self {
-        RwLock(self.0.max_hold(most))
+    /// Limits how long a reader or a writer may hold the lock, as [`Mutex::max_hold`]. Each reader then has a lease of its
+    /// own.
+    pub fn max_hold(self, max: Duration) -> Self {
+        RwLock(self.0.max_hold(max))
     }
 
-    /// What it locks.
+    /// Returns the key of the lock.
     pub fn key(&self) -> &Key {
         self.0.key()
     }
 
-    /// Waits for its turn, then reads until the guard is released or dropped: beside other readers, and no writer.
+    /// Acquires the lock for reading, beside other readers and no writer, until the guard is released or dropped.
     ///
-    /// In the [scope](Guard::scope) of a guard of this key it is [`Error::WouldDeadlock`], also when that guard reads: a
-    /// writer that waits between the two would wait for the first, and the second for the writer.
+    /// In the [scope](Guard::scope) of a guard of this key it returns [`Error::WouldDeadlock`], also if that guard reads. A
+    /// writer that waits between the two would wait for the first reader, and the second reader for the writer.
     ///
     /// # Errors
     /// As [`Mutex::lock`].
@@ -88,7 +92,7 @@ impl RwLock {
         self.0.enter(Mode::Read, true)
     }
 
-    /// Reads, if nobody writes or waits to write; `None` if somebody does.
+    /// Acquires the lock for reading if no writer holds it or waits for it, else returns `None`.
     ///
     /// # Errors
     /// As [`Mutex::try_lock`].
@@ -99,7 +103,7 @@ impl RwLock {
         self.0.try_enter(Mode::Read).await
     }
 
-    /// Waits for its turn to read, but no longer than `wait`.
+    /// Acquires the lock for reading, and waits for at most `wait`. With zero it tries once.
     ///
     /// # Errors
     /// As [`Mutex::lock_timeout`].
@@ -113,12 +117,71 @@ impl RwLock {
         self.0.enter_timeout(Mode::Read, wait).await
     }
 
-    /// Waits for its turn, then writes until the guard is released or dropped: beside nobody. The same as
-    /// [`Mutex::lock`] on this key.
+    /// Acquires the lock for reading as [`read`](Self::read), for code that is not async: the thread sleeps until it reads.
     ///
     /// # Errors
-    /// As [`Mutex::lock`]. In the [scope](Guard::scope) of a guard that reads it is [`Error::WouldDeadlock`], which says
-    /// why a reader cannot become a writer.
+    /// As [`read`](Self::read).
+    ///
+    /// # Panics
+    /// As [`Mutex::blocking_lock`].
+    #[track_caller]
+    pub fn blocking_read(&self) -> Result<Guard, Error> {
+        block_on(self.read())
+    }
+
+    /// Tries once as [`try_read`](Self::try_read), for code that is not async: the thread sleeps for a round trip.
+    ///
+    /// # Errors
+    /// As [`try_read`](Self::try_read).
+    ///
+    /// # Panics
+    /// As [`Mutex::blocking_lock`].
+    #[track_caller]
+    pub fn blocking_try_read(&self) -> Result<Option<Guard>, Error> {
+        block_on(self.try_read())
+    }
+
+    /// Acquires the lock for reading as [`read_timeout`](Self::read_timeout), for code that is not async: the thread sleeps
+    /// for at most `wait`.
+    ///
+    /// # Errors
+    /// As [`read_timeout`](Self::read_timeout).
+    ///
+    /// # Panics
+    /// As [`Mutex::blocking_lock`].
+    #[track_caller]
+    pub fn blocking_read_timeout(&self, wait: Duration) -> Result<Guard, Error> {
+        block_on(self.read_timeout(wait))
+    }
+
+    /// Acquires the lock for reading, runs `work` under it, and releases it, as [`Mutex::with`] does.
+    ///
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+    /// # let locks = tenure::Locks::memory();
+    /// let prices = locks.rw_lock("prices");
+    /// let total = prices.read_with(|_| async { 2 + 3 }).await?;
+    /// prices.write_with(|lease| async move { assert!(lease.is_held()) }).await?;
+    /// # assert_eq!(total, 5); Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Mutex::with`].
+    ///
+    /// # Cancel safety
+    /// As [`Mutex::with`].
+    pub async fn read_with<T, Fut>(&self, work: impl FnOnce(Lease) -> Fut) -> Result<T, Error>
+    where
+        Fut: Future<Output = T>,
+    {
+        run_under(self.read(), work).await
+    }
+
+    /// Acquires the lock for writing, alone, until the guard is released or dropped. This is [`Mutex::lock`] on the same key.
+    ///
+    /// # Errors
+    /// As [`Mutex::lock`]. In the [scope](Guard::scope) of a guard that reads it returns [`Error::WouldDeadlock`], whose text
+    /// says why a reader cannot become a writer.
     ///
     /// # Cancel safety
     /// As [`Mutex::lock`].
@@ -126,7 +189,7 @@ impl RwLock {
         self.0.lock()
     }
 
-    /// Writes, if nobody holds it or waits for it; `None` if not.
+    /// Acquires the lock for writing if it is free and no caller waits for it, else returns `None`.
     ///
     /// # Errors
     /// As [`Mutex::try_lock`].
@@ -137,7 +200,7 @@ impl RwLock {
         self.0.try_lock().await
     }
 
-    /// Waits for its turn to write, but no longer than `wait`.
+    /// Acquires the lock for writing, and waits for at most `wait`. With zero it tries once.
     ///
     /// # Errors
     /// As [`Mutex::lock_timeout`].
@@ -150,25 +213,90 @@ impl RwLock {
     pub async fn write_timeout(&self, wait: Duration) -> Result<Guard, Error> {
         self.0.lock_timeout(wait).await
     }
+
+    /// Acquires the lock for writing as [`write`](Self::write), for code that is not async: the thread sleeps until it writes.
+    ///
+    /// # Errors
+    /// As [`write`](Self::write).
+    ///
+    /// # Panics
+    /// As [`Mutex::blocking_lock`].
+    #[track_caller]
+    pub fn blocking_write(&self) -> Result<Guard, Error> {
+        self.0.blocking_lock()
+    }
+
+    /// Tries once as [`try_write`](Self::try_write), for code that is not async: the thread sleeps for a round trip.
+    ///
+    /// # Errors
+    /// As [`try_write`](Self::try_write).
+    ///
+    /// # Panics
+    /// As [`Mutex::blocking_lock`].
+    #[track_caller]
+    pub fn blocking_try_write(&self) -> Result<Option<Guard>, Error> {
+        self.0.blocking_try_lock()
+    }
+
+    /// Acquires the lock for writing as [`write_timeout`](Self::write_timeout), for code that is not async: the thread sleeps
+    /// for at most `wait`.
+    ///
+    /// # Errors
+    /// As [`write_timeout`](Self::write_timeout).
+    ///
+    /// # Panics
+    /// As [`Mutex::blocking_lock`].
+    #[track_caller]
+    pub fn blocking_write_timeout(&self, wait: Duration) -> Result<Guard, Error> {
+        self.0.blocking_lock_timeout(wait)
+    }
+
+    /// Acquires the lock for writing, runs `work` under it, and releases it, as [`Mutex::with`] does.
+    ///
+    /// # Errors
+    /// As [`Mutex::with`].
+    ///
+    /// # Cancel safety
+    /// As [`Mutex::with`].
+    pub async fn write_with<T, Fut>(&self, work: impl FnOnce(Lease) -> Fut) -> Result<T, Error>
+    where
+        Fut: Future<Output = T>,
+    {
+        self.0.with(work).await
+    }
+
+    /// Returns whether the calling code runs under this lock, as a reader or as a writer. Otherwise as
+    /// [`Mutex::is_held_here`].
+    pub fn is_held_here(&self) -> bool {
+        self.0.find_held().is_some()
+    }
+
+    /// Returns whether the calling code runs under this lock as the writer; see [`Mutex::is_held_here`].
+    pub fn is_write_held_here(&self) -> bool {
+        self.0.is_held_here()
+    }
 }
 
 impl Guard {
-    /// A writer goes on as a reader: nobody writes in between, and readers that wait get in, up to the first writer. The
-    /// guard of a mutex is a writer's. A guard that reads, holds permits or is of a job's tick stays as it is.
+    /// Turns a writer into a reader. No other writer gets in between. Waiting readers get in, up to the first writer.
     ///
-    /// It costs a trip to the store, and the new guard has a [fence](Self::fence) of its own, larger than that of the
-    /// writer. A lost answer is asked for again. A [fixed](crate::RwLock::fixed) lease ends when it would have ended, and a
-    /// [`max_hold`](crate::RwLock::max_hold) counts from when the writer was granted.
+    /// The guard of a mutex is a writer's. A guard that reads, holds permits or is of a job's tick stays as it is.
+    ///
+    /// It takes a round trip. The new guard has a [fence](Self::fence) of its own, larger than the writer's. A request
+    /// without an answer is retried. A [fixed](crate::RwLock::fixed) lease keeps its end, and a
+    /// [`max_hold`](crate::RwLock::max_hold) counts from the grant of the writer.
     ///
     /// # Errors
-    /// [`TransferError::Refused`] with the guard, which still writes: there are other guards of the lease
-    /// ([`again`](Self::again)), which would be readers without knowing it; or the store refused, or was not asked, and surely
-    /// did nothing. Then the guard has its fence and its deadline as before. What watches the lease ([`lease`](Self::lease))
-    /// was told that it is released when this was called, so take a new view of it. [`TransferError::Failed`] when the lease
-    /// was lost, or the store did not answer, or the [`Locks`](crate::Locks) are closed: nothing is held any more.
+    /// [`TransferError::Refused`] with the guard, which still writes, in two cases. There are other guards of the lease
+    /// ([`again`](Self::again)), which would become readers without notice. Or the store refused or was not asked, and
+    /// certainly did nothing. Then the guard keeps its fence and its deadline. Its [`lease`](Self::lease) reported a release
+    /// when this was called, so call `lease` again.
+    ///
+    /// [`TransferError::Failed`] if the lease was lost, the store did not answer, or the [`Locks`](crate::Locks) are closed.
+    /// Then nothing is held any more.
     ///
     /// # Cancel safety
-    /// The lock counts as given back from the first poll. Dropping the future gives up what it becomes, too.
+    /// The lock counts as released from the first poll. Dropping the future releases the reader's lease, too.
     pub async fn downgrade(mut self) -> Result<Guard, TransferError> {
         self.held().not_forked().map_err(TransferError::Failed)?;
         if self.held().mode != Mode::Exclusive || self.held().name.kind != Kind::Lock {
@@ -177,7 +305,7 @@ impl Guard {
         let key = self.key().clone();
         if !self.take() {
             let error = OptionsError(format!(
-                "cannot downgrade `{key}`: there are other guards of the same lease, give them back first"
+                "cannot downgrade `{key}`: there are other guards of the same lease, release them first"
             ));
             return Err(TransferError::Refused(self, Error::Options(error)));
         }

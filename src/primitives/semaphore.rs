@@ -1,30 +1,32 @@
 //! A number of permits on one key, across every process that uses the store.
 
+use std::future::Future;
 use std::time::Duration;
 
 use crate::error::Error;
 use crate::key::Key;
 use crate::primitives::acquire::{LockFuture, check_permits};
-use crate::primitives::guard::Guard;
-use crate::primitives::mutex::Mutex;
+use crate::primitives::blocking::block_on;
+use crate::primitives::guard::{Guard, Lease};
+use crate::primitives::mutex::{Mutex, run_under};
 use crate::primitives::transfer::Transfer;
 use crate::protocol::message::{Call, Mode, Permits};
 use crate::protocol::step::CallAnswer;
 
-/// So many permits, held by callers of all processes together: "at most ten calls to the bank at a time". Made by
+/// A number of permits that callers of all processes share: "at most ten calls to the bank at a time". Made by
 /// [`Locks::semaphore`](crate::Locks::semaphore); cheap to make and to clone.
 ///
 /// Each holder has a lease of its own, which is renewed while its guard lives. The permits of a process that dies are free
-/// again when its leases have ended; nobody has to give them back.
+/// again when its leases have ended.
 ///
-/// Waiting is in order, within a process and across processes: a request for many is not overtaken by requests for few, which
-/// wait behind it even where there are permits for them. Of one process and key one request waits in the store, for whoever
-/// is first here; a permit that is given back goes to who is first here, if it wants as many, for a burst
+/// Waiting is in order, within a process and across processes. A request for many permits is not overtaken by requests for
+/// few: they wait behind it, even if there are permits for them. One request of each process and key waits in the store,
+/// for the first local caller. A released permit goes to the first local caller if that caller wants as many, for a burst
 /// ([`Builder::burst`](crate::Builder::burst)).
 ///
-/// The number of permits is that of this handle, and goes with each request. Where processes differ, as while a deploy changes
-/// it, each request is judged by its own number, and an event tells of it (`capacity_differs`): then as many may be held as the
-/// largest number says.
+/// The number of permits is that of this handle, and is sent with each request. Processes may differ in it, for example
+/// during a deploy. Then each request is judged by its own number, and an event reports it (`capacity_differs`): as many
+/// permits may be held as the largest number allows.
 ///
 /// ```
 /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
@@ -39,7 +41,7 @@ use crate::protocol::step::CallAnswer;
 #[derive(Debug, Clone)]
 #[must_use = "a semaphore does nothing until permits are acquired"]
 pub struct Semaphore {
-    /// The settings of both are the same.
+    /// The line of the key, with the options of all requests.
     line: Mutex,
     permits: u32,
 }
@@ -49,53 +51,54 @@ impl Semaphore {
         Semaphore { line, permits }
     }
 
-    /// As [`Mutex::lease`].
+    /// Sets the length of the leases, as [`Mutex::lease`].
     pub fn lease(self, lease: Duration) -> Self {
         let line = self.line.lease(lease);
         Semaphore { line, ..self }
     }
 
-    /// As [`Mutex::fixed`].
+    /// Sets fixed leases, as [`Mutex::fixed`].
     pub fn fixed(self, lease: Duration) -> Self {
         let line = self.line.fixed(lease);
         Semaphore { line, ..self }
     }
 
-    /// As [`Mutex::fair`].
+    /// Serves callers of all processes first come, first served, as [`Mutex::fair`].
     pub fn fair(self) -> Self {
         let line = self.line.fair();
         Semaphore { line, ..self }
     }
 
-    /// As [`Mutex::max_waiters`]. A request that was sent and is not answered yet counts as one that waits.
+    /// Limits how many callers of this process may wait, as [`Mutex::max_waiters`]. A request that was sent and is not
+    /// answered yet counts as a waiter.
     pub fn max_waiters(self, limit: usize) -> Self {
         let line = self.line.max_waiters(limit);
         Semaphore { line, ..self }
     }
 
-    /// As [`Mutex::max_hold`].
-    pub fn max_hold(self, most: Duration) -> Self {
-        let line = self.line.max_hold(most);
+    /// Limits how long a holder may keep its permits, as [`Mutex::max_hold`].
+    pub fn max_hold(self, max: Duration) -> Self {
+        let line = self.line.max_hold(max);
         Semaphore { line, ..self }
     }
 
-    /// What it is called.
+    /// Returns the key of the semaphore.
     pub fn key(&self) -> &Key {
         self.line.key()
     }
 
-    /// How many permits there are for this handle, whoever holds them.
+    /// Returns the number of permits of this handle, held or free.
     pub fn permits(&self) -> u32 {
         self.permits
     }
 
-    /// Waits for its turn and a permit, then holds it until the guard is released or dropped.
+    /// Acquires a permit, and holds it until the guard is released or dropped. Waits while no permit is free.
     ///
-    /// A task that waits for a permit while it holds another of the same semaphore may wait for itself; take them together
-    /// by [`acquire_many`](Self::acquire_many).
+    /// A task that waits for a permit while it holds another of the same semaphore may wait for itself. Acquire them
+    /// together with [`acquire_many`](Self::acquire_many).
     ///
     /// # Errors
-    /// As [`Mutex::lock`], but for [`Error::WouldDeadlock`]. [`Error::Options`] for a semaphore of no permits.
+    /// As [`Mutex::lock`], except [`Error::WouldDeadlock`]. [`Error::Options`] if the semaphore has no permits.
     ///
     /// # Cancel safety
     /// As [`Mutex::lock`].
@@ -103,10 +106,10 @@ impl Semaphore {
         self.acquire_many(1)
     }
 
-    /// Waits for its turn and so many permits at once, under one guard.
+    /// Acquires `permits` permits at once, under one guard.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire). [`Error::Options`] for no permits, and for more than there are.
+    /// As [`acquire`](Self::acquire). [`Error::Options`] for zero permits, and for more than the semaphore has.
     ///
     /// # Cancel safety
     /// As [`Mutex::lock`].
@@ -114,10 +117,10 @@ impl Semaphore {
         self.line.enter(self.mode(permits), true)
     }
 
-    /// Takes a permit, if there is one and nobody waits; `None` if not. A trip to the store, always.
+    /// Acquires a permit if one is free and no caller waits, else returns `None`. Always takes a round trip.
     ///
     /// # Errors
-    /// As [`Mutex::try_lock`]. [`Error::Options`] for a semaphore of no permits.
+    /// As [`Mutex::try_lock`]. [`Error::Options`] if the semaphore has no permits.
     ///
     /// # Cancel safety
     /// As [`Mutex::lock`].
@@ -125,10 +128,10 @@ impl Semaphore {
         self.try_acquire_many(1).await
     }
 
-    /// Takes so many permits at once, if there are as many and nobody waits; `None` if not.
+    /// Acquires `permits` permits at once if as many are free and no caller waits, else returns `None`.
     ///
     /// # Errors
-    /// As [`try_acquire`](Self::try_acquire). [`Error::Options`] for no permits, and for more than there are.
+    /// As [`try_acquire`](Self::try_acquire). [`Error::Options`] for zero permits, and for more than the semaphore has.
     ///
     /// # Cancel safety
     /// As [`Mutex::lock`].
@@ -136,10 +139,10 @@ impl Semaphore {
         self.line.try_enter(self.mode(permits)).await
     }
 
-    /// Waits for its turn and a permit, but no longer than `wait`.
+    /// Acquires a permit, and waits for at most `wait`. With zero it tries once.
     ///
     /// # Errors
-    /// As [`Mutex::lock_timeout`], but for [`Error::WouldDeadlock`]. [`Error::Options`] for a semaphore of no permits.
+    /// As [`Mutex::lock_timeout`], except [`Error::WouldDeadlock`]. [`Error::Options`] if the semaphore has no permits.
     ///
     /// # Cancel safety
     /// As [`Mutex::lock`].
@@ -150,10 +153,11 @@ impl Semaphore {
         self.acquire_many_timeout(1, wait).await
     }
 
-    /// Waits for its turn and so many permits at once, but no longer than `wait`.
+    /// Acquires `permits` permits at once, and waits for at most `wait`. With zero it tries once.
     ///
     /// # Errors
-    /// As [`acquire_timeout`](Self::acquire_timeout). [`Error::Options`] for no permits, and for more than there are.
+    /// As [`acquire_timeout`](Self::acquire_timeout). [`Error::Options`] for zero permits, and for more than the semaphore
+    /// has.
     ///
     /// # Cancel safety
     /// As [`Mutex::lock`].
@@ -164,22 +168,122 @@ impl Semaphore {
         self.line.enter_timeout(self.mode(permits), wait).await
     }
 
-    /// Waits for its turn and a permit that is not renewed: whoever has the [`Transfer`] gives it back
-    /// ([`Transfer::release`]), or it is free again when `lease` and the margin are over, without anybody's help. They count
-    /// from the second of two trips to the store.
+    /// Acquires a permit as [`acquire`](Self::acquire), for code that is not async: the thread sleeps until it holds one.
     ///
     /// # Errors
-    /// As [`acquire`](Self::acquire). [`Error::Options`] for a lease that the [`Builder`](crate::Builder) would not take.
+    /// As [`acquire`](Self::acquire).
+    ///
+    /// # Panics
+    /// As [`Mutex::blocking_lock`].
+    #[track_caller]
+    pub fn blocking_acquire(&self) -> Result<Guard, Error> {
+        self.blocking_acquire_many(1)
+    }
+
+    /// Tries once as [`try_acquire`](Self::try_acquire), for code that is not async: the thread sleeps for a round trip.
+    ///
+    /// # Errors
+    /// As [`try_acquire`](Self::try_acquire).
+    ///
+    /// # Panics
+    /// As [`Mutex::blocking_lock`].
+    #[track_caller]
+    pub fn blocking_try_acquire(&self) -> Result<Option<Guard>, Error> {
+        self.blocking_try_acquire_many(1)
+    }
+
+    /// Acquires a permit as [`acquire_timeout`](Self::acquire_timeout), for code that is not async: the thread sleeps for at
+    /// most `wait`.
+    ///
+    /// # Errors
+    /// As [`acquire_timeout`](Self::acquire_timeout).
+    ///
+    /// # Panics
+    /// As [`Mutex::blocking_lock`].
+    #[track_caller]
+    pub fn blocking_acquire_timeout(&self, wait: Duration) -> Result<Guard, Error> {
+        self.blocking_acquire_many_timeout(1, wait)
+    }
+
+    /// Acquires permits as [`acquire_many`](Self::acquire_many), for code that is not async: the thread sleeps until it holds
+    /// all of them.
+    ///
+    /// # Errors
+    /// As [`acquire_many`](Self::acquire_many).
+    ///
+    /// # Panics
+    /// As [`Mutex::blocking_lock`].
+    #[track_caller]
+    pub fn blocking_acquire_many(&self, permits: u32) -> Result<Guard, Error> {
+        block_on(self.acquire_many(permits))
+    }
+
+    /// Tries once as [`try_acquire_many`](Self::try_acquire_many), for code that is not async: the thread sleeps for a round
+    /// trip.
+    ///
+    /// # Errors
+    /// As [`try_acquire_many`](Self::try_acquire_many).
+    ///
+    /// # Panics
+    /// As [`Mutex::blocking_lock`].
+    #[track_caller]
+    pub fn blocking_try_acquire_many(&self, permits: u32) -> Result<Option<Guard>, Error> {
+        block_on(self.try_acquire_many(permits))
+    }
+
+    /// Acquires permits as [`acquire_many_timeout`](Self::acquire_many_timeout), for code that is not async: the thread sleeps
+    /// for at most `wait`.
+    ///
+    /// # Errors
+    /// As [`acquire_many_timeout`](Self::acquire_many_timeout).
+    ///
+    /// # Panics
+    /// As [`Mutex::blocking_lock`].
+    #[track_caller]
+    pub fn blocking_acquire_many_timeout(&self, permits: u32, wait: Duration) -> Result<Guard, Error> {
+        block_on(self.acquire_many_timeout(permits, wait))
+    }
+
+    /// Acquires a permit, runs `work` under it, and releases it, as [`Mutex::with`] does.
+    ///
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+    /// # let locks = tenure::Locks::memory();
+    /// let bank = locks.semaphore("bank", 3);
+    /// let answer = bank.acquire_with(|_| async { "paid" }).await?;
+    /// # assert_eq!(answer, "paid"); Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if the permit was lost before the end, even if the work was done. Other errors as of
+    /// [`acquire`](Self::acquire) and [`Guard::release`].
     ///
     /// # Cancel safety
-    /// Dropping the future gives back what it acquires.
+    /// Dropping the future drops the work and releases the permit in the background.
+    pub async fn acquire_with<T, Fut>(&self, work: impl FnOnce(Lease) -> Fut) -> Result<T, Error>
+    where
+        Fut: Future<Output = T>,
+    {
+        run_under(self.acquire(), work).await
+    }
+
+    /// Acquires a permit that is not renewed. It is free again when a process [releases](crate::Locks::release) the
+    /// [`Transfer`], or when `lease` and the margin have ended.
+    ///
+    /// Takes two round trips. `lease` and the margin count from the second one.
+    ///
+    /// # Errors
+    /// As [`acquire`](Self::acquire). [`Error::Options`] for a lease that the [`Builder`](crate::Builder) refuses.
+    ///
+    /// # Cancel safety
+    /// Dropping the future releases what it acquires.
     pub async fn acquire_for(&self, lease: Duration) -> Result<Transfer, Error> {
         let guard = self.clone().fixed(lease).acquire().await?;
         Ok(guard.into_transfer(lease).await?)
     }
 
-    /// Asks the store how many permits nobody holds. That may have changed when the answer arrives, and somebody may wait for
-    /// them.
+    /// Asks the store how many permits are free. The number may have changed when the answer arrives, and other callers may
+    /// wait for these permits.
     ///
     /// # Errors
     /// As [`Mutex::try_lock`].
@@ -209,7 +313,7 @@ impl Semaphore {
 }
 
 impl Guard {
-    /// How many permits of a semaphore it holds; 1 for what is none.
+    /// Returns how many permits of a semaphore the guard holds; 1 for a guard of any other kind.
     pub fn num_permits(&self) -> u32 {
         match self.held().mode {
             Mode::Permits(permits) => permits.weight,

@@ -27,7 +27,7 @@ const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_');
 /// [`Locks::adopt`](crate::Locks::adopt). A handler of a request takes the lock, a worker in another process finishes the job and
 /// gives it back.
 ///
-/// Nobody renews it on its way. It ends by itself when its time is over, unless somebody [extends](Self::extend) it. Whoever has
+/// Nobody renews it on its way. It ends by itself when its time is over, unless a process [extends](crate::Locks::extend) it. Whoever has
 /// the text can do so, adopt it and give it back: it holds a random number that was never sent anywhere else, so treat it as a
 /// password. It is no part of what [`Debug`](fmt::Debug) shows.
 ///
@@ -62,6 +62,7 @@ pub struct Transfer {
 /// It converts into an [`Error`], so `?` works where a function returns that. A guard that is still held is then in the error,
 /// [`Error::StillHeld`], and [`Error::into_guard`] takes it out.
 #[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
 pub enum TransferError {
     /// Nothing was changed, and the guard is still held: the call cannot be served, or the store refused it and did nothing.
     #[error("{1}")]
@@ -70,6 +71,19 @@ pub enum TransferError {
     #[error("{0}")]
     Failed(#[source] Error),
 }
+
+/// A program must expect further variants:
+///
+/// ```compile_fail,E0004
+/// fn guard(error: tenure::TransferError) -> Option<tenure::Guard> {
+///     match error {
+///         tenure::TransferError::Refused(guard, _) => Some(guard),
+///         tenure::TransferError::Failed(_) => None,
+///     }
+/// }
+/// ```
+#[cfg(doctest)]
+struct TransferErrorIsNonExhaustive;
 
 impl From<TransferError> for Error {
     /// Keeps a guard that is still held in the error.
@@ -145,8 +159,8 @@ impl Transfer {
         })
     }
 
-    /// Asks about the lease that was given up: to be extended to `lease`, or to be released.
-    pub(crate) async fn ask(
+    /// Sends a call about the transferred lease: to extend it to `lease`, or to release it.
+    pub(crate) async fn call(
         &self,
         handle: &Handle,
         lease: Duration,
@@ -200,7 +214,7 @@ impl Guard {
     /// # Cancel safety
     /// The lease counts as given up from the first poll. Dropping the future gives it back. A caller that is dropped later,
     /// before it has sent the message, leaves the key locked for `keep`: where that may happen do both in a task of its own,
-    /// and [release](Transfer::release) the transfer if it cannot be sent.
+    /// and [release](crate::Locks::release) the transfer if it cannot be sent.
     pub async fn into_transfer(mut self, keep: Duration) -> Result<Transfer, TransferError> {
         let held = self.held().clone();
         let (node, key) = (held.handle.node(), held.name.key.clone());

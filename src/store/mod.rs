@@ -14,7 +14,7 @@ use crate::protocol::write::Action;
 
 pub mod memory;
 #[cfg(feature = "redis")]
-pub mod redis;
+pub(crate) mod redis;
 
 /// A boxed future. It lets callers use a store behind a pointer.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

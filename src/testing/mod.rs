@@ -3,7 +3,18 @@
 //!
 //! [`Simulation`] has an example to copy.
 
+#[cfg(feature = "redis")]
+use std::sync::Arc;
+#[cfg(feature = "redis")]
+use std::time::Duration;
+
+#[cfg(feature = "redis")]
+use crate::error::OptionsError;
 use crate::error::{StoreError, StoreErrorKind};
+#[cfg(feature = "redis")]
+use crate::store::Store;
+#[cfg(feature = "redis")]
+use crate::store::redis::RedisStore;
 
 #[cfg(feature = "scheduler")]
 mod engine;
@@ -29,4 +40,15 @@ pub fn flush_events() {
 #[doc(hidden)]
 pub fn timed_out() -> StoreError {
     StoreError::new(StoreErrorKind::TimedOut, "no answer in time")
+}
+
+/// Returns the store that [`Locks::redis`](crate::Locks::redis) uses, without locks on it. A connection opens within `timeout`.
+///
+/// # Errors
+/// A URL that cannot be used.
+#[cfg(feature = "redis")]
+#[doc(hidden)]
+pub fn redis_store(url: &str, timeout: Duration) -> Result<Arc<dyn Store>, OptionsError> {
+    let store = RedisStore::open(url)?.with_connect_timeout(timeout);
+    Ok(Arc::new(store))
 }

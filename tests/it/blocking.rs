@@ -4,7 +4,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
 
-use tenure::{Error, Locks, MemoryStore};
+use tenure::{Error, Guard, Locks, MemoryStore};
 
 use crate::help::{ms, soon, two};
 
@@ -87,4 +87,95 @@ async fn threads_of_a_runtime_that_may_block_may_lock() {
             .blocking_release()
             .unwrap();
     });
+}
+
+/// Each blocking form of readers and a writer: acquires, finds the lock busy, gives up after a wait.
+#[test]
+fn blocking_readers_share_and_exclude_a_blocking_writer() {
+    let locks = Locks::memory();
+    let prices = locks.rw_lock("prices");
+    let is_busy = |answer: Result<Guard, Error>| matches!(answer, Err(Error::Busy { .. }));
+    let readers = [
+        prices.blocking_read().unwrap(),
+        prices.blocking_try_read().unwrap().unwrap(),
+        prices.blocking_read_timeout(ms(5)).unwrap(),
+    ];
+    assert!(prices.blocking_try_write().unwrap().is_none());
+    assert!(is_busy(prices.blocking_write_timeout(ms(5))));
+    for reader in readers {
+        assert!(reader.is_held());
+        reader.blocking_release().unwrap();
+    }
+    prices
+        .blocking_write_timeout(ms(5))
+        .unwrap()
+        .blocking_release()
+        .unwrap();
+    drop(prices.blocking_try_write().unwrap().unwrap());
+    let writer = prices.blocking_write().unwrap();
+    assert!(prices.blocking_try_read().unwrap().is_none());
+    assert!(is_busy(prices.blocking_read_timeout(ms(5))));
+    thread::scope(|threads| {
+        let reads = threads.spawn(|| prices.blocking_read().unwrap().blocking_release());
+        while locks.waiting() == 0 {
+            thread::yield_now();
+        }
+        writer.blocking_release().unwrap();
+        reads.join().unwrap().unwrap();
+    });
+}
+
+#[test]
+fn blocking_callers_share_the_permits_of_a_semaphore() {
+    let locks = Locks::memory();
+    let calls = locks.semaphore("calls", 3);
+    let one = calls.blocking_acquire().unwrap();
+    let two = calls.blocking_acquire_many(2).unwrap();
+    assert_eq!([&one, &two].map(Guard::num_permits), [1, 2]);
+    assert!(calls.blocking_try_acquire().unwrap().is_none());
+    assert!(calls.blocking_try_acquire_many(2).unwrap().is_none());
+    for busy in [
+        calls.blocking_acquire_timeout(ms(5)),
+        calls.blocking_acquire_many_timeout(2, ms(5)),
+    ] {
+        assert!(matches!(busy, Err(Error::Busy { .. })), "{busy:?}");
+    }
+    thread::scope(|threads| {
+        let all = threads.spawn(|| calls.blocking_acquire_many(3).unwrap());
+        while locks.waiting() == 0 {
+            thread::yield_now();
+        }
+        one.blocking_release().unwrap();
+        two.blocking_release().unwrap();
+        assert_eq!(all.join().unwrap().num_permits(), 3);
+    });
+    let one = calls.blocking_acquire_timeout(ms(5)).unwrap();
+    let two = calls.blocking_try_acquire_many(2).unwrap().unwrap();
+    drop((one, two));
+    drop(calls.blocking_acquire_many_timeout(3, ms(5)).unwrap());
+    assert!(calls.blocking_try_acquire().unwrap().is_some());
+}
+
+#[test]
+fn blocking_candidates_lead_one_after_the_other() {
+    let store = MemoryStore::new();
+    let (one, other) = two(&store);
+    let (here, there) = (one.election("relay"), other.election("relay"));
+    let first = here.blocking_campaign().unwrap();
+    assert!(here.is_leader() && there.blocking_try_campaign().unwrap().is_none());
+    let busy = there.blocking_campaign_timeout(ms(5));
+    assert!(matches!(busy, Err(Error::Busy { .. })), "{busy:?}");
+    let fence = first.fence();
+    thread::scope(|threads| {
+        let leads = threads.spawn(|| there.blocking_campaign().unwrap());
+        while other.waiting() == 0 {
+            thread::yield_now();
+        }
+        first.blocking_release().unwrap();
+        let next = leads.join().unwrap();
+        assert!(there.is_leader() && next.fence() > fence);
+        next.blocking_release().unwrap();
+    });
+    drop(here.blocking_try_campaign().unwrap().unwrap());
+    drop(there.blocking_campaign_timeout(ms(5)).unwrap());
 }

@@ -42,7 +42,6 @@ fn types_are_send_and_sync() {
     error::<OptionsError>();
     #[cfg(feature = "redis")]
     {
-        shared::<tenure::store::redis::RedisStore>();
         error::<tenure::locks::ConnectError>();
     }
 }

@@ -224,23 +224,23 @@ async fn a_future_of_a_transfer_dropped_after_any_number_of_polls_leaves_nothing
             };
             if let Some(made) = polled(take().await.into_transfer(keep), times).await {
                 drop(
-                    polled(made.unwrap().release(&other), 9)
+                    polled(other.release(&made.unwrap()), 9)
                         .await
                         .expect("memory answers"),
                 );
             }
             nothing_left(&store, &[&one, &other]).await;
             let made = soon(take().await.into_transfer(keep)).await.unwrap();
-            drop(polled(made.extend(&other, keep), times).await);
+            drop(polled(other.extend(&made, keep), times).await);
             drop(polled(other.adopt(&made), times).await);
-            let _ = soon(made.release(&one)).await;
+            let _ = soon(one.release(&made)).await;
             nothing_left(&store, &[&one, &other]).await;
             let made = soon(take().await.into_transfer(keep)).await.unwrap();
-            drop(polled(made.release(&other), times).await);
-            let _ = soon(made.release(&other)).await;
+            drop(polled(other.release(&made), times).await);
+            let _ = soon(other.release(&made)).await;
             nothing_left(&store, &[&one, &other]).await;
             if let Some(made) = polled(one.semaphore("b", 1).acquire_for(keep), times).await {
-                soon(made.unwrap().release(&other)).await.unwrap();
+                soon(other.release(&made.unwrap())).await.unwrap();
             }
             nothing_left(&store, &[&one, &other]).await;
         }

@@ -183,8 +183,8 @@ async fn what_is_to_be_acquired(parent: &Parent) {
     closed("leader", election.leader().await);
     closed("observe", election.observe().next().await);
     closed("adopt", locks.adopt(&parent.transfer).await);
-    closed("extend", parent.transfer.extend(locks, wait).await);
-    closed("release of a transfer", parent.transfer.release(locks).await);
+    closed("extend", locks.extend(&parent.transfer, wait).await);
+    closed("release of a transfer", locks.release(&parent.transfer).await);
     closed("ping", locks.ping().await);
     closed("forget_job", locks.forget_job("job").await);
     assert_eq!(locks.keys(), 0);

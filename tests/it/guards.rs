@@ -3,7 +3,7 @@
 use tenure::error::LostCause;
 use tenure::{Error, Locks, MemoryStore};
 
-use crate::help::{ms, soon, two};
+use crate::help::{ms, poll_once, soon, two};
 
 #[tokio::test]
 async fn a_lease_ends_with_the_last_of_its_guards() {
@@ -96,4 +96,112 @@ async fn who_holds_a_key_does_not_wait_for_it() {
     drop(soon(lease.scope(mutex.lock())).await.unwrap());
     let within = mutex.with(|_| mutex.lock()).await.unwrap();
     assert!(matches!(within, Err(Error::WouldDeadlock { .. })));
+}
+
+/// Each `with` form holds its lease while the work runs, and releases it after.
+#[tokio::test]
+async fn work_of_readers_writers_and_permits_runs_under_their_lease() {
+    let store = MemoryStore::new();
+    let (locks, other) = two(&store);
+    let (prices, theirs) = (locks.rw_lock("prices"), other.rw_lock("prices"));
+    let read = prices.read_with(async |lease| {
+        assert!(lease.is_held() && prices.is_held_here());
+        assert!(theirs.try_read().await.unwrap().is_some());
+        theirs.try_write().await.unwrap().is_none()
+    });
+    assert!(soon(read).await.unwrap());
+    let written = prices.write_with(async |lease| {
+        assert!(lease.is_held() && prices.is_write_held_here());
+        theirs.try_read().await.unwrap().is_none()
+    });
+    assert!(soon(written).await.unwrap());
+    let (calls, busy) = (locks.semaphore("calls", 1), other.semaphore("calls", 1));
+    let acquired = calls.acquire_with(async |lease| {
+        assert!(lease.is_held());
+        busy.try_acquire().await.unwrap().is_none()
+    });
+    assert!(soon(acquired).await.unwrap());
+    soon(locks.idle()).await;
+    assert!(theirs.try_write().await.unwrap().is_some());
+    assert!(busy.try_acquire().await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn work_of_a_reader_and_of_a_permit_is_dropped_when_the_lease_is_lost() {
+    let store = MemoryStore::new();
+    let locks = Locks::builder().lease(ms(3_000)).memory_shared(&store).unwrap();
+    let lose = || store.with_ledger(|ledger, _| ledger.forget());
+    let is_lost = |answer: Result<(), Error>| matches!(answer, Err(Error::Lost { .. }));
+    let (prices, calls) = (locks.rw_lock("prices"), locks.semaphore("calls", 1));
+    let hangs = async |_| {
+        lose();
+        std::future::pending().await
+    };
+    assert!(is_lost(soon(prices.read_with(hangs)).await));
+    assert!(is_lost(soon(prices.write_with(hangs)).await));
+    assert!(is_lost(soon(calls.acquire_with(hangs)).await));
+}
+
+/// True where code is polled in the scope of a lease on the lock, and nowhere else.
+#[tokio::test]
+async fn code_knows_whether_it_runs_under_a_lock() {
+    let locks = Locks::memory();
+    let (mutex, rw_lock) = (locks.mutex("a"), locks.rw_lock("a"));
+    let held = {
+        let (mutex, rw_lock) = (mutex.clone(), rw_lock.clone());
+        move || {
+            [
+                mutex.is_held_here(),
+                rw_lock.is_held_here(),
+                rw_lock.is_write_held_here(),
+            ]
+        }
+    };
+    let (nothing, reads, writes) = ([false; 3], [false, true, false], [true; 3]);
+    assert_eq!(held(), nothing);
+    assert_eq!(mutex.with(async |_| held()).await.unwrap(), writes);
+    assert_eq!(rw_lock.write_with(async |_| held()).await.unwrap(), writes);
+    assert_eq!(rw_lock.read_with(async |_| held()).await.unwrap(), reads);
+    let multi = locks.multi(["a", "b"]);
+    assert_eq!(multi.with(async |_| held()).await.unwrap(), writes);
+    let multi = locks.multi([tenure::MultiKey::read("a"), "b".into()]);
+    assert_eq!(multi.with(async |_| held()).await.unwrap(), reads);
+    // Another kind of lease, another key and another node are none.
+    assert_eq!(
+        locks
+            .semaphore("a", 1)
+            .acquire_with(async |_| held())
+            .await
+            .unwrap(),
+        nothing
+    );
+    assert_eq!(locks.election("a").lead(async |_| held()).await.unwrap(), nothing);
+    assert_eq!(locks.mutex("b").with(async |_| held()).await.unwrap(), nothing);
+    assert_eq!(
+        Locks::memory().mutex("a").with(async |_| held()).await.unwrap(),
+        nothing
+    );
+
+    let guard = mutex.lock().await.unwrap();
+    assert_eq!(held(), nothing, "a guard alone is no scope");
+    assert_eq!(guard.scope(async { held() }).await, writes);
+    assert_eq!(guard.lease().run(async { held() }).await.unwrap(), writes);
+    let spawned = {
+        let held = held.clone();
+        guard.scope(async { tokio::spawn(async move { held() }).await.unwrap() })
+    };
+    assert_eq!(spawned.await, nothing, "a spawned task is out of the scope");
+    // Between two polls it is not held either: other tasks run on the thread.
+    let mut waits = Box::pin(guard.scope(async {
+        tokio::task::yield_now().await;
+        held()
+    }));
+    assert!(poll_once(&mut waits).await.is_none());
+    assert_eq!(held(), nothing);
+    assert_eq!(waits.await, writes);
+    let lease = guard.lease();
+    guard.release().await.unwrap();
+    assert_eq!(lease.scope(async { held() }).await, nothing, "the lease is over");
+    let reader = mutex.lock().await.unwrap().downgrade().await.unwrap();
+    assert_eq!(reader.scope(async { held() }).await, reads);
 }

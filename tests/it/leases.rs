@@ -68,6 +68,7 @@ async fn who_may_hold_for_no_time_is_refused() {
         soon(locks.mutex("a").max_hold(none).lock()).await,
         soon(locks.rw_lock("a").max_hold(none).read()).await,
         soon(locks.semaphore("a", 2).max_hold(none).acquire()).await,
+        soon(locks.election("a").max_hold(none).campaign()).await,
         soon(locks.multi(["a", "b"]).max_hold(none).lock())
             .await
             .map(|_| unreachable!("it is not held")),
@@ -105,6 +106,55 @@ async fn a_lease_is_renewed_for_no_longer_than_max_hold() {
     guard.release().await.unwrap();
     soon(overdue).await;
     assert_eq!(watch.count("overdue"), 1);
+}
+
+/// A guard reports what its lease reports, and a guard of several locks reports the first of them.
+#[tokio::test]
+async fn a_guard_reports_that_it_is_overdue() {
+    let locks = Locks::memory();
+    let mutex = locks.mutex("a").lease(ms(1_500)).max_hold(ms(600));
+    let guard = soon(mutex.lock()).await.unwrap();
+    assert!(poll_once(&mut Box::pin(guard.overdue())).await.is_none());
+    soon(guard.overdue()).await;
+    // After the limit, and not with the release.
+    assert!(soon(guard.lost()).await == LostCause::Overdue);
+    drop(guard);
+    let multi = locks.multi(["a", "b"]).lease(ms(1_500)).max_hold(ms(600));
+    let guard = soon(multi.lock()).await.unwrap();
+    assert!(poll_once(&mut Box::pin(guard.overdue())).await.is_none());
+    soon(guard.overdue()).await;
+    assert!(soon(guard.lost()).await == LostCause::Overdue);
+}
+
+/// A leader with a `max_hold` is overdue, then lost, and the next candidate leads. `lead` drops the work and campaigns again.
+#[tokio::test]
+async fn a_leader_leads_for_no_longer_than_max_hold() {
+    let store = MemoryStore::new();
+    let (locks, other) = two(&store);
+    let election = locks.election("relay").lease(ms(1_000)).max_hold(ms(500));
+    let first = soon(election.campaign()).await.unwrap();
+    let candidate = other.election("relay");
+    let next = tokio::spawn(async move { candidate.campaign().await });
+    soon(first.overdue()).await;
+    assert_eq!(soon(first.lost()).await, LostCause::Overdue);
+    let next = soon(next).await.unwrap().unwrap();
+    assert!(next.fence() > first.fence() && !election.is_leader());
+    soon(next.release()).await.unwrap();
+
+    let mut terms = 0;
+    let done = election.lead(|lease| {
+        terms += 1;
+        let is_first = terms == 1;
+        async move {
+            if is_first {
+                soon(lease.lost()).await;
+                std::future::pending::<()>().await;
+            }
+            lease.is_held()
+        }
+    });
+    assert!(soon(done).await.unwrap());
+    assert_eq!(terms, 2);
 }
 
 #[tokio::test]

@@ -86,3 +86,4 @@ mod two_locks;
 mod waiters;
 mod watching;
 mod writes;
+mod zero_wait;

@@ -27,8 +27,8 @@ async fn one_of_another_prefix_is_refused() {
     let transfer = guard.into_transfer(ms(60_000)).await.unwrap();
     let refused = [
         locks.adopt(&transfer).await.map(drop),
-        transfer.extend(&locks, ms(60_000)).await,
-        transfer.release(&locks).await,
+        locks.extend(&transfer, ms(60_000)).await,
+        locks.release(&transfer).await,
     ];
     for answer in refused {
         let Err(Error::Options(why)) = answer else {
@@ -37,7 +37,7 @@ async fn one_of_another_prefix_is_refused() {
         let why = why.to_string();
         assert!(why.contains("`other:`") && why.contains("`lock:`"), "{why}");
     }
-    transfer.release(&others).await.unwrap();
+    others.release(&transfer).await.unwrap();
 }
 
 /// Whoever gives a lease up and gets no answer waits for it as long as the lease lasts, however long it is to be kept.

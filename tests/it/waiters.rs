@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tenure::{Error, Guard, Locks, MemoryStore};
 
-use crate::help::{ms, poll_once, soon};
+use crate::help::{ms, poll_once, soon, two};
 
 const LIMIT: usize = 5;
 
@@ -70,6 +70,106 @@ async fn who_would_wait_on_a_full_node_is_told_the_truth() {
         !text.contains("5 callers already wait for `no line`"),
         "nobody does: {text}"
     );
+}
+
+/// The limit of a lock replaces that of the node, for each kind of lock, whether it is smaller or larger.
+#[tokio::test]
+async fn a_limit_of_waiters_of_a_lock_replaces_that_of_the_node() {
+    fn limit<T: std::fmt::Debug>(answer: Result<T, Error>) -> usize {
+        match answer {
+            Err(Error::QueueFull { limit, .. }) => limit,
+            answer => panic!("{answer:?}"),
+        }
+    }
+    let store = MemoryStore::new();
+    let node = || {
+        Locks::builder()
+            .max_waiters_per_key(2)
+            .memory_shared(&store)
+            .unwrap()
+    };
+    let (locks, other) = (node(), node());
+    let _held = [
+        soon(other.mutex("a").lock()).await.unwrap(),
+        soon(other.semaphore("a", 1).acquire()).await.unwrap(),
+        soon(other.election("a").campaign()).await.unwrap(),
+    ];
+    let (mutex, semaphore, election) = (locks.mutex("a"), locks.semaphore("a", 1), locks.election("a"));
+    let mut waiting: Vec<_> = (0..3)
+        .map(|_| Box::pin(mutex.clone().max_waiters(3).lock()))
+        .collect();
+    waiting.extend((0..3).map(|_| Box::pin(semaphore.clone().max_waiters(3).acquire())));
+    for waiting in &mut waiting {
+        assert!(poll_once(waiting).await.is_none());
+    }
+    let candidates = election.clone().max_waiters(3);
+    let mut candidates: Vec<_> = (0..3).map(|_| Box::pin(candidates.campaign())).collect();
+    for candidate in &mut candidates {
+        assert!(poll_once(candidate).await.is_none());
+    }
+    // Three wait for each, more than the node's default allows.
+    assert_eq!(locks.waiting(), 9);
+    let (rw_lock, multi) = (locks.rw_lock("a"), locks.multi(["a"]));
+    for (of_lock, of_node) in [
+        (
+            limit(soon(mutex.clone().max_waiters(3).lock()).await),
+            limit(soon(mutex.lock()).await),
+        ),
+        (
+            limit(soon(rw_lock.clone().max_waiters(3).read()).await),
+            limit(soon(rw_lock.read()).await),
+        ),
+        (
+            limit(soon(rw_lock.clone().max_waiters(3).write()).await),
+            limit(soon(rw_lock.write()).await),
+        ),
+        (
+            limit(soon(semaphore.clone().max_waiters(3).acquire()).await),
+            limit(soon(semaphore.acquire()).await),
+        ),
+        (
+            limit(soon(multi.clone().max_waiters(3).lock()).await),
+            limit(soon(multi.lock()).await),
+        ),
+        (
+            limit(soon(election.clone().max_waiters(3).campaign()).await),
+            limit(soon(election.campaign()).await),
+        ),
+    ] {
+        assert_eq!((of_lock, of_node), (3, 2));
+    }
+    let mut fourth = Box::pin(mutex.clone().max_waiters(4).lock());
+    assert!(poll_once(&mut fourth).await.is_none());
+    assert_eq!(limit(soon(mutex.clone().max_waiters(1).lock()).await), 1);
+}
+
+/// A key counts once for each kind, as long as it has a lease or a waiter. A latch and an observer have neither.
+#[tokio::test]
+async fn keys_counts_what_has_a_lease_or_a_waiter() {
+    let (locks, other) = two(&MemoryStore::new());
+    assert!(locks.latch("a").try_set_count(1).await.unwrap());
+    let latch = locks.latch("a");
+    let mut waits = Box::pin(latch.wait());
+    assert!(poll_once(&mut waits).await.is_none());
+    let mut observer = locks.election("a").observe();
+    assert!(soon(observer.next()).await.unwrap().is_none());
+    let mut observes = Box::pin(observer.next());
+    assert!(poll_once(&mut observes).await.is_none());
+    assert_eq!(locks.keys(), 0);
+    let guard = soon(locks.mutex("a").lock()).await.unwrap();
+    let again = guard.again().unwrap();
+    let mut next = Box::pin(locks.mutex("a").lock());
+    assert!(poll_once(&mut next).await.is_none());
+    assert_eq!(locks.keys(), 1);
+    let permit = soon(locks.semaphore("a", 1).acquire()).await.unwrap();
+    let multi = soon(locks.multi(["b", "c"]).lock()).await.unwrap();
+    assert_eq!(locks.keys(), 4);
+    let mut waiter = Box::pin(other.mutex("b").lock());
+    assert!(poll_once(&mut waiter).await.is_none());
+    assert_eq!(other.keys(), 1);
+    drop((waits, observes, waiter, next, guard, again, permit, multi));
+    soon(async { tokio::join!(locks.idle(), other.idle()) }).await;
+    assert_eq!((locks.keys(), other.keys()), (0, 0));
 }
 
 /// A lock that was granted to a future which nobody polls, as a `select!` in a loop may leave one, goes to another node

@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use redis::Value;
 use tenure::protocol::message::{ClaimId, GrantNumber, Mode, NodeId, Reply, Request, Verb};
-use tenure::store::Link;
-use tenure::store::redis::RedisStore;
+use tenure::store::{Link, Store};
 
 use crate::server::RedisServer;
 use crate::tools::{CLAIM, Inbox, TERM, WAIT, ask, batch, claim_id, connect, request, store, tick};
@@ -18,7 +17,7 @@ const JOBS: &str = include_str!("before/jobs.lua");
 /// A server, a node of this version, and what the version before calls things.
 struct Both {
     server: RedisServer,
-    store: RedisStore,
+    store: Arc<dyn Store>,
     link: Arc<dyn Link>,
     client: redis::Connection,
     queue: Vec<u8>,

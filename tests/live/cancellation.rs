@@ -239,16 +239,16 @@ async fn a_future_of_a_transfer_dropped_after_any_number_of_polls_leaves_nothing
     let keep = ms(60_000);
     for times in 0..=9 {
         if let Some(made) = polled(held(&one, "a").await.into_transfer(keep), times).await {
-            soon(made.unwrap().release(&other)).await.unwrap();
+            soon(other.release(&made.unwrap())).await.unwrap();
         }
         nothing_left(&mut eyes, [&one, &other]).await;
         let made = soon(held(&one, "a").await.into_transfer(keep)).await.unwrap();
-        drop(polled(made.extend(&other, keep), times).await);
+        drop(polled(other.extend(&made, keep), times).await);
         drop(polled(other.adopt(&made), times).await);
-        let _ = soon(made.release(&one)).await;
+        let _ = soon(one.release(&made)).await;
         nothing_left(&mut eyes, [&one, &other]).await;
         if let Some(made) = polled(one.semaphore("b", 1).acquire_for(keep), times).await {
-            soon(made.unwrap().release(&other)).await.unwrap();
+            soon(other.release(&made.unwrap())).await.unwrap();
         }
         nothing_left(&mut eyes, [&one, &other]).await;
     }

@@ -530,7 +530,7 @@ async fn transfers_and_writes_send_as_many_commands_as_before() {
         .unwrap();
     let transfer = sent(transfer);
     meter
-        .answered("transfer: extend", transfer.extend(&other, ms(700_000)))
+        .answered("transfer: extend", other.extend(&transfer, ms(700_000)))
         .await
         .unwrap();
     let guard = meter
@@ -556,7 +556,7 @@ async fn transfers_and_writes_send_as_many_commands_as_before() {
             .unwrap(),
     );
     meter
-        .answered("transfer: release without adopt", permit.release(&other))
+        .answered("transfer: release without adopt", other.release(&permit))
         .await
         .unwrap();
     let (guard, both) = (

@@ -1,6 +1,7 @@
 //! Random requests through the scripts on a real server and through the ledger: the same replies, pushes and queues.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use tenure::Key;
@@ -9,6 +10,7 @@ use tenure::protocol::message::{
     Batch, ClaimId, Grant, GrantNumber, Kind, LeaseTimes, Mode, Name, NodeId, Push, Reply, Request, Rule,
     TickTime, Verb,
 };
+use tenure::store::Store;
 
 use crate::server::RedisServer;
 use crate::tools::{Inbox, connect, store};
@@ -296,7 +298,7 @@ struct Run {
     next: u64,
     last: u64,
     ledger: Ledger,
-    store: tenure::store::redis::RedisStore,
+    store: Arc<dyn Store>,
     link: std::sync::Arc<dyn tenure::store::Link>,
     client: redis::Connection,
     inboxes: HashMap<NodeId, Inbox>,

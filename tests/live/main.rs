@@ -74,3 +74,4 @@ mod waiters;
 #[cfg(feature = "scheduler")]
 mod went_back;
 mod writes;
+mod zero_wait;

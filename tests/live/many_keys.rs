@@ -103,7 +103,7 @@ async fn use_blocks(locks: &Arc<Locks>, from: u64, to: u64) {
                     let keep = Duration::from_secs(60);
                     let transfer = permits.into_transfer(keep).await.unwrap();
                     match block % 4 {
-                        2 => transfer.release(&locks).await.unwrap(),
+                        2 => locks.release(&transfer).await.unwrap(),
                         _ => drop(locks.adopt(&transfer).await.unwrap()),
                     }
                 }

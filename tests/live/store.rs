@@ -8,7 +8,7 @@ use tenure::error::{StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{
     Call, Executed, GrantNumber, Name, NodeId, Payload, Reply, Request, TickTime, Verb, Version,
 };
-use tenure::store::{Link, Store};
+use tenure::store::Link;
 
 use crate::server::RedisServer;
 use crate::tools::{CLAIM, Inbox, PATIENCE, TERM, WAIT, ask, batch, claim_id, connect, request, store, tick};
@@ -362,10 +362,10 @@ async fn questions_and_permits(link: &Arc<dyn Link>, url: &str) {
     let (writer, reader) = (locks.mutex("w").lock(), locks.rw_lock("r").read());
     for guard in [one, writer.await.unwrap(), reader.await.unwrap()] {
         let given = guard.into_transfer(minute).await.unwrap();
-        given.extend(&locks, 2 * minute).await.unwrap();
+        locks.extend(&given, 2 * minute).await.unwrap();
         let adopted = locks.adopt(&given).await.unwrap();
         let given = adopted.into_transfer(minute).await.unwrap();
-        given.release(&locks).await.unwrap();
+        locks.release(&given).await.unwrap();
     }
     // And a latch, waited for.
     let latch = locks.latch("x");
@@ -651,7 +651,7 @@ async fn what_was_sent_into_a_dying_server_is_unknown() {
 async fn a_server_that_says_nothing_is_given_up() {
     let server = RedisServer::start();
     server.freeze();
-    let store = store(&server.url()).with_connect_timeout(std::time::Duration::from_millis(100));
+    let store = tenure::testing::redis_store(&server.url(), std::time::Duration::from_millis(100)).unwrap();
     let start = Instant::now();
     assert_eq!(
         *connect(&store).await.unwrap_err().kind(),

@@ -9,8 +9,8 @@ use tenure::protocol::message::{
     Batch, BatchReply, ClaimId, ClaimNumber, Grant, GrantNumber, InboxEvent, LeaseTimes, Name, NodeId, Push,
     Reply, Request, Rule, TickTime, Verb,
 };
-use tenure::store::redis::RedisStore;
 use tenure::store::{Link, ServerId, Store};
+use tenure::testing::redis_store;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -23,11 +23,11 @@ pub const TERM: LeaseTimes = LeaseTimes {
 };
 
 /// Which no slow machine makes give up.
-pub fn store(url: &str) -> RedisStore {
-    RedisStore::open(url).unwrap().with_connect_timeout(PATIENCE)
+pub fn store(url: &str) -> Arc<dyn Store> {
+    redis_store(url, PATIENCE).unwrap()
 }
 
-pub async fn connect(store: &RedisStore) -> Result<Arc<dyn Link>, StoreError> {
+pub async fn connect(store: &Arc<dyn Store>) -> Result<Arc<dyn Link>, StoreError> {
     store.connect(ServerId(0)).await
 }
 
@@ -94,7 +94,7 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    pub async fn open(store: &RedisStore, node: NodeId) -> Result<Self, StoreError> {
+    pub async fn open(store: &Arc<dyn Store>, node: NodeId) -> Result<Self, StoreError> {
         let (sender, notes) = mpsc::unbounded_channel();
         let sink = Arc::new(move |event| {
             let _ = sender.send(event);

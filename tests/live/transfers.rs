@@ -46,7 +46,7 @@ async fn each_step_is_a_trip() {
         assert_eq!(trips(), 1, "to have it");
         let transfer = soon(guard.into_transfer(MINUTE)).await.unwrap();
         assert_eq!(trips(), 1, "to give it up");
-        soon(transfer.extend(&locks, 2 * MINUTE)).await.unwrap();
+        soon(locks.extend(&transfer, 2 * MINUTE)).await.unwrap();
         assert_eq!(trips(), 1, "to extend it");
         let adopted = soon(locks.adopt(&transfer)).await.unwrap();
         assert_eq!(trips(), 1, "to adopt it");
@@ -57,7 +57,7 @@ async fn each_step_is_a_trip() {
         .await
         .unwrap();
     assert_eq!(trips(), 2, "to have a permit that travels");
-    soon(permit.release(&locks)).await.unwrap();
+    soon(locks.release(&permit)).await.unwrap();
     assert_eq!(trips(), 1, "to give it back");
 }
 
@@ -121,10 +121,10 @@ async fn a_lost_answer_loses_no_lease() {
             0 => soon(soon(behind.adopt(&transfer)).await.unwrap().release())
                 .await
                 .unwrap(),
-            1 => soon(transfer.release(&behind)).await.unwrap(),
+            1 => soon(behind.release(&transfer)).await.unwrap(),
             _ => {
-                soon(transfer.extend(&behind, MINUTE)).await.unwrap();
-                soon(transfer.release(&direct)).await.unwrap();
+                soon(behind.extend(&transfer, MINUTE)).await.unwrap();
+                soon(direct.release(&transfer)).await.unwrap();
             }
         }
         let again = soon(direct.adopt(&transfer)).await.map(drop);
@@ -153,8 +153,8 @@ async fn a_store_that_is_away_loses_no_transfer() {
     proxy.reset();
     for answer in [
         soon(behind.adopt(&transfer)).await.map(drop),
-        soon(transfer.extend(&behind, MINUTE)).await,
-        soon(transfer.release(&behind)).await,
+        soon(behind.extend(&transfer, MINUTE)).await,
+        soon(behind.release(&transfer)).await,
     ] {
         assert!(answer.as_ref().is_err_and(Error::is_unreachable), "{answer:?}");
     }
@@ -193,8 +193,8 @@ async fn foreign_values_are_refused_and_left_alone() {
             let before: String = eyes.text(read);
             for answer in [
                 soon(locks.adopt(&transfer)).await.map(drop),
-                soon(transfer.extend(&locks, MINUTE)).await,
-                soon(transfer.release(&locks)).await,
+                soon(locks.extend(&transfer, MINUTE)).await,
+                soon(locks.release(&transfer)).await,
             ] {
                 assert!(
                     matches!(answer, Err(Error::Gone { .. } | Error::Store { .. })),

@@ -17,3 +17,4 @@ pub mod proxy;
 pub mod slow_callers;
 pub mod transfers;
 pub mod two_locks;
+pub mod zero_wait;

@@ -85,8 +85,8 @@ pub async fn what_was_adopted_is_gone(one: &Locks, other: &Locks) {
         let adopted = soon(other.adopt(&transfer)).await.unwrap();
         for locks in [one, other] {
             assert!(is_gone(&soon(locks.adopt(&transfer)).await));
-            assert!(is_gone(&soon(transfer.extend(locks, MINUTE)).await));
-            assert!(is_gone(&soon(transfer.release(locks)).await));
+            assert!(is_gone(&soon(locks.extend(&transfer, MINUTE)).await));
+            assert!(is_gone(&soon(locks.release(&transfer)).await));
         }
         assert!(adopted.is_held());
         soon(adopted.release()).await.unwrap();
@@ -99,12 +99,12 @@ pub async fn whoever_is_told_of_it_gives_it_back(one: &Locks, other: &Locks) {
         let transfer = soon(of_each_mode(one, mode).await.into_transfer(MINUTE))
             .await
             .unwrap();
-        soon(transfer.extend(other, 2 * MINUTE)).await.unwrap();
-        soon(transfer.extend(one, MINUTE)).await.unwrap();
-        soon(transfer.release(other)).await.unwrap();
+        soon(other.extend(&transfer, 2 * MINUTE)).await.unwrap();
+        soon(one.extend(&transfer, MINUTE)).await.unwrap();
+        soon(other.release(&transfer)).await.unwrap();
         assert!(!is_taken(one, mode).await);
-        assert!(is_gone(&soon(transfer.release(other)).await));
-        assert!(is_gone(&soon(transfer.extend(other, MINUTE)).await));
+        assert!(is_gone(&soon(other.release(&transfer)).await));
+        assert!(is_gone(&soon(other.extend(&transfer, MINUTE)).await));
         assert!(is_gone(&soon(other.adopt(&transfer)).await));
         soon(one.idle()).await;
     }
@@ -178,7 +178,7 @@ pub async fn an_ended_one_is_free_again(one: &Locks, other: &Locks) {
             _ => drop(soon(other.mutex("order").lock()).await.unwrap()),
         }
         assert!(is_gone(&soon(other.adopt(&transfer)).await));
-        assert!(is_gone(&soon(transfer.extend(one, MINUTE)).await));
+        assert!(is_gone(&soon(one.extend(&transfer, MINUTE)).await));
         soon(other.idle()).await;
     }
 }
@@ -190,9 +190,9 @@ pub async fn an_extended_one_lasts(one: &Locks, other: &Locks) {
         let transfer = soon(of_each_mode(one, mode).await.into_transfer(lease))
             .await
             .unwrap();
-        soon(transfer.extend(other, MINUTE)).await.unwrap();
+        soon(other.extend(&transfer, MINUTE)).await.unwrap();
         // Never shorter.
-        soon(transfer.extend(other, lease)).await.unwrap();
+        soon(other.extend(&transfer, lease)).await.unwrap();
         // It would have ended, with its margin.
         tokio::time::sleep(2 * lease + Duration::from_millis(500)).await;
         let adopted = soon(one.adopt(&transfer)).await.unwrap();
@@ -213,8 +213,8 @@ pub async fn a_permit_is_given_out_by_itself(one: &Locks, other: &Locks) {
     );
     // The one that nobody gives back.
     let guard = soon(other.semaphore("order", 2).acquire()).await.unwrap();
-    assert!(is_gone(&soon(left.release(other)).await));
-    soon(kept.release(other)).await.unwrap();
+    assert!(is_gone(&soon(other.release(&left)).await));
+    soon(other.release(&kept)).await.unwrap();
     assert_eq!(soon(calls.available_permits()).await.unwrap(), 1);
     soon(guard.release()).await.unwrap();
 }
@@ -236,7 +236,7 @@ pub async fn what_others_share_is_not_given_up(one: &Locks, other: &Locks) {
     let (guard, why) = refused(soon(guard.into_transfer(Duration::ZERO)).await);
     assert!(why.contains("0ns"), "{why}");
     let transfer = soon(guard.into_transfer(MINUTE)).await.unwrap();
-    soon(transfer.release(other)).await.unwrap();
+    soon(other.release(&transfer)).await.unwrap();
 
     let (first, second) = (
         soon(one.rw_lock("order").read()).await.unwrap(),

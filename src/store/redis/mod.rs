@@ -31,15 +31,8 @@ mod tls;
 mod write;
 
 /// A store of leases on a Redis server, 6.2 or newer. It connects at the first use. Clones are the same store.
-///
-/// ```
-/// use tenure::store::redis::RedisStore;
-///
-/// let store = RedisStore::open("redis://127.0.0.1/")?.with_prefix("billing:lock:")?;
-/// # Ok::<(), tenure::error::OptionsError>(())
-/// ```
 #[derive(Clone)]
-pub struct RedisStore {
+pub(crate) struct RedisStore {
     inner: Arc<Config>,
 }
 
@@ -51,7 +44,7 @@ impl RedisStore {
     ///
     /// Returns an error if the URL cannot be parsed, asks for TLS without the feature, or turns off the verification of
     /// certificates (`#insecure`). The error text never contains the password.
-    pub fn open(url: &str) -> Result<Self, OptionsError> {
+    pub(crate) fn open(url: &str) -> Result<Self, OptionsError> {
         let refused = |why: &str| OptionsError(format!("the Redis URL `{}` {why}", redacted(url)));
         let fragment = url.rsplit_once('#').map(|(_, fragment)| fragment);
         if fragment.is_some_and(|fragment| fragment.eq_ignore_ascii_case("insecure")) {
@@ -79,7 +72,7 @@ impl RedisStore {
     /// # Errors
     ///
     /// Returns an error if the client's own settings contradict each other.
-    pub fn new(client: Client) -> Result<Self, OptionsError> {
+    pub(crate) fn new(client: Client) -> Result<Self, OptionsError> {
         // Without TCP_NODELAY a second command waits for the first answer: 42 ms instead of 22 ms on a link of 20 ms.
         // redis 2.0 sets it by default (redis-rs#2196). Remove this then.
         let info = client.get_connection_info();
@@ -104,7 +97,7 @@ impl RedisStore {
     ///
     /// Returns an error if the prefix is empty, begins with `tenure`, or is a beginning of `tenure`. Queues and the
     /// clock have names that begin with `tenure`, and a key could complete such a prefix.
-    pub fn with_prefix(mut self, prefix: impl AsRef<[u8]>) -> Result<Self, OptionsError> {
+    pub(crate) fn with_prefix(mut self, prefix: impl AsRef<[u8]>) -> Result<Self, OptionsError> {
         let prefix = prefix.as_ref();
         if !is_prefix(prefix) {
             return Err(OptionsError(format!(
@@ -116,20 +109,11 @@ impl RedisStore {
         Ok(self)
     }
 
-    /// Sets whether a hand-over skips a waiter whose node does not listen (`PUBSUB NUMSUB` is 0). The waiter keeps its
-    /// place.
-    ///
-    /// The default is on. Turn it off if subscribers connect to other servers than the server that hands over.
-    pub fn with_probe(mut self, probe: bool) -> Self {
-        self.edit().probe = probe;
-        self
-    }
-
     /// Sets how long connecting and subscribing may take. The default is 2 s.
     ///
     /// With a longer timeout, a slow network is not treated as a dead one. With a shorter one, a dead network is noticed
     /// earlier.
-    pub fn with_connect_timeout(mut self, timeout: Duration) -> Self {
+    pub(crate) fn with_connect_timeout(mut self, timeout: Duration) -> Self {
         self.edit().timeout = timeout;
         self
     }

@@ -8,8 +8,7 @@ use tenure::protocol::message::{
     Call, CallTime, ClaimId, GrantNumber, LatchReport, Mode, Name, NodeId, Payload, Permits, Reply, Request,
     Verb,
 };
-use tenure::store::Link;
-use tenure::store::redis::RedisStore;
+use tenure::store::{Link, Store};
 
 use super::{letter, number};
 use crate::server::RedisServer;
@@ -22,7 +21,7 @@ const LATCHES: &str = include_str!("latches.lua");
 /// A server, a node of this version, and what both versions call a key.
 struct Both {
     _server: RedisServer,
-    store: RedisStore,
+    store: Arc<dyn Store>,
     link: Arc<dyn Link>,
     client: redis::Connection,
     script: &'static str,

@@ -1,6 +1,7 @@
 //! Latches, through their script and through the ledger: the same replies, pushes and records.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use tenure::Key;
 use tenure::protocol::ledger::{Branch, Ledger, Record, RecordOwner};
@@ -8,8 +9,7 @@ use tenure::protocol::message::{
     Batch, Call, CallTime, GrantNumber, LatchReport, LeaseTimes, Name, NodeId, Payload, Reply, Request, Rule,
     Verb, Version,
 };
-use tenure::store::Link;
-use tenure::store::redis::RedisStore;
+use tenure::store::{Link, Store};
 
 use super::steps::Steps;
 use super::{LEASES, NODES, TOLERANCE_MS};
@@ -60,7 +60,7 @@ struct Run {
     records: HashMap<usize, Vec<u8>>,
     claims: u64,
     ledger: Ledger,
-    store: RedisStore,
+    store: Arc<dyn Store>,
     link: std::sync::Arc<dyn Link>,
     client: redis::Connection,
     inboxes: HashMap<NodeId, Inbox>,

@@ -28,6 +28,7 @@ impl Worker {
             // Others read by it, or it is fixed and would last longer.
             Err(TransferError::Refused(guard, _)) => return drop(guard),
             Err(TransferError::Failed(error)) => return self.failed(key, &error),
+            Err(error) => panic!("an error that this worker does not know: {error}"),
         };
         let copies = if rng.u32(..4) == 0 { 2 } else { 1 };
         let text = format!("{sent} {copies} {key} {reads} {transfer}");

@@ -306,6 +306,7 @@ impl Worker {
             }
             // It still writes, and is given back.
             Ok(Err(TransferError::Refused(..))) | Err(_) => None,
+            Ok(Err(error)) => panic!("an error that this worker does not know: {error}"),
         }
     }
 
