@@ -76,6 +76,17 @@ impl<T> CallFuture<T> {
         Self::enter(handle, name, |ticket| Input::Act(ticket, lease, action), read)
     }
 
+    /// Renews what `holder` holds, now.
+    pub(crate) fn renewal(
+        handle: &Handle,
+        name: &Name,
+        holder: Ticket,
+        read: fn(CallAnswer) -> Option<T>,
+    ) -> Self {
+        handle.node().note_caller();
+        Self::enter(handle, name, |caller| Input::Renew(holder, caller), read)
+    }
+
     fn enter(
         handle: &Handle,
         name: &Name,

@@ -11,9 +11,10 @@ use crate::driver::node::Node;
 use crate::driver::waiter::{Waiter, cancelled};
 use crate::error::{Error, LostCause};
 use crate::observe::Began;
+use crate::primitives::call::CallFuture;
 use crate::protocol::key::claim::Holding;
 use crate::protocol::message::{Fence, Mode, Name};
-use crate::protocol::step::{Input, Ticket};
+use crate::protocol::step::{CallAnswer, Input, Ticket};
 
 /// One holding of a lease by a caller.
 pub(crate) struct Held {
@@ -58,6 +59,17 @@ impl Held {
     /// Returns what the key machine knows of it, until a step ends it.
     pub(crate) fn holding(&self) -> Option<Holding> {
         self.handle.node().holding(&self.name, self.ticket)
+    }
+
+    /// Renews the lease now, and returns the error of the guard if the lease is over.
+    pub(crate) async fn renew(&self) -> Result<(), Error> {
+        self.not_forked()?;
+        let read = |answer: CallAnswer| answer.try_as_owned().map(drop);
+        let renewed = CallFuture::renewal(&self.handle, &self.name, self.ticket, read).await;
+        match renewed {
+            Err(Error::Lost { .. }) if !self.is_held() => Err(self.lost()),
+            renewed => renewed,
+        }
     }
 
     /// Returns how long it is still held without a renewal; zero when it is over.

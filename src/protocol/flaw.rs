@@ -46,6 +46,8 @@ pub enum Flaw {
     CancelledForgotten,
     /// A lease is renewed however long its holder may hold it.
     OverdueRenewed,
+    /// A renewal of a fixed lease that failed is repeated after its caller was told of the failure.
+    FixedLeaseRenewedAlone,
     /// A lease of somebody's own is handed on within its process.
     SoloHandedOn,
     /// A permit is handed on within its process to whoever is next, however many that one wants.

@@ -165,6 +165,9 @@ pub enum Input {
     Adopt(Ticket, LockOptions, ClaimId),
     /// What it holds is the affair of whoever is told of it: the store is told nothing.
     HandedOut(Ticket),
+    /// A caller asks for a renewal, now, of what the first ticket holds. The other ticket is for the answer, [`Effect::Answered`], and
+    /// is sent once. A fixed lease is renewed in this way only.
+    Renew(Ticket, Ticket),
     /// A write under this lease was answered, or is never sent. `true`: the store did not do it, as the claim has no lease under
     /// this grant: the lease is over.
     WriteEnded(Precondition, bool),

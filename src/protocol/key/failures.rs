@@ -223,6 +223,11 @@ impl<P: Plant> KeyState<P> {
                 let error = failing.error.clone();
                 cx.event(KeyEvent::RenewFailed { left, error });
                 self.schedule_retry(cx, number);
+                // A fixed lease is renewed for its caller only, which is told of the failure.
+                let claim = &mut self.claims[number];
+                if claim.fixed && !self.plant.planted(Flaw::FixedLeaseRenewedAlone) {
+                    (claim.act, claim.retries) = (None, false);
+                }
             }
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
                 self.ask_or_wait(cx, number, failing);

@@ -29,6 +29,8 @@ pub(crate) struct KeyState<P> {
     /// Callers that want a claim of their own and have none, as they rest or wait for `reclaim`.
     pub(crate) solos: BTreeMap<Ticket, Caller>,
     pub(crate) claims: Claims,
+    /// Renewals that callers asked for. Empty except while their requests are in flight.
+    pub(crate) renewals: Vec<Renewal>,
     /// The calls of the key. Mostly there are none.
     pub(crate) calls: Option<Box<Calls<P>>>,
     /// When to claim again for those that have no claim.
@@ -59,6 +61,13 @@ pub(crate) struct Reclaim {
     pub(crate) after_failure: bool,
 }
 
+/// A renewal that a caller waits for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Renewal {
+    pub(crate) holder: Ticket,
+    pub(crate) caller: Ticket,
+}
+
 impl<P: Plant> KeyState<P> {
     #[inline]
     pub(crate) fn handle(&mut self, cx: &mut StepContext<'_>, mut input: Input) {
@@ -81,6 +90,7 @@ impl<P: Plant> KeyState<P> {
             Input::Transfer(ticket, to, term) => self.transfer(cx, ticket, to, term),
             Input::Adopt(ticket, options, from) => self.adopt(cx, ticket, options, from),
             Input::HandedOut(ticket) => self.handed_out(cx, ticket),
+            Input::Renew(holder, caller) => self.renew(cx, Renewal { holder, caller }),
             Input::WriteEnded(lease, is_refused) => self.write_ended(cx, &lease, is_refused),
             Input::Answered {
                 tag,
@@ -102,6 +112,15 @@ impl<P: Plant> KeyState<P> {
             Input::Pushed(grant) => self.pushed(cx, &grant),
             // Those are of the calls.
             Input::Call(..) | Input::Act(..) | Input::Changed => {}
+        }
+        self.end_step(cx);
+    }
+
+    /// Ends a step that may have changed claims.
+    #[inline]
+    pub(crate) fn end_step(&mut self, cx: &mut StepContext<'_>) {
+        if !self.renewals.is_empty() {
+            self.deny_failed_renewals(cx);
         }
         self.claim_for_line(cx);
     }
@@ -280,6 +299,7 @@ impl<P: Plant> KeyState<P> {
         if self.line.remove(ticket) || self.solos.remove(&ticket).is_some() {
             return;
         }
+        self.renewals.retain(|renewal| renewal.caller != ticket);
         let Some(claim) = self.claims.of(ticket) else {
             return self.part(cx, ticket, None);
         };
@@ -332,6 +352,6 @@ impl<P: Plant> KeyState<P> {
                 _ => {}
             }
         }
-        self.claim_for_line(cx);
+        self.end_step(cx);
     }
 }

@@ -130,6 +130,10 @@ impl<P: Plant> Shard<P> {
                 Some(key) => key,
                 None => return effects.extend(KeyState::<P>::passed_too_late(ticket, to)),
             },
+            Input::Renew(_, caller) => match self.keys.get_mut(name) {
+                Some(key) => key,
+                None => return effects.push(KeyState::<P>::renewed_too_late(caller)),
+            },
             _ => match self.keys.get_mut(name) {
                 Some(key) => key,
                 None => return,
