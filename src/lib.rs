@@ -34,7 +34,7 @@ pub use locks::{Builder, Locks};
 #[cfg(feature = "tower")]
 pub use middleware::LockLayer;
 pub use primitives::acquire::LockFuture;
-pub use primitives::election::{Election, Leader, Observer};
+pub use primitives::election::{Campaign, Election, Leader, Observer};
 pub use primitives::guard::{Guard, Lease};
 pub use primitives::latch::Latch;
 pub use primitives::multi::{Multi, MultiKey};

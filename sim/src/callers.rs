@@ -57,12 +57,17 @@ pub(crate) enum State {
     },
     /// Waits for what becomes of a write.
     Writing,
+    /// Waits for what becomes of a renewal.
+    Renewing,
     Over,
 }
 
 impl State {
     fn may_be_told(self) -> bool {
-        matches!(self, State::Waiting | State::GivingUp | State::Writing)
+        matches!(
+            self,
+            State::Waiting | State::GivingUp | State::Writing | State::Renewing
+        )
     }
 }
 
@@ -90,6 +95,8 @@ pub(crate) enum Act {
     HandOut,
     /// Has something written under the lease.
     Write,
+    /// Has its lease renewed.
+    Renew,
     /// Tells whoever observes something, whether it leads or not.
     Proclaim,
     /// Leaves something for whoever runs its tick again, whether it holds or not.
@@ -315,6 +322,7 @@ impl World {
             (Act::Transfer, State::Holding) => self.transfer(slot, caller),
             (Act::HandOut, State::Holding) => self.hand_out(slot, caller),
             (Act::Write, State::Holding) => self.begin_write(slot, caller),
+            (Act::Renew, State::Holding) => self.renew(slot, caller),
             (Act::Save, _) => self.save(slot, caller),
             (Act::Proclaim, _) => self.proclaim(slot, caller),
             // The future is dropped, not the guard.
@@ -506,6 +514,7 @@ impl World {
             4..30 => 0,
             _ => self.rng.u64(0..self.profile.hold),
         };
+        let hold = self.plan_renewals(slot, caller, &want, hold);
         let life = self.nodes[slot].life;
         let act = if self.chance(60) { Act::Release } else { Act::Drop };
         let act = match want.mode {
@@ -580,6 +589,10 @@ impl World {
                 format!("ticket {} of node {slot} was told {denial:?}", ticket.0)
             });
         }
+        if state == State::Renewing {
+            self.over(slot, caller);
+            return self.renewal_denied(denial);
+        }
         if matches!(denial, AcquireError::Kept(..)) && state == State::Waiting {
             return self.kept(slot, caller);
         }
@@ -602,6 +615,10 @@ impl World {
             String::new()
         };
         let caller = self.expect(slot, ticket, &told, State::may_be_told);
+        if self.nodes[slot].callers[caller].state == State::Renewing {
+            self.over(slot, caller);
+            return self.renewed(slot, caller);
+        }
         self.saw(match answer {
             CallAnswer::Report(_) => Seen::Reported,
             CallAnswer::InUse(_) => Seen::InUseTold,

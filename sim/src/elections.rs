@@ -3,7 +3,7 @@
 //! What a leader proclaims names its grant, its node and its place in the order of all that was proclaimed, so that whatever
 //! is mixed up is seen. What is true is worked out from what the server executes, and not asked of the ledger.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use tenure::protocol::key::claim::Holding;
@@ -34,6 +34,10 @@ pub(crate) struct Elections {
     said: HashMap<(usize, GrantNumber), u64>,
     /// How often anything was to be proclaimed.
     seq: u64,
+    /// The value that each claim campaigned with, by its place in the order of all values.
+    campaigned: HashMap<ClaimId, u64>,
+    /// The grants of leaders that campaigned with a value.
+    won_with_value: HashSet<(usize, GrantNumber)>,
     observers: Vec<Observer>,
     rests: HashMap<Id, Rest>,
     next_kill: u64,
@@ -77,6 +81,9 @@ struct Said {
     seq: u64,
     node: String,
 }
+
+/// The number in the value of a candidate, which is written before the candidate wins.
+const NOT_YET_GRANTED: GrantNumber = GrantNumber(0);
 
 impl Said {
     fn write(&self) -> Payload {
@@ -170,7 +177,20 @@ impl World {
         if rests {
             self.rests(slot, ticket.0 as usize - 1, term);
         }
-        self.feed(slot, key, Input::Lock(ticket, want));
+        // Not drawn: in the other half of the worlds, no candidate has a value.
+        let has_value = self.setup.seed.is_multiple_of(2) && ticket.0.is_multiple_of(2);
+        let input = if has_value {
+            self.watch.elections.seq += 1;
+            let said = Said {
+                number: NOT_YET_GRANTED,
+                seq: self.watch.elections.seq,
+                node: self.nodes[slot].id.to_string(),
+            };
+            Input::Campaign(ticket, want, said.write())
+        } else {
+            Input::Lock(ticket, want)
+        };
+        self.feed(slot, key, input);
     }
 
     // Who leads.
@@ -407,7 +427,7 @@ impl World {
             let said_so = said.as_ref().is_none_or(|said| {
                 let latest = elections.said.get(&(key, report.number)).copied();
                 said.as_ref().is_some_and(|said| {
-                    said.number == report.number
+                    [report.number, NOT_YET_GRANTED].contains(&said.number)
                         && said.node == report.node.to_string()
                         && Some(said.seq) <= latest
                 })
@@ -418,6 +438,21 @@ impl World {
             self.wrong(Wrong::ProclaimedByAnother, Some(key), || {
                 format!("an observer of node {slot} is told {report:?}, in which is said {said:?}")
             });
+        }
+        let won_with_value = |report: &LeaderReport| {
+            let elections = &self.watch.elections;
+            elections.won_with_value.contains(&(key, report.number))
+                && !self.is_exempt(Fence::new(report.number, 0))
+        };
+        if let Some(report) = report
+            && won_with_value(report)
+        {
+            self.saw(Seen::ValueOfWinnerTold);
+            if said.is_none() {
+                self.wrong(Wrong::LeaderWithoutValue, Some(key), || {
+                    format!("an observer of node {slot} is told {report:?}, which campaigned with a value")
+                });
+            }
         }
         let seq = said.flatten().map(|said| said.seq);
         let told = report.map(|report| (report.number, seq));
@@ -450,6 +485,12 @@ impl World {
         if !self.elections.contains(&key) {
             return;
         }
+        if let (Verb::Claim { .. }, Some(value)) = (request.verb, &request.data)
+            && let Some(value) = Said::read(value)
+        {
+            let campaigned = &mut self.watch.elections.campaigned;
+            campaigned.insert(request.claim_id, value.seq);
+        }
         let us = self.server_us();
         let record = self.server.ledger.record(&self.keys[key], us);
         let leader = record.and_then(|record| match record.owner {
@@ -457,7 +498,13 @@ impl World {
             RecordOwner::Foreign | RecordOwner::WrongType => None,
         });
         if let Some((claim_id, number)) = leader {
-            self.watch.elections.led.insert((key, number), claim_id.node);
+            let elections = &mut self.watch.elections;
+            if elections.led.insert((key, number), claim_id.node).is_none()
+                && let Some(seq) = elections.campaigned.get(&claim_id).copied()
+            {
+                elections.won_with_value.insert((key, number));
+                elections.said.insert((key, number), seq);
+            }
         }
         let Verb::Call(Call::Proclaim { of, seq }) = request.verb else {
             return;

@@ -29,6 +29,7 @@ mod network;
 mod node;
 pub mod planted;
 mod profile;
+mod renewals;
 mod server;
 mod together;
 mod transfers;
@@ -159,6 +160,8 @@ pub enum Wrong {
     ProclaimedByAnother,
     /// An observer is told of a leader, or of what it proclaimed, after it was told of something later.
     ToldBack,
+    /// An observer is told of a leader that campaigned with a value, and not of the value.
+    LeaderWithoutValue,
     /// An observer that keeps asking is not told who leads, or what that one proclaimed.
     LeaderUntold,
     /// Who is to rest claims at once, or never.
@@ -201,7 +204,7 @@ pub enum Wrong {
 
 impl Wrong {
     /// All of them.
-    pub const ALL: [Wrong; 51] = [
+    pub const ALL: [Wrong; 52] = [
         Wrong::HeldTooLong,
         Wrong::TwoHolders,
         Wrong::TooMany,
@@ -235,6 +238,7 @@ impl Wrong {
         Wrong::PastZero,
         Wrong::ProclaimedByAnother,
         Wrong::ToldBack,
+        Wrong::LeaderWithoutValue,
         Wrong::LeaderUntold,
         Wrong::Restless,
         Wrong::NeverFree,

@@ -159,6 +159,11 @@ fn finds_a_lease_that_is_renewed_for_longer_than_it_may_be_held() {
 }
 
 #[test]
+fn finds_a_fixed_lease_that_is_renewed_without_its_caller() {
+    finds(with(Flaw::FixedLeaseRenewedAlone), Wrong::HeldTooLong, 1);
+}
+
+#[test]
 fn finds_a_lease_of_ones_own_that_is_handed_on() {
     finds(with(Flaw::SoloHandedOn), Wrong::Shared, 1);
 }
@@ -449,6 +454,11 @@ fn finds_what_is_told_of_the_next_leader() {
         Wrong::ProclaimedByAnother,
         1,
     );
+}
+
+#[test]
+fn finds_a_value_of_a_queued_candidate_that_is_forgotten() {
+    finds(with(Flaw::QueuedValueForgotten), Wrong::LeaderWithoutValue, 1);
 }
 
 #[test]

@@ -22,7 +22,7 @@ use crate::primitives::guard::Guard;
 use crate::primitives::held::Held;
 use crate::primitives::scope;
 use crate::primitives::within::within;
-use crate::protocol::message::{ClaimId, Fence, Kind, LeaseTimes, Mode, Name, Permits};
+use crate::protocol::message::{ClaimId, Fence, Kind, LeaseTimes, Mode, Name, Payload, Permits};
 use crate::protocol::step::{AcquireError, Input, LockOptions, Ticket};
 use crate::protocol::time::Instant;
 
@@ -32,6 +32,8 @@ pub struct LockFuture {
     handle: Handle,
     name: Name,
     options: LockOptions,
+    /// What is proclaimed when a candidate of an election wins.
+    value: Option<Payload>,
     /// `None` before it entered.
     entry: Option<Entry>,
 }
@@ -98,8 +100,14 @@ impl LockFuture {
             handle: handle.clone(),
             name: name.clone(),
             options,
+            value: None,
             entry: None,
         }
+    }
+
+    /// Has this value proclaimed in the step in which the candidate wins.
+    pub(crate) fn set_value(&mut self, value: Payload) {
+        self.value = Some(value);
     }
 
     /// Returns the future of a caller that entered.
@@ -118,7 +126,11 @@ impl LockFuture {
         if self.entry.is_none() {
             let options = check(&self.handle, &self.name, self.options)?;
             let node = self.handle.node();
-            let entered = node.enter(&self.name, options.term, |ticket| Input::Lock(ticket, options));
+            let value = self.value.take();
+            let entered = node.enter(&self.name, options.term, |ticket| match value {
+                Some(value) => Input::Campaign(ticket, options, value),
+                None => Input::Lock(ticket, options),
+            });
             self.entry = Some(Entry::new(entered));
         }
         Ok(())

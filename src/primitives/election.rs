@@ -85,13 +85,29 @@ impl Election {
     /// Waits until this process leads. It leads as long as the guard lives and is held; to [release](Guard::release) it is to
     /// resign, and hands over in one trip. Others are told of this node's [name](crate::Builder::node_name) within another trip.
     ///
+    /// [`value`](Campaign::value) has something proclaimed in the request that wins:
+    ///
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+    /// # let locks = tenure::Locks::memory();
+    /// let election = locks.election("outbox-relay");
+    /// let guard = election.campaign().value("10.0.0.7:8080").await?;
+    /// let leader = election.leader().await?.expect("this process leads");
+    /// assert_eq!(leader.value(), Some(&b"10.0.0.7:8080"[..]));
+    /// # guard.release().await }
+    /// ```
+    ///
     /// # Errors
     /// As [`Mutex::lock`](crate::Mutex::lock).
     ///
     /// # Cancel safety
     /// Dropping the future gives up the place in the queue, or what was won meanwhile.
-    pub async fn campaign(&self) -> Result<Guard, Error> {
-        self.stand(false).await
+    pub fn campaign(&self) -> Campaign {
+        Campaign {
+            election: self.clone(),
+            candidate: Ok(self.candidate(false)),
+            has_value: false,
+        }
     }
 
     /// As [`campaign`](Self::campaign), but no longer than `wait`; [`Error::Busy`] when somebody else leads then.
@@ -105,8 +121,7 @@ impl Election {
     /// # Panics
     /// Outside of a tokio runtime with timers, unless the answer is there at once.
     pub async fn campaign_timeout(&self, wait: Duration) -> Result<Guard, Error> {
-        let won = self.candidate(false).within(wait).await;
-        won.inspect(|_| self.tell_name())
+        self.campaign().timeout(wait).await
     }
 
     /// Waits until this process leads, and works then. When it leads no more before the work is done, that is dropped, unless it
@@ -202,14 +217,7 @@ impl Election {
     /// # Cancel safety
     /// When the future is dropped, it may be done or not.
     pub async fn proclaim(&self, value: impl AsRef<[u8]>) -> Result<(), Error> {
-        let value = value.as_ref();
-        if value.len() > LONGEST_VALUE {
-            return Err(Error::Options(OptionsError(format!(
-                "election `{}` is told a value of at most {LONGEST_VALUE} bytes, not {}",
-                self.key(),
-                value.len()
-            ))));
-        }
+        let value = self.check_value(value.as_ref())?;
         let lost = || Error::Lost {
             key: self.key().clone(),
             cause: LostCause::Gone,
@@ -262,7 +270,7 @@ impl Election {
     }
 
     async fn stand(&self, rests: bool) -> Result<Guard, Error> {
-        self.candidate(rests).await.inspect(|_| self.tell_name())
+        self.candidate(rests).await.inspect(|_| self.tell_name(false))
     }
 
     fn candidate(&self, rests: bool) -> LockFuture {
@@ -274,9 +282,10 @@ impl Election {
         LockFuture::new(&line.handle, &line.name, options)
     }
 
-    /// Others are told its name. Who cannot be told so learns it from the store's record of the leader's node.
-    fn tell_name(&self) {
-        if let Some(of) = self.claim()
+    /// Others are told its name, unless it came with the value. Who cannot be told so learns it from the store's record of the leader's node.
+    fn tell_name(&self, has_value: bool) {
+        if !has_value
+            && let Some(of) = self.claim()
             && self.line.handle.options().node_name.is_some()
             && let Ok(proclaims) = self.proclaims(of, None)
         {
@@ -288,15 +297,100 @@ impl Election {
         /// The order in which they were called for.
         static SEQ: AtomicU64 = AtomicU64::new(1);
         let seq = SEQ.fetch_add(1, Ordering::Relaxed);
-        let node_name = self.line.handle.options().node_name.as_deref();
-        let data = said(node_name.unwrap_or_default(), value);
+        let data = self.said(value);
         let (line, call) = (&self.line, Call::Proclaim { of, seq });
         line.ask(call, |call| call.data = Some(data), CallAnswer::try_as_owned)
+    }
+
+    /// Returns what the store is told of this node: its name, and a value.
+    fn said(&self, value: Option<&[u8]>) -> Payload {
+        let node_name = self.line.handle.options().node_name.as_deref();
+        said(node_name.unwrap_or_default(), value)
+    }
+
+    /// # Errors
+    /// A value that is too long.
+    fn check_value<'a>(&self, value: &'a [u8]) -> Result<&'a [u8], Error> {
+        if value.len() <= LONGEST_VALUE {
+            return Ok(value);
+        }
+        Err(Error::Options(OptionsError(format!(
+            "election `{}` is told a value of at most {LONGEST_VALUE} bytes, not {}",
+            self.key(),
+            value.len()
+        ))))
     }
 
     fn asks(&self, known: Option<Version>, rests: bool) -> Result<CallFuture<Option<LeaderReport>>, Error> {
         let (line, call) = (&self.line, Call::Leader { known });
         line.ask(call, |call| call.rests = rests, CallAnswer::try_as_leader)
+    }
+}
+
+/// The future of [`Election::campaign`]: one candidate of this process.
+#[must_use = "futures do nothing until they are awaited"]
+pub struct Campaign {
+    election: Election,
+    /// The error of a value that is too long.
+    candidate: Result<LockFuture, Option<Error>>,
+    has_value: bool,
+}
+
+impl Campaign {
+    /// Proclaims this value, at most 64 KiB of any bytes, in the step in which this candidate wins. An observer never sees the
+    /// leadership without it. [`Election::proclaim`] replaces it later.
+    ///
+    /// A candidate that waits leaves its value with the store, which forgets it when the candidate gives up or is not heard of for
+    /// one lease. A value that is too long is [`Error::Options`] when the future is awaited.
+    pub fn value(mut self, value: impl AsRef<[u8]>) -> Self {
+        match self.election.check_value(value.as_ref()) {
+            Ok(value) => {
+                if let Ok(candidate) = &mut self.candidate {
+                    candidate.set_value(self.election.said(Some(value)));
+                }
+            }
+            Err(error) => self.candidate = Err(Some(error)),
+        }
+        self.has_value = true;
+        self
+    }
+
+    /// Waits until this process leads, but no longer than `wait`.
+    ///
+    /// # Errors
+    /// As [`Election::campaign_timeout`].
+    ///
+    /// # Cancel safety
+    /// As [`Election::campaign`].
+    ///
+    /// # Panics
+    /// As [`Election::campaign_timeout`].
+    pub async fn timeout(self, wait: Duration) -> Result<Guard, Error> {
+        let won = match self.candidate {
+            Ok(candidate) => candidate.within(wait).await,
+            Err(error) => Err(error.expect("it is told once")),
+        };
+        won.inspect(|_| self.election.tell_name(self.has_value))
+    }
+}
+
+impl Future for Campaign {
+    type Output = Result<Guard, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let won = match &mut self.candidate {
+            Ok(candidate) => ready!(Pin::new(candidate).poll(cx)),
+            Err(error) => Err(error.take().expect("polled after it was ready")),
+        };
+        Poll::Ready(won.inspect(|_| self.election.tell_name(self.has_value)))
+    }
+}
+
+impl fmt::Debug for Campaign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Campaign")
+            .field("key", self.election.key())
+            .finish()
     }
 }
 

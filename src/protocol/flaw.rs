@@ -165,6 +165,8 @@ pub enum Flaw {
     LatchSetAgain,
     /// What a leader proclaimed is told of the next one.
     ProclaimedOutlivesLeader,
+    /// The value of a candidate that has to wait for its turn is forgotten.
+    QueuedValueForgotten,
     /// What a leader proclaimed replaces something later of the same leader.
     ProclaimedLate,
 

@@ -146,6 +146,8 @@ pub struct Tag {
 pub enum Input {
     /// A caller wants the lock. Sent once per ticket.
     Lock(Ticket, LockOptions),
+    /// A caller wants to lead an election, and has this value proclaimed in the step in which it wins. Sent once per ticket.
+    Campaign(Ticket, LockOptions, Payload),
     /// A caller wants an answer and no lease: [`Effect::Answered`]. Sent once per ticket.
     Call(Ticket, CallOptions),
     /// A caller has something done in a call of its own, which is sent once: [`Effect::Answered`]. A quarter of the duration is its

@@ -214,6 +214,13 @@ impl<P: Plant> KeyState<P> {
         claim.retries = false;
         claim.look_again = false;
         let (verb, class) = claim.asks_for(what);
+        let data = match claim.ticket() {
+            Some(ticket) if !self.values.is_empty() => {
+                let value = self.values.iter().find(|(of, _)| *of == ticket);
+                value.map(|(_, value)| value.clone())
+            }
+            _ => None,
+        };
         let claim_id = claim.asks_as(what);
         let request = Request {
             mark: claim.tick.as_deref().map(|tick| tick.mark),
@@ -223,7 +230,7 @@ impl<P: Plant> KeyState<P> {
             term: claim.term,
             mode: claim.mode,
             verb,
-            data: None,
+            data,
         };
         let tag = Tag {
             claim: claim.claim_id.claim,

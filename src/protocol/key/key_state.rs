@@ -11,7 +11,7 @@ use crate::protocol::key::claims::Claims;
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::line::{Caller, Line};
 use crate::protocol::key::readers::Readers;
-use crate::protocol::message::{ClaimId, ClaimNumber, Mode, NodeId};
+use crate::protocol::message::{ClaimId, ClaimNumber, Mode, NodeId, Payload};
 use crate::protocol::step::{AcquireError, Effect, Input, LockOptions, Outcome, Ticket};
 use crate::protocol::time::Instant;
 
@@ -31,6 +31,8 @@ pub(crate) struct KeyState<P> {
     pub(crate) claims: Claims,
     /// Renewals that callers asked for. Empty except while their requests are in flight.
     pub(crate) renewals: Vec<Renewal>,
+    /// The values of callers that campaign in an election. Each is sent with the requests of its caller's claim until that is granted.
+    pub(crate) values: Vec<(Ticket, Payload)>,
     /// The calls of the key. Mostly there are none.
     pub(crate) calls: Option<Box<Calls<P>>>,
     /// When to claim again for those that have no claim.
@@ -83,6 +85,10 @@ impl<P: Plant> KeyState<P> {
         self.expire(cx);
         match input {
             Input::Lock(ticket, options) => self.lock(cx, ticket, options),
+            Input::Campaign(ticket, options, value) => {
+                self.values.push((ticket, value));
+                self.lock(cx, ticket, options);
+            }
             Input::Cancel(ticket) => self.cancel(cx, ticket),
             Input::Release(ticket) => self.release(cx, ticket, None),
             Input::Finish(ticket, well) => self.release(cx, ticket, Some(well)),
@@ -123,6 +129,17 @@ impl<P: Plant> KeyState<P> {
             self.deny_failed_renewals(cx);
         }
         self.claim_for_line(cx);
+        if !self.values.is_empty() {
+            self.drop_values();
+        }
+    }
+
+    /// Drops the values of callers that wait no more.
+    fn drop_values(&mut self) {
+        let (solos, claims) = (&self.solos, &self.claims);
+        let waits = |claim: &Claim| claim.held().is_none();
+        self.values
+            .retain(|(ticket, _)| solos.contains_key(ticket) || claims.of(*ticket).is_some_and(waits));
     }
 
     /// Takes a step of the calls, if there are any, and sends what they need.

@@ -98,6 +98,7 @@ impl<P: Plant> Shard<P> {
         self.begin();
         match input {
             Input::Lock(ticket, _)
+            | Input::Campaign(ticket, ..)
             | Input::Call(ticket, _)
             | Input::Act(ticket, ..)
             | Input::Adopt(ticket, ..)
@@ -114,14 +115,17 @@ impl<P: Plant> Shard<P> {
         let effects = &mut self.effects;
         let key = match input {
             // Only these begin anything. All else is about what is over.
-            Input::Lock(..) | Input::Adopt(..) | Input::Pushed(_) | Input::Call(..) | Input::Act(..) => {
-                self.keys.entry(name.clone()).or_insert_with(|| {
-                    let mut key = self.spare.take().unwrap_or_default();
-                    self.numbers += 1;
-                    (key.plant, key.number) = (self.plant, self.numbers);
-                    key
-                })
-            }
+            Input::Lock(..)
+            | Input::Campaign(..)
+            | Input::Adopt(..)
+            | Input::Pushed(_)
+            | Input::Call(..)
+            | Input::Act(..) => self.keys.entry(name.clone()).or_insert_with(|| {
+                let mut key = self.spare.take().unwrap_or_default();
+                self.numbers += 1;
+                (key.plant, key.number) = (self.plant, self.numbers);
+                key
+            }),
             Input::Release(ticket) | Input::Finish(ticket, _) => match self.keys.get_mut(name) {
                 Some(key) => key,
                 None => return effects.push(KeyState::<P>::released_too_late(ticket)),

@@ -110,6 +110,8 @@ pub enum Branch {
     LeaderWatched,
     /// A leader proclaimed something.
     Proclaimed,
+    /// The value with which the new leader campaigned was proclaimed.
+    ProclaimedByWinner,
     /// What a leader proclaimed came behind something later, or again.
     ProclaimedBefore,
     /// Somebody who does not lead proclaimed something.

@@ -18,6 +18,8 @@ pub(crate) struct State {
     pub(crate) latch: Option<Box<LatchRecord>>,
     /// What the leader of an election proclaimed, or one before it.
     pub(crate) proclaimed: Option<Box<Proclaimed>>,
+    /// The values of the candidates that wait in the queue: each is proclaimed when its candidate becomes the leader.
+    pub(crate) candidate_values: Vec<(ClaimId, Payload)>,
     /// The nodes that are told when what they watch changes.
     pub(crate) watchers: Vec<Watcher>,
 }

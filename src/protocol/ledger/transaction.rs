@@ -63,6 +63,9 @@ impl<P: Plant> Transaction<'_, P> {
         }
         let led = self.leads();
         let reply = self.act(request);
+        if request.data.is_some() {
+            self.keep_value(request, led);
+        }
         if self.leads() != led {
             self.elected();
         }

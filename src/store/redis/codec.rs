@@ -127,6 +127,8 @@ impl CommandText {
 
 /// Returns the letter of a verb, and appends its other words. A `tick` that stays empty is that of the request.
 fn push_verb(request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>) -> &'static str {
+    // The value of a candidate, which the store keeps while the candidate waits.
+    let value = request.data.as_ref().map_or(&[][..], |data| &data.0);
     match request.verb {
         Verb::Claim { wait } => {
             match request.turn {
@@ -134,9 +136,13 @@ fn push_verb(request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>) -> &'stati
                 WhenBehind::Queue => to.push(b'q'),
                 WhenBehind::After(tick) => append_number(to, tick.0.min(EXACT)),
             }
+            to.extend_from_slice(value);
             if wait { "w" } else { "c" }
         }
-        Verb::Renew => "r",
+        Verb::Renew => {
+            to.extend((!value.is_empty()).then_some(b'v'));
+            "r"
+        }
         Verb::Finish { well } if request.name.kind == Kind::Job => {
             to.extend_from_slice(if well { b"well" } else { b"" });
             "f"
