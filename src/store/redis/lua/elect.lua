@@ -105,7 +105,7 @@ if claims then
     lives(key, lease)
     local led = leads(i)
     local reply = claim_plain(i, queue, number, job, holder, entry, lease, hold, tick, '', verb)
-    -- The dead make room for whoever comes. A change of the leader does this, too.
+    -- Removes the values of dead candidates. A change of the leader removes them, too.
     if leads(i) == led then settle_values(i, key, candidates_of(key), nil, hold) end
     return reply
   end
