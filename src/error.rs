@@ -1,4 +1,4 @@
-//! What can go wrong, sorted by what a caller does about it.
+//! The errors, sorted by what a caller does about each.
 
 use std::any::Any;
 use std::error::Error as StdError;
@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use crate::key::Key;
 
-/// Why a lock was not taken, not kept or not given back.
+/// The error of a lock that was not acquired, not kept or not given back, or of a call that failed.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The wait was over before it was our turn. Try later.
-    #[error("`{key}` is held by somebody else, gave up after {waited:?}: try again later or wait longer")]
+    /// The wait ended before the caller's turn. Try later.
+    #[error("`{key}` is held by another caller, gave up after {waited:?}: try again later or wait longer")]
     #[non_exhaustive]
     Busy {
         /// What was wanted.
@@ -21,25 +21,25 @@ pub enum Error {
         /// How long the call waited.
         waited: Duration,
     },
-    /// The lease ended while it was held: from some moment on somebody else may have had it. Stop, and treat what
-    /// was done since as unprotected unless it was fenced.
-    #[error("the lease on `{key}` was lost ({cause}): stop, somebody else may hold it now")]
+    /// The lease ended while it was held, and another caller may hold it since then. Stop, and treat later writes as unprotected,
+    /// unless they were fenced.
+    #[error("the lease on `{key}` was lost ({cause}): stop, another caller may hold it now")]
     #[non_exhaustive]
     Lost {
         /// What was held.
         key: Key,
-        /// How we know.
+        /// Why it ended.
         cause: LostCause,
     },
     /// The caller runs in the [scope](crate::Guard::scope) of a guard of the same key, and would wait for itself. A fault
-    /// of the program: pass the guard on, or take [another one](crate::Guard::again) of the same lease.
-    #[error("`{key}` is held by the very code that waits for it: {}", deadlock(*is_upgrade))]
+    /// of the program: pass the guard on, or make [another guard](crate::Guard::again) of the same lease.
+    #[error("`{key}` is held by the code that waits for it: {}", deadlock(*is_upgrade))]
     #[non_exhaustive]
     WouldDeadlock {
         /// What was wanted.
         key: Key,
-        /// The guard reads, and a writer was wanted. No reader can become a writer: two that tried would wait for each other.
-        /// Release it and write, and look again at what was read; or write from the beginning, and
+        /// The guard is a reader's, and the caller wants to write. No reader can become a writer: two readers that tried would
+        /// wait for each other. Release the guard, write, and read the data again; or write from the beginning, and
         /// [`downgrade`](crate::Guard::downgrade).
         is_upgrade: bool,
     },
@@ -54,7 +54,7 @@ pub enum Error {
         /// The limit that was met.
         limit: usize,
     },
-    /// Too many callers of this process wait already, whatever for, and this one would have to wait, too. Shed load.
+    /// Too many callers of this process wait already, for any keys, and this caller would have to wait, too. Shed load.
     #[error(
         "`{key}` is taken and {waiting} callers of this process wait already, the limit is {limit}: shed load or raise the limit"
     )]
@@ -67,27 +67,27 @@ pub enum Error {
         /// The limit that was met.
         limit: usize,
     },
-    /// The latch is not set: it never was, or its life is over. Set it first.
+    /// The latch is not set: it was never set, or its life is over. Set it first.
     #[error("latch `{key}` is not set, or its life is over: set its count first")]
     #[non_exhaustive]
     Unset {
         /// Which latch.
         key: Key,
     },
-    /// Whether the call counted is not known: its answer was lost, and the latch was set at about the time of the call. A further
-    /// call would count in the present life of the latch, which may be a later one. Look how many are left
+    /// It is unknown whether the call counted: its answer was lost, and the latch was set at about the time of the call. Another
+    /// call counts in the present life of the latch, which may be a later one. Read how many count-downs are left
     /// ([`count`](crate::Latch::count)), or give each round a name of its own: then
     /// [`count_down_once`](crate::Latch::count_down_once) may be called again with the same id.
     #[error(
-        "whether a count-down of latch `{key}` counted is not known: its answer was lost, and the latch was set at about that time"
+        "it is unknown whether a count-down of latch `{key}` counted: its answer was lost, and the latch was set at about that time"
     )]
     #[non_exhaustive]
     Uncertain {
         /// Which latch.
         key: Key,
     },
-    /// The store did not do it, or the outcome is not known. [`StoreError::kind`] says which, and whether to page an operator or
-    /// to mend the set-up.
+    /// The store did not execute the request, or the outcome is unknown. [`StoreError::kind`] says which, and whether to page an
+    /// operator or to correct the configuration.
     #[error("the store could not serve `{key}`: {source}")]
     #[non_exhaustive]
     Store {
@@ -96,10 +96,10 @@ pub enum Error {
         /// What the store said.
         source: StoreError,
     },
-    /// What was to be written [under a lease](crate::Lease::atomically) was sent, and no answer came. It may have been done, or
-    /// may be done while that lease is current. Look at what it writes before it is done again.
+    /// A write [under a lease](crate::Lease::atomically) was sent, and no answer came. It may have been executed, or may be executed
+    /// while that lease is current. Read the data before you repeat the write.
     #[error(
-        "no answer to a write under `{key}` ({source}): it may have been done, look before you repeat it"
+        "no answer to a write under `{key}` ({source}): it may have been executed, read the data before you repeat it"
     )]
     #[non_exhaustive]
     Unanswered {
@@ -108,9 +108,9 @@ pub enum Error {
         /// What happened to the answer.
         source: StoreError,
     },
-    /// What was to be written [under a lease](crate::Lease::atomically) failed, in the server's words. What it had written
-    /// before that stands. A fault of the commands or the script, or of what they met.
-    #[error("a write under `{key}` failed, and what it wrote before that stands: {said}")]
+    /// A write [under a lease](crate::Lease::atomically) failed, in the server's words. What it wrote before the failure stays. A
+    /// fault of the commands or the script, or of the data.
+    #[error("a write under `{key}` failed, and what it wrote before that stays: {said}")]
     #[non_exhaustive]
     Failed {
         /// What was held.
@@ -118,9 +118,9 @@ pub enum Error {
         /// What the server said.
         said: String,
     },
-    /// What was to be written [under a lease](crate::Lease::atomically) was done, and its reply is not of the type that was
-    /// asked for. A fault of the program.
-    #[error("a write under `{key}` was done, and its reply cannot be read: {why}")]
+    /// A write [under a lease](crate::Lease::atomically) was executed, and its reply is not of the type that the caller asked for. A
+    /// fault of the program.
+    #[error("a write under `{key}` was executed, and its reply cannot be read: {why}")]
     #[non_exhaustive]
     Reply {
         /// What was held.
@@ -128,8 +128,8 @@ pub enum Error {
         /// Why not.
         why: String,
     },
-    /// Nothing can be [written under the lease](crate::Lease::atomically): the store keeps leases and no data of yours, or the
-    /// leases of a [`MultiGuard`](crate::MultiGuard) are not of one server. A fault of the set-up.
+    /// Nothing can be [written under the lease](crate::Lease::atomically): the store keeps leases and no other data, or the leases of
+    /// a [`MultiGuard`](crate::MultiGuard) are on several servers. A fault of the configuration.
     #[error("nothing can be written under the lease on `{key}`: {why}")]
     #[non_exhaustive]
     Unsupported {
@@ -159,14 +159,14 @@ pub enum Error {
         /// The longest that is allowed.
         limit: usize,
     },
-    /// An option has a value that makes no sense. A fault of the program.
+    /// An option has an invalid value. A fault of the program.
     #[error("{0}")]
     Options(#[from] OptionsError),
-    /// The lease that was given up to whoever is told of it ([`Transfer`](crate::Transfer)) is not to be had: its time is over,
-    /// somebody adopted it, or gave it back. This does not say that the work was done: the message may have waited for too
-    /// long, or whoever adopted it may have died. Take the lock of the key, and look at the state of what it protects.
+    /// The lease of a [`Transfer`](crate::Transfer) is gone: it ended, another process adopted it, or it was given back. This does
+    /// not say that the work was done: the message may have waited for too long, or the process that adopted the lease may have
+    /// died. Acquire the lock of the key, and look at the state of the data that it protects.
     #[error(
-        "the lease on `{key}` that was handed on is gone: it ended, was given back, or somebody adopted it before"
+        "the lease on `{key}` that was handed on is gone: it ended, was given back, or was adopted before"
     )]
     #[non_exhaustive]
     Gone {
@@ -174,8 +174,8 @@ pub enum Error {
         key: Key,
     },
     /// The lease could not be [given up to others](crate::Guard::into_transfer), or a writer could not
-    /// [become a reader](crate::Guard::downgrade), and the guard is still held. It is in this error, so that `?` releases nothing:
-    /// [`into_guard`](Error::into_guard) takes it out. It is released when the last clone of this error is dropped.
+    /// [become a reader](crate::Guard::downgrade), and the guard is still held. This error keeps the guard, so that `?` releases
+    /// nothing. [`into_guard`](Error::into_guard) takes the guard out. The last clone of this error releases it when it is dropped.
     #[error("nothing was changed, and the guard is still held by this error: {source}")]
     #[non_exhaustive]
     StillHeld {
@@ -184,8 +184,8 @@ pub enum Error {
         /// The guard.
         guard: KeptGuard,
     },
-    /// `shutdown` was called, or the process was forked: this handle takes no more locks. Where `shutdown` was called while the
-    /// call was under way, what it asked for may have been done: a count-down, a proclamation, the release of a transfer.
+    /// `shutdown` was called, or the process was forked: this handle acquires no more locks. If `shutdown` was called while a call
+    /// was in flight, the call may have been executed: a count-down, a proclamation, or the release of a transfer.
     #[error("cannot go on with `{key}`: {why}")]
     #[non_exhaustive]
     Closed {
@@ -198,15 +198,15 @@ pub enum Error {
 
 fn deadlock(is_upgrade: bool) -> &'static str {
     if is_upgrade {
-        "a reader cannot become a writer, as two that tried would wait for each other; release it first, or write from \
+        "a reader cannot become a writer, as two readers that tried would wait for each other; release it first, or write from \
          the beginning and `downgrade`"
     } else {
-        "take `Guard::again` of what is held, or release it first"
+        "make another guard by `Guard::again`, or release the guard first"
     }
 }
 
 impl Error {
-    /// Somebody else holds it, or too many wait: the same call may succeed later.
+    /// Returns whether another caller holds the lock or too many callers wait: the same call may succeed later.
     pub fn is_busy(&self) -> bool {
         matches!(
             self,
@@ -214,12 +214,12 @@ impl Error {
         )
     }
 
-    /// It was held and is no longer.
+    /// Returns whether a lease was held and is lost.
     pub fn is_lost(&self) -> bool {
         matches!(self, Error::Lost { .. })
     }
 
-    /// The store could not be reached, or did not answer in time.
+    /// Returns whether the store could not be reached, or did not answer in time.
     pub fn is_unreachable(&self) -> bool {
         match self {
             Error::Store { source, .. } | Error::Connect { source, .. } => {
@@ -253,7 +253,7 @@ impl fmt::Debug for KeptGuard {
     }
 }
 
-/// What ended a handle.
+/// The reason why a handle is closed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
 #[non_exhaustive]
 pub enum ClosedCause {
@@ -265,39 +265,39 @@ pub enum ClosedCause {
     Forked,
 }
 
-/// How we know that a lease is lost.
+/// The reason why a lease is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display)]
 #[non_exhaustive]
 pub enum LostCause {
-    /// Its deadline passed without a renewal: the store was out of reach or this process stood still.
-    #[strum(to_string = "its deadline passed: the store was out of reach, or this process stood still")]
+    /// Its deadline passed without a renewal: the store was unavailable, or this process was stopped.
+    #[strum(to_string = "its deadline passed: the store was unavailable, or this process was stopped")]
     Deadline,
-    /// The store says that it is no longer ours: it was deleted, overwritten, or forgotten.
-    #[strum(to_string = "the store says it is no longer ours")]
+    /// The store answered that this process does not have the lease: it was deleted, overwritten, or forgotten.
+    #[strum(to_string = "the store no longer has it for this process")]
     Gone,
     /// A lease of fixed length came to its end.
     #[strum(to_string = "its fixed length came to an end")]
     Ended,
-    /// Its holder held it for longer than [`max_hold`](crate::Mutex::max_hold), so it was renewed no more.
+    /// Its holder held it for longer than [`max_hold`](crate::Mutex::max_hold), so it was not renewed any more.
     #[strum(to_string = "it was held for longer than its `max_hold`")]
     Overdue,
-    /// This process gave it up in `shutdown`; or, as a job's run is told, in `drain`.
+    /// This process gave it up in `shutdown`, or in `drain` for the run of a job.
     #[strum(to_string = "this process gave it up in shutdown")]
     Shutdown,
-    /// It was granted and not taken up in time: the future that waits for it was not polled before the lease ended, or for a
+    /// It was granted and not taken up in time: the future that waited for it was not polled before the lease ended, or for a
     /// whole lease. There was never a guard.
-    #[strum(to_string = "it was not taken up in time: the future that waits for it was not polled")]
+    #[strum(to_string = "it was not taken up in time: the future that waited for it was not polled")]
     Unfetched,
     /// It was released before.
     #[strum(to_string = "it was released")]
     Released,
-    /// This process is a fork of the one that holds it.
+    /// This process is a fork of the process that holds it.
     #[strum(to_string = "it is held by the process that this one was forked from")]
     Forked,
 }
 
 impl LostCause {
-    /// Returns the cause as the caller is told: a grant that was not taken up had no guard to lose.
+    /// Returns the cause that the caller is told. A grant that was not taken up had no guard to lose.
     pub(crate) fn seen_by(self, is_taken_up: bool) -> LostCause {
         if is_taken_up || self == LostCause::Shutdown {
             self
@@ -307,12 +307,12 @@ impl LostCause {
     }
 }
 
-/// An option with a value that makes no sense. The text names the option, its value and the bounds.
+/// An option with an invalid value. The text names the option, its value and the bounds.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct OptionsError(pub(crate) String);
 
-/// What a store said instead of an answer.
+/// The error of a store: a refusal, or no answer.
 #[derive(Debug, Clone)]
 pub struct StoreError {
     kind: StoreErrorKind,
@@ -320,18 +320,17 @@ pub struct StoreError {
     source: Option<Arc<dyn StdError + Send + Sync>>,
 }
 
-/// Why a store did not do it.
+/// Why a store did not serve a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
     /// No connection. Nothing was executed.
     Unreachable,
-    /// No answer in time: it may or may not have been executed.
+    /// No answer in time: the request may have been executed.
     TimedOut,
-    /// The connection ended before the answer came, or the server failed in the middle of it: it may or may not have been
-    /// executed.
+    /// The connection ended before the answer came, or the server failed during the request: it may have been executed.
     Interrupted,
-    /// The store answered that it would not.
+    /// The store refused the request.
     Refused(StoreRefusal),
 }
 
@@ -339,7 +338,7 @@ pub enum StoreErrorKind {
 #[derive(Debug, Clone, PartialEq, Eq, strum::Display)]
 #[non_exhaustive]
 pub enum StoreRefusal {
-    /// The key holds something that is not a lock, a job, a latch, an election or a semaphore, as the case may be.
+    /// The key holds a value that is not the lock, job, latch, election or semaphore that the request is about.
     #[strum(
         to_string = "the key holds a value that is not a lock, a job, a latch, an election or a semaphore: use another key or prefix"
     )]
@@ -357,23 +356,23 @@ pub enum StoreRefusal {
     #[strum(to_string = "a script blocks the server (BUSY): SCRIPT KILL may help")]
     Busy,
     /// `MISCONF`: the server cannot persist and refuses writes.
-    #[strum(to_string = "the server cannot persist and refuses writes (MISCONF): mend its disk")]
+    #[strum(to_string = "the server cannot persist and refuses writes (MISCONF): repair its disk")]
     Misconfigured,
     /// `NOREPLICAS`: too few replicas.
-    #[strum(to_string = "too few replicas (NOREPLICAS): mend replication")]
+    #[strum(to_string = "too few replicas (NOREPLICAS): repair replication")]
     NoReplicas,
     /// `NOAUTH`: a password is needed.
     #[strum(to_string = "a password is needed (NOAUTH): put user and password into the URL")]
     NoAuth,
     /// `WRONGPASS`: the user or password is wrong.
-    #[strum(to_string = "wrong user or password (WRONGPASS): mend the URL")]
+    #[strum(to_string = "wrong user or password (WRONGPASS): correct the URL")]
     WrongPassword,
     /// `NOPERM`: the user may not do this.
     #[strum(
-        to_string = "the user lacks a right (NOPERM), which `ACL LOG` of the server names: see the ACL in the README, and what writes of your own need"
+        to_string = "the user lacks a right (NOPERM), which `ACL LOG` of the server names: see the ACL in the README, and the rights that guarded writes need"
     )]
     NoPermission,
-    /// The server is too old or cannot do what is asked.
+    /// The server is too old, or cannot do what the request needs.
     #[strum(to_string = "the server cannot do this: Redis 6.2 or newer is needed")]
     Unsupported,
     /// Anything else, in the server's words.
@@ -382,7 +381,7 @@ pub enum StoreRefusal {
 }
 
 impl StoreRefusal {
-    /// Whether the same request may be accepted a little later without anybody mending anything.
+    /// Returns whether the store may accept the same request a little later, without a repair.
     pub fn is_passing(&self) -> bool {
         use StoreRefusal::{Busy, Loading, Misconfigured, NoReplicas, OutOfMemory, ReadOnly};
         matches!(
@@ -393,7 +392,7 @@ impl StoreRefusal {
 }
 
 impl StoreError {
-    /// An error of `kind`, in a few words.
+    /// Creates an error of `kind` with a short message.
     #[doc(hidden)]
     pub fn new(kind: StoreErrorKind, message: impl fmt::Display) -> Self {
         StoreError {
@@ -403,7 +402,7 @@ impl StoreError {
         }
     }
 
-    /// The same, with what lies below.
+    /// Adds the error of the client library.
     #[cfg_attr(
         not(feature = "redis"),
         allow(dead_code, reason = "memory has nothing below it")
@@ -413,14 +412,14 @@ impl StoreError {
         self
     }
 
-    /// The store refused.
+    /// Creates the error of a refusal.
     #[doc(hidden)]
     pub fn refused(refusal: StoreRefusal) -> Self {
         let message = refusal.to_string();
         StoreError::new(StoreErrorKind::Refused(refusal), message)
     }
 
-    /// The same of a request that may have been executed: it is no refusal, whatever the server said.
+    /// Returns this error for a request that may have been executed. Then it is no refusal, whatever the server said.
     pub(crate) fn of_unknown_outcome(mut self) -> Self {
         if matches!(self.kind, StoreErrorKind::Refused(_)) {
             self.kind = StoreErrorKind::Interrupted;
@@ -428,7 +427,7 @@ impl StoreError {
         self
     }
 
-    /// Why, in a form to match on.
+    /// Returns the kind of the error.
     pub fn kind(&self) -> &StoreErrorKind {
         &self.kind
     }

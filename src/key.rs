@@ -1,4 +1,4 @@
-//! The name of the thing that is locked.
+//! The key of a lock, and the types that it is made from.
 
 use std::borrow::Cow;
 use std::fmt::{self, Write};
@@ -28,12 +28,12 @@ use uuid::Uuid;
 pub struct Key(Arc<[u8]>);
 
 impl Key {
-    /// The bytes of the key.
+    /// Returns the bytes of the key.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// This, then a value that may come from outside: escaped, so that it is one part of the key whatever it holds.
+    /// Joins a prefix and a value that may come from outside. The value is escaped, so that it is one part of the key.
     #[cfg(feature = "tower")]
     pub(crate) fn prefixed(prefix: &str, value: &[u8]) -> Key {
         let mut key = Vec::with_capacity(prefix.len() + value.len());
@@ -42,7 +42,7 @@ impl Key {
         key.into()
     }
 
-    /// The tuple of the scope and the parts of this key. The scope has no colon any more, so the first one ends it.
+    /// Returns the key of the scope and of the parts of this key. The scope is escaped and has no colon, so the first colon ends it.
     #[cfg(feature = "tower")]
     pub(crate) fn scoped(&self, scope: &Key) -> Key {
         let mut key = Vec::with_capacity(scope.0.len() + 1 + self.0.len());
@@ -53,7 +53,7 @@ impl Key {
     }
 }
 
-/// What a key of several parts is made of: integers, `bool`, `char`, [`Uuid`] and text. Types of yours can be:
+/// A part of a key of several parts: an integer, a `bool`, a `char`, a [`Uuid`], text, or a type that implements this trait:
 ///
 /// ```
 /// use std::fmt;
@@ -75,7 +75,7 @@ impl Key {
     note = "parts of a key are integers, `bool`, `char`, `uuid::Uuid` and text; a type of yours is one if it implements `KeyPart`"
 )]
 pub trait KeyPart {
-    /// Writes the part in the one spelling that its value has. It need not escape anything; whoever joins parts does.
+    /// Writes the part in the only spelling that its value has. It need not escape anything: the key does.
     fn write_part(&self, to: &mut dyn Write) -> fmt::Result;
 }
 
@@ -97,7 +97,7 @@ macro_rules! parts {
 
 parts!(char, str, String, Cow<'_, str>, Arc<str>, Box<str>);
 
-/// Parts that are a key by themselves: none of their spellings needs to be escaped.
+/// Implements types that are a part, and a whole key: their spellings need no escapes.
 macro_rules! plain {
     ($($plain:ty),+ $(,)?) => {
         parts!($($plain),+);
@@ -109,7 +109,7 @@ macro_rules! plain {
     };
 }
 
-/// Gives a macro all types that are a key by themselves and have one spelling for each value.
+/// Passes to a macro all types that are a whole key and have one spelling for each value.
 macro_rules! with_plain_keys {
     ($then:ident) => {
         $then!(bool, Uuid);
@@ -123,17 +123,17 @@ macro_rules! with_plain_keys {
 
 with_plain_keys!(plain);
 
-/// A key that grows by parts.
+/// A key to which parts are appended.
 struct Joined(Vec<u8>);
 
 impl Joined {
     fn new() -> Joined {
-        // Of most keys: one allocation.
+        // Most keys then need one allocation.
         Joined(Vec::with_capacity(48))
     }
 
     fn push(&mut self, part: &dyn KeyPart) {
-        // What it would mean to fail is not said anywhere, and to go on would be to lock something else.
+        // A part that fails has no meaning, and a key without it names another lock.
         part.write_part(self).expect("a key takes every part");
     }
 }
@@ -172,7 +172,7 @@ macro_rules! tuples {
     };
 }
 
-/// Gives a macro the names of the parts of all tuples that are a key.
+/// Passes to a macro the names of the parts of all tuples that are a key.
 macro_rules! with_key_tuples {
     ($then:ident) => {
         $then! {
@@ -191,14 +191,14 @@ with_key_tuples!(tuples);
 pub(crate) use {with_key_tuples, with_plain_keys};
 
 impl Hash for Key {
-    /// In one piece: keys are hashed more often than anything else.
+    /// Writes all bytes in one call, as keys are hashed more often than anything else.
     fn hash<H: Hasher>(&self, state: &mut H) {
         state.write(&self.0);
     }
 }
 
 impl fmt::Display for Key {
-    /// Printable as it is, every other byte escaped; long keys are cut.
+    /// Writes printable text as it is and escapes other bytes. Cuts keys of more than 128 bytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 128;
         let shown = &self.0[..self.0.len().min(SHOWN)];
@@ -254,7 +254,7 @@ mod tests {
 
     use super::*;
 
-    /// Text that is all about what joins parts.
+    /// Returns text with many of the bytes that join and escape parts.
     fn part() -> impl Strategy<Value = String> {
         prop_oneof!["[:%3A25a]{0,6}", any::<String>()]
     }
@@ -279,7 +279,7 @@ mod tests {
             other in prop::collection::vec(part(), 2..=6),
         ) {
             prop_assert_eq!(key(&one) == key(&other), one == other);
-            // What looks most like it: the parts as they are escaped, and two of them in one.
+            // The most similar keys: the escaped parts, and two parts joined to one.
             let escaped = String::from_utf8(key(&one).as_bytes().to_vec()).unwrap();
             let escaped: Vec<_> = escaped.split(':').map(String::from).collect();
             prop_assert_eq!(key(&one) == key(&escaped), one == escaped);

@@ -2,7 +2,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
 
-// In the order in which they are best read: from the words to the front doors.
+// In reading order: from the vocabulary to the front doors.
 pub mod error;
 pub mod key;
 #[doc(hidden)]
@@ -34,7 +34,7 @@ pub use locks::{Builder, Locks};
 #[cfg(feature = "tower")]
 pub use middleware::LockLayer;
 pub use primitives::acquire::LockFuture;
-pub use primitives::election::{Election, Leader, Observer};
+pub use primitives::election::{Campaign, Election, Leader, Observer};
 pub use primitives::guard::{Guard, Lease};
 pub use primitives::latch::Latch;
 pub use primitives::multi::{Multi, MultiKey};
@@ -49,5 +49,5 @@ pub use protocol::message::{Fence, NodeId};
 #[cfg(feature = "scheduler")]
 pub use scheduler::tick::Tick;
 pub use store::memory::MemoryStore;
-/// What [`Lease::lost_token`] gives: tokio-util's own, so that you need not depend on that crate.
+/// The token that [`Lease::lost_token`] returns. It is the type of tokio-util, so users need no dependency on that crate.
 pub use tokio_util::sync::CancellationToken;

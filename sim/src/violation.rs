@@ -77,6 +77,8 @@ pub enum Violation {
     ProclaimedByAnother,
     /// An observer was told of a leader or value older than the one it knew.
     LeaderNewsOutOfOrder,
+    /// An observer was told of a leader that campaigned with a value, and not of the value.
+    LeaderWithoutValue,
     /// An asking observer is not told of the leader or its value.
     LeaderNotTold,
     /// A resting caller claims too early, or a rested one never claims.
@@ -119,7 +121,7 @@ pub enum Violation {
 
 impl Violation {
     /// All violations.
-    pub const ALL: [Violation; 51] = [
+    pub const ALL: [Violation; 52] = [
         Violation::HeldTooLong,
         Violation::TwoHolders,
         Violation::TooManyPermits,
@@ -153,6 +155,7 @@ impl Violation {
         Violation::ZeroNotTold,
         Violation::ProclaimedByAnother,
         Violation::LeaderNewsOutOfOrder,
+        Violation::LeaderWithoutValue,
         Violation::LeaderNotTold,
         Violation::RestIgnored,
         Violation::NeverLeftFree,

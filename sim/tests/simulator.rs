@@ -180,6 +180,11 @@ fn finds_a_lease_that_is_renewed_after_its_longest_hold() {
 }
 
 #[test]
+fn finds_a_fixed_lease_that_is_renewed_without_its_caller() {
+    finds(with(Flaw::FixedLeaseRenewedAlone), Violation::HeldTooLong, 1);
+}
+
+#[test]
 fn finds_a_solo_lease_that_is_handed_on() {
     finds(with(Flaw::SoloHandedOn), Violation::SoloLeaseShared, 1);
 }
@@ -478,6 +483,11 @@ fn finds_a_proclamation_that_outlives_its_leader() {
         Violation::ProclaimedByAnother,
         1,
     );
+}
+
+#[test]
+fn finds_a_value_of_a_queued_candidate_that_is_forgotten() {
+    finds(with(Flaw::QueuedValueForgotten), Violation::LeaderWithoutValue, 1);
 }
 
 #[test]

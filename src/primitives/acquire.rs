@@ -1,6 +1,6 @@
-//! The way from wanting to holding: one future for everything that can be acquired.
+//! The future of everything that can be acquired, from the request to the guard.
 //!
-//! Dropping the future gives up the place in the line, or the lease if it was granted meanwhile.
+//! Dropping the future gives up the place in the queue, or the lease if it was granted meanwhile.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -22,7 +22,7 @@ use crate::primitives::guard::Guard;
 use crate::primitives::held::Held;
 use crate::primitives::scope;
 use crate::primitives::within::within;
-use crate::protocol::message::{ClaimId, Fence, Kind, LeaseTimes, Mode, Name, Permits};
+use crate::protocol::message::{ClaimId, Fence, Kind, LeaseTimes, Mode, Name, Payload, Permits};
 use crate::protocol::step::{AcquireError, Input, LockOptions, Ticket};
 use crate::protocol::time::Instant;
 
@@ -32,23 +32,26 @@ pub struct LockFuture {
     handle: Handle,
     name: Name,
     options: LockOptions,
-    /// `None` before it entered.
-    entry: Option<Entry>,
+    /// What is proclaimed when a candidate of an election wins.
+    value: Option<Payload>,
+    /// `None` before the caller entered.
+    entry: Option<WaitingCaller>,
 }
 
-struct Entry {
+/// A caller that entered its key.
+struct WaitingCaller {
     ticket: Ticket,
     waiter: Arc<Waiter>,
     since: Instant,
-    /// It was not answered at once.
+    /// The caller was not answered in the poll in which it entered.
     waits: bool,
-    /// It was answered: the place in the line is no more.
+    /// The caller was answered, and has no place in the queue any more.
     is_answered: bool,
 }
 
-impl Entry {
+impl WaitingCaller {
     fn new((ticket, waiter, since): EnteredCaller) -> Self {
-        Entry {
+        WaitingCaller {
             ticket,
             waiter,
             since,
@@ -58,10 +61,10 @@ impl Entry {
     }
 }
 
-/// Checks what a caller wants before anything is asked.
+/// Checks the options of a caller before a request is sent.
 ///
 /// # Errors
-/// Bad input, a fork, or a wait for what the caller itself holds.
+/// Bad input, a forked process, or a wait for a lease that the caller itself holds.
 pub(crate) fn check(handle: &Handle, name: &Name, wanted: LockOptions) -> Result<LockOptions, Error> {
     let (options, node, key) = (handle.options(), handle.node(), &name.key);
     denial::check_key(handle, key)?;
@@ -74,7 +77,7 @@ pub(crate) fn check(handle: &Handle, name: &Name, wanted: LockOptions) -> Result
         ))));
     }
     handle.not_forked(key)?;
-    // A caller that does not wait is told that the key is busy, and of permits a task may have several.
+    // A caller that does not wait is told that the key is busy. A task may hold several permits.
     if wanted.wait
         && !matches!(wanted.mode, Mode::Permits(_))
         && let Some(held) = scope::find(node, name)
@@ -86,7 +89,7 @@ pub(crate) fn check(handle: &Handle, name: &Name, wanted: LockOptions) -> Result
     }
     options.check_times(wanted.term)?;
     Ok(LockOptions {
-        // The store alone knows what becomes of a tick.
+        // Only the store knows what becomes of a tick.
         node_is_full: name.kind != Kind::Job && node.waiting() >= options.max_waiters_per_node,
         ..wanted
     })
@@ -98,18 +101,24 @@ impl LockFuture {
             handle: handle.clone(),
             name: name.clone(),
             options,
+            value: None,
             entry: None,
         }
+    }
+
+    /// Sets the value that is proclaimed in the step in which the candidate wins.
+    pub(crate) fn set_value(&mut self, value: Payload) {
+        self.value = Some(value);
     }
 
     /// Returns the future of a caller that entered.
     fn entered(handle: &Handle, name: &Name, options: LockOptions, entered: EnteredCaller) -> Self {
         let mut lock = LockFuture::new(handle, name, options);
-        lock.entry = Some(Entry::new(entered));
+        lock.entry = Some(WaitingCaller::new(entered));
         lock
     }
 
-    /// Enters a caller, if it has not entered: from now on it has its place.
+    /// Enters the caller, if it has not entered. From now on it has a place in the queue.
     ///
     /// # Errors
     /// As [`check`].
@@ -118,25 +127,29 @@ impl LockFuture {
         if self.entry.is_none() {
             let options = check(&self.handle, &self.name, self.options)?;
             let node = self.handle.node();
-            let entered = node.enter(&self.name, options.term, |ticket| Input::Lock(ticket, options));
-            self.entry = Some(Entry::new(entered));
+            let value = self.value.take();
+            let entered = node.enter(&self.name, options.term, |ticket| match value {
+                Some(value) => Input::Campaign(ticket, options, value),
+                None => Input::Lock(ticket, options),
+            });
+            self.entry = Some(WaitingCaller::new(entered));
         }
         Ok(())
     }
 
-    /// Returns what a holding becomes in one step: no other caller has the lease in between.
+    /// Returns the future of what a holding becomes in one step. No other caller has the lease in between.
     pub(crate) fn pass(held: &Held, mode: Mode, is_fixed: bool, input: impl FnOnce(Ticket) -> Input) -> Self {
         let options = LockOptions {
             mode,
             fixed: is_fixed,
-            // The lengths are those of what is held, or this process does not hold it for that long.
+            // The key machine takes the lengths from the present holding, or from the input.
             ..LockOptions::new(LeaseTimes::default())
         };
         let entered = held.handle.node().enter(&held.name, options.term, input);
         LockFuture::entered(&held.handle, &held.name, options, entered)
     }
 
-    /// A caller's way to the lease of the owner that a transfer names.
+    /// Returns the future of a lease that the caller takes over from the owner that a transfer names.
     ///
     /// # Errors
     /// Bad input.
@@ -152,8 +165,8 @@ impl LockFuture {
         Ok(LockFuture::entered(handle, name, options, entered))
     }
 
-    /// Enters for all of these at one moment: every one is granted, or none. `None` where a caller of this process is in the
-    /// way, or the keys are not of one server: nothing entered.
+    /// Enters callers for all of these keys at one moment: all are granted, or none. Returns `None`, and enters no caller, if a
+    /// caller of this process blocks a key, or if the keys are of several servers.
     ///
     /// # Errors
     /// Bad input.
@@ -173,14 +186,14 @@ impl LockFuture {
         Ok(entered.map(|entered| checked.iter().zip(entered).map(lock).collect()))
     }
 
-    /// Waits, but no longer than `wait`.
+    /// Waits for the guard, but no longer than `wait`.
     pub(crate) async fn within(mut self, wait: Duration) -> Result<Guard, Error> {
         let node = self.handle.node().clone();
         let answer = within([&node], wait, &mut self).await;
         answer.unwrap_or_else(|| Err(self.gave_up(wait)))
     }
 
-    /// What to tell a caller who gives up now: that somebody has it is said only if it is known.
+    /// Returns the error of a caller that gives up now. It says that the key is held only if that is known.
     pub(crate) fn gave_up(&self, waited: Duration) -> Error {
         match &self.entry {
             Some(entry) => denial::gave_up(&self.handle, &self.name, entry.since, waited),
@@ -194,7 +207,7 @@ impl LockFuture {
     /// Waits for the answer of a caller that entered.
     ///
     /// # Errors
-    /// The denial, which [`error`](Self::error) turns into what its caller is told.
+    /// The denial, which [`error`](Self::error) turns into the error of the caller.
     pub(crate) async fn answer(&mut self) -> Result<Guard, AcquireError> {
         poll_fn(|cx| self.poll_answer(cx)).await
     }
@@ -203,7 +216,7 @@ impl LockFuture {
         self.handle.node().events.label()
     }
 
-    /// How long the caller has waited, by the clock that its lease is judged by. Zero if it was answered at once.
+    /// Returns how long the caller has waited, by the clock of its lease. Zero if it was answered at once.
     fn waited(&self) -> Duration {
         let clock = &self.handle.node().clock;
         let waiting = self.entry.as_ref().filter(|entry| entry.waits);
@@ -214,14 +227,14 @@ impl LockFuture {
     fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<Guard, AcquireError>> {
         let entry = self.entry.as_mut().filter(|entry| !entry.is_answered);
         let entry = entry.expect("polled before it entered, or after it was ready");
-        // Its parent began it: what it waits at may be locked for ever.
+        // The parent process began this future. The mutex of its waiter may be locked for ever here.
         if entry.waits && self.handle.node().is_forked() {
             ready!(coop::poll_proceed(cx)).made_progress();
             let forked = AcquireError::Lost(LostCause::Forked);
             self.note_refusal(&self.error(forked.clone()));
             return Poll::Ready(Err(forked));
         }
-        // After it entered, as in tokio's own semaphore: a caller without budget keeps its place.
+        // Checked after the caller entered, as in tokio's own semaphore: a caller without budget keeps its place.
         let budget = coop::poll_proceed(cx);
         entry.waits |= budget.is_pending();
         let budget = ready!(budget);
@@ -234,12 +247,12 @@ impl LockFuture {
         Poll::Ready(self.decided(decision))
     }
 
-    /// Told on the caller's own thread, in its span.
+    /// Turns a decision into a guard or a denial. Runs on the caller's own thread, so that its events are in the caller's span.
     fn decided(&self, decision: Result<Fence, AcquireError>) -> Result<Guard, AcquireError> {
         let entry = self.entry.as_ref().expect("it entered");
         let answer = match decision {
             Ok(fence) => self.take_up(entry).map(|()| {
-                // First the guard: a subscriber that panics does not keep the lock.
+                // The guard is made first, so that a subscriber that panics does not keep the lock.
                 let guard = self.guard(entry, (self.options.mode, self.options.fixed), fence);
                 observe::granted(self.label(), &self.name, fence);
                 guard
@@ -257,10 +270,10 @@ impl LockFuture {
         answer
     }
 
-    /// Takes up what was granted. Little is done after this, so that the guard is held when its caller gets it.
-    fn take_up(&self, entry: &Entry) -> Result<(), AcquireError> {
+    /// Takes up a grant. Little is done after this, so that the caller gets a guard that is held.
+    fn take_up(&self, entry: &WaitingCaller) -> Result<(), AcquireError> {
         let node = self.handle.node();
-        // Answered in the poll in which it entered: that moment is as good as now, and it costs no look at the clock.
+        // A caller that is answered in the poll in which it entered needs no second reading of the clock.
         let now = if entry.waits {
             node.clock.now()
         } else {
@@ -271,7 +284,7 @@ impl LockFuture {
     }
 
     /// Makes the first guard of a holding.
-    fn guard(&self, entry: &Entry, (mode, fixed): (Mode, bool), fence: Fence) -> Guard {
+    fn guard(&self, entry: &WaitingCaller, (mode, fixed): (Mode, bool), fence: Fence) -> Guard {
         Guard::new(Held::new(
             self.handle.clone(),
             (self.name.clone(), mode, fixed),
@@ -290,7 +303,7 @@ impl LockFuture {
         self.guard(entry, (before.mode, before.fixed), fence)
     }
 
-    /// Counts a caller that could not enter, or that a fork must not serve.
+    /// Counts a caller that could not enter, or whose process is a fork.
     #[cold]
     pub(crate) fn note_refusal(&self, error: &Error) {
         observe::answered(&self.name, || Duration::ZERO, Err(Some(error)));
@@ -315,21 +328,23 @@ impl LockFuture {
         observe::answered(name, || self.waited(), Err(Some(&error)));
     }
 
-    /// The error that a caller is told.
+    /// Returns the error of a caller that was denied.
     pub(crate) fn error(&self, why: AcquireError) -> Error {
         denial::error(&self.handle, &self.name, why, (self.options.limit, self.waited()))
     }
 }
 
+/// Checks how many permits a caller wants.
+///
 /// # Errors
-/// Permits that the semaphore does not have.
+/// No permits, or more than the semaphore has.
 pub(crate) fn check_permits(key: &Key, permits: Permits) -> Result<(), Error> {
     let Permits { weight, capacity } = permits;
     if (1..=capacity).contains(&weight) {
         return Ok(());
     }
     Err(Error::Options(OptionsError(if capacity == 0 {
-        format!("semaphore `{key}` has no permits and would let nobody in: give it 1 or more")
+        format!("semaphore `{key}` has no permits, so no caller can acquire one: give it 1 or more")
     } else {
         format!(
             "cannot acquire {weight} permits of semaphore `{key}`, which has {capacity}: ask for 1 to {capacity}"
@@ -342,7 +357,7 @@ impl Future for LockFuture {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         if let Err(error) = self.enter() {
-            // Without budget it is refused by its next poll, as nothing has changed.
+            // Without budget the next poll refuses the caller, as nothing has changed.
             ready!(coop::poll_proceed(cx)).made_progress();
             self.note_refusal(&error);
             return Poll::Ready(Err(error));
@@ -366,7 +381,7 @@ impl Drop for LockFuture {
         if let Some(entry) = self.entry.as_ref().filter(|entry| !entry.is_answered)
             && !node.is_forked()
         {
-            // First, so that nobody waits any more when the node is idle.
+            // Counted first, so that the caller is not counted as waiting when the node is idle.
             node.answered();
             node.cancel(&self.name, entry.ticket);
             observe::gave_up(&self.name, || self.waited());

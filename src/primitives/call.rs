@@ -1,4 +1,4 @@
-//! The way from a question to its answer: one future for everything that is asked or done without a lease.
+//! The future of a call: every question or action that acquires no lease.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -18,7 +18,7 @@ use crate::protocol::time::Instant;
 #[cfg(any(feature = "redis", feature = "scheduler"))]
 use crate::protocol::write::Action;
 
-/// Resolves to the answer. Dropping it ends the interest in that: what was sent may be done all the same.
+/// A future that resolves to the answer of a call. Dropping it gives up the answer only: a call that was sent may be executed.
 #[derive(Debug)]
 #[must_use = "futures do nothing until they are awaited"]
 pub(crate) struct CallFuture<T> {
@@ -31,7 +31,7 @@ pub(crate) struct CallFuture<T> {
     read: fn(CallAnswer) -> Option<T>,
 }
 
-/// Refuses bad input before anything is asked.
+/// Checks a call before it is sent.
 ///
 /// # Errors
 /// Bad input, and a forked process.
@@ -53,7 +53,7 @@ pub(crate) fn check(
 }
 
 impl<T> CallFuture<T> {
-    /// Asks. `read` takes the value out of an answer of the kind that the question has.
+    /// Makes a call. `read` takes the value out of the kind of answer that the call has.
     pub(crate) fn new(
         handle: &Handle,
         name: &Name,
@@ -64,7 +64,7 @@ impl<T> CallFuture<T> {
         Self::enter(handle, name, |ticket| Input::Call(ticket, options), read)
     }
 
-    /// Has an action done, once. A quarter of `lease` is its time.
+    /// Has an action sent once. Its deadline is a quarter of `lease`.
     #[cfg(any(feature = "redis", feature = "scheduler"))]
     pub(crate) fn once(
         handle: &Handle,
@@ -74,6 +74,17 @@ impl<T> CallFuture<T> {
     ) -> Self {
         handle.node().note_caller();
         Self::enter(handle, name, |ticket| Input::Act(ticket, lease, action), read)
+    }
+
+    /// Renews the lease of `holder` now.
+    pub(crate) fn renewal(
+        handle: &Handle,
+        name: &Name,
+        holder: Ticket,
+        read: fn(CallAnswer) -> Option<T>,
+    ) -> Self {
+        handle.node().note_caller();
+        Self::enter(handle, name, |caller| Input::Renew(holder, caller), read)
     }
 
     fn enter(
@@ -94,13 +105,13 @@ impl<T> CallFuture<T> {
         }
     }
 
-    /// Ends the interest in the answer. The question goes on being asked.
+    /// Gives up the answer. The call goes on.
     pub(crate) fn detach(mut self) {
         self.is_answered = true;
         self.handle.node().answered();
     }
 
-    /// The error of a caller that gives up now: [`Error::Busy`] only if the store said that there is no news.
+    /// Returns the error of a caller that gives up now: [`Error::Busy`] only if the store said that there is no news.
     pub(crate) fn gave_up(&self, waited: Duration) -> Error {
         denial::gave_up(&self.handle, &self.name, self.since, waited)
     }
@@ -126,7 +137,7 @@ impl<T> Future for CallFuture<T> {
     type Output = Result<T, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        // Its parent began it.
+        // A forked child cannot go on with a call of its parent.
         self.handle.not_forked(&self.name.key)?;
         let told = ready!(Pin::new(&mut self.answer).poll(cx));
         self.is_answered = true;
@@ -139,7 +150,7 @@ impl<T> Drop for CallFuture<T> {
     fn drop(&mut self) {
         let node = self.handle.node();
         if !self.is_answered && !node.is_forked() {
-            // First, so that nobody waits any more when the node is idle.
+            // Counted first, so that no caller is counted as waiting when the node is idle.
             node.answered();
             node.cancel(&self.name, self.ticket);
         }

@@ -1,4 +1,4 @@
-//! What a caller is told that gets no lease, or no answer to its call.
+//! The errors of callers that get no lease, or no answer to a call.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::protocol::message::Name;
 use crate::protocol::step::AcquireError;
 use crate::protocol::time::Instant;
 
-/// The error of a caller that was denied after it `waited`, where at most `limit` callers may wait.
+/// Returns the error of a caller that was denied after it had `waited`, where at most `limit` callers may wait.
 pub(crate) fn error(
     handle: &Handle,
     name: &Name,
@@ -35,7 +35,7 @@ pub(crate) fn error(
     }
 }
 
-/// The error of a caller whose lease was lost before it had a guard. A node that is closed or forked is told as that.
+/// Returns the error of a caller whose lease was lost before it had a guard. If the node is closed or forked, the error says so.
 pub(crate) fn lost(key: Key, cause: LostCause) -> Error {
     let why = match cause {
         LostCause::Forked => ClosedCause::Forked,
@@ -45,7 +45,7 @@ pub(crate) fn lost(key: Key, cause: LostCause) -> Error {
     Error::Closed { key, why }
 }
 
-/// Returns `None` for a busy key, which is no error for a caller that does not wait.
+/// Turns the error of a busy key into `None`: a busy key is no error for a caller that does not wait.
 pub(crate) fn unless_busy<G>(answer: Result<G, Error>) -> Result<Option<G>, Error> {
     match answer {
         Ok(guard) => Ok(Some(guard)),
@@ -54,7 +54,7 @@ pub(crate) fn unless_busy<G>(answer: Result<G, Error>) -> Result<Option<G>, Erro
     }
 }
 
-/// The error of a caller that entered at `since` and gives up now: that a holder has the key is said only if it is known.
+/// Returns the error of a caller that entered at `since` and gives up now. It says that the key is held only if that is known.
 pub(crate) fn gave_up(handle: &Handle, name: &Name, since: Instant, waited: Duration) -> Error {
     let (node, key) = (handle.node(), name.key.clone());
     let source = match node.why_waiting(name, since) {
@@ -63,7 +63,7 @@ pub(crate) fn gave_up(handle: &Handle, name: &Name, since: Instant, waited: Dura
             node.note_server_failure(node.servers.for_name(name), FailureKind::Caller, &source);
             source
         }
-        // The wait was short: no request is late, so the server is not said to fail.
+        // The wait was so short that no request is late yet: the server does not count as failing.
         Err(None) => {
             let text = format_args!("no answer within the wait of {waited:?}");
             StoreError::new(StoreErrorKind::TimedOut, text)
@@ -72,6 +72,8 @@ pub(crate) fn gave_up(handle: &Handle, name: &Name, since: Instant, waited: Dura
     Error::Store { key, source }
 }
 
+/// Checks the length of a key.
+///
 /// # Errors
 /// A key that is empty or too long.
 pub(crate) fn check_key(handle: &Handle, key: &Key) -> Result<(), Error> {

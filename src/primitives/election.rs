@@ -108,13 +108,29 @@ impl Election {
     /// To resign, [release](Guard::release) the guard: the next candidate leads after one round trip. Observers see the
     /// [name](crate::Builder::node_name) of this node after another round trip.
     ///
+    /// [`value`](Campaign::value) has something proclaimed in the request that wins:
+    ///
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+    /// # let locks = tenure::Locks::memory();
+    /// let election = locks.election("outbox-relay");
+    /// let guard = election.campaign().value("10.0.0.7:8080").await?;
+    /// let leader = election.leader().await?.expect("this process leads");
+    /// assert_eq!(leader.value(), Some(&b"10.0.0.7:8080"[..]));
+    /// # guard.release().await }
+    /// ```
+    ///
     /// # Errors
     /// As [`Mutex::lock`](crate::Mutex::lock).
     ///
     /// # Cancel safety
     /// Dropping the future gives up the place in the queue. A leadership that was won meanwhile is released.
-    pub async fn campaign(&self) -> Result<Guard, Error> {
-        self.campaign_with(false).await
+    pub fn campaign(&self) -> Campaign {
+        Campaign {
+            election: self.clone(),
+            candidate: Ok(self.candidate(false)),
+            has_value: false,
+        }
     }
 
     /// Leads if no process leads and no candidate waits, else returns `None`.
@@ -126,7 +142,7 @@ impl Election {
     /// As [`campaign`](Self::campaign).
     pub async fn try_campaign(&self) -> Result<Option<Guard>, Error> {
         let won = unless_busy(self.line.enter(Mode::Exclusive, false).await)?;
-        Ok(won.inspect(|_| self.publish_node_name()))
+        Ok(won.inspect(|_| self.publish_node_name(false)))
     }
 
     /// Waits for at most `wait` until this process leads. With zero it tries once.
@@ -140,8 +156,7 @@ impl Election {
     /// # Panics
     /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     pub async fn campaign_timeout(&self, wait: Duration) -> Result<Guard, Error> {
-        let won = self.line.enter_timeout(Mode::Exclusive, wait).await;
-        won.inspect(|_| self.publish_node_name())
+        self.campaign().timeout(wait).await
     }
 
     /// Campaigns as [`campaign`](Self::campaign), for code that is not async: the thread sleeps until this process leads.
@@ -278,14 +293,7 @@ impl Election {
     /// # Cancel safety
     /// If the future is dropped, the value may be published or not.
     pub async fn proclaim(&self, value: impl AsRef<[u8]>) -> Result<(), Error> {
-        let value = value.as_ref();
-        if value.len() > MAX_VALUE_BYTES {
-            return Err(Error::Options(OptionsError(format!(
-                "election `{}` takes a value of at most {MAX_VALUE_BYTES} bytes, not {}",
-                self.key(),
-                value.len()
-            ))));
-        }
+        let value = self.check_value(value.as_ref())?;
         let lost = || Error::Lost {
             key: self.key().clone(),
             cause: LostCause::Gone,
@@ -340,19 +348,24 @@ impl Election {
 
     /// Campaigns, after a pause of about a third of a lease if `pauses`.
     async fn campaign_with(&self, pauses: bool) -> Result<Guard, Error> {
+        let won = self.candidate(pauses).await;
+        won.inspect(|_| self.publish_node_name(false))
+    }
+
+    fn candidate(&self, pauses: bool) -> LockFuture {
         let line = &self.line;
         let options = LockOptions {
             rests: pauses,
             ..line.options
         };
-        let won = LockFuture::new(&line.handle, &line.name, options).await;
-        won.inspect(|_| self.publish_node_name())
+        LockFuture::new(&line.handle, &line.name, options)
     }
 
-    /// Sends the name of this node to the store, without waiting for the answer. Observers that miss it read the name from the
-    /// store's record of the leader's node.
-    fn publish_node_name(&self) {
-        if let Some(of) = self.claim()
+    /// Sends the name of this node to the store, unless the store has it with a value, and does not wait for the answer.
+    /// Observers that miss the name read it from the store's record of the leader's node.
+    fn publish_node_name(&self, has_value: bool) {
+        if !has_value
+            && let Some(of) = self.claim()
             && self.line.handle.options().node_name.is_some()
             && let Ok(call) = self.proclaim_call(of, None)
         {
@@ -364,10 +377,28 @@ impl Election {
         /// Orders the proclaims of this process.
         static SEQ: AtomicU64 = AtomicU64::new(1);
         let seq = SEQ.fetch_add(1, Ordering::Relaxed);
-        let node_name = self.line.handle.options().node_name.as_deref();
-        let data = encode(node_name.unwrap_or_default(), value);
+        let data = self.encode_value(value);
         let (line, call) = (&self.line, Call::Proclaim { of, seq });
         line.ask(call, |call| call.data = Some(data), CallAnswer::try_as_owned)
+    }
+
+    /// Returns what the store keeps of this node: its name, and a value.
+    fn encode_value(&self, value: Option<&[u8]>) -> Payload {
+        let node_name = self.line.handle.options().node_name.as_deref();
+        encode(node_name.unwrap_or_default(), value)
+    }
+
+    /// # Errors
+    /// A value that is too long.
+    fn check_value<'a>(&self, value: &'a [u8]) -> Result<&'a [u8], Error> {
+        if value.len() <= MAX_VALUE_BYTES {
+            return Ok(value);
+        }
+        Err(Error::Options(OptionsError(format!(
+            "election `{}` takes a value of at most {MAX_VALUE_BYTES} bytes, not {}",
+            self.key(),
+            value.len()
+        ))))
     }
 
     fn leader_call(
@@ -377,6 +408,73 @@ impl Election {
     ) -> Result<CallFuture<Option<LeaderReport>>, Error> {
         let (line, call) = (&self.line, Call::Leader { known });
         line.ask(call, |call| call.rests = pauses, CallAnswer::try_as_leader)
+    }
+}
+
+/// The future of [`Election::campaign`]: one candidate of this process.
+#[must_use = "futures do nothing until they are awaited"]
+pub struct Campaign {
+    election: Election,
+    /// The error of a value that is too long.
+    candidate: Result<LockFuture, Option<Error>>,
+    has_value: bool,
+}
+
+impl Campaign {
+    /// Proclaims this value, at most 64 KiB of any bytes, in the step in which this candidate wins. An observer never sees the
+    /// leadership without it. [`Election::proclaim`] replaces it later.
+    ///
+    /// A candidate that waits leaves its value with the store, which forgets it when the candidate gives up or is not heard of for
+    /// one lease. A value that is too long is [`Error::Options`] when the future is awaited.
+    pub fn value(mut self, value: impl AsRef<[u8]>) -> Self {
+        match self.election.check_value(value.as_ref()) {
+            Ok(value) => {
+                if let Ok(candidate) = &mut self.candidate {
+                    candidate.set_value(self.election.encode_value(Some(value)));
+                }
+            }
+            Err(error) => self.candidate = Err(Some(error)),
+        }
+        self.has_value = true;
+        self
+    }
+
+    /// Waits until this process leads, but no longer than `wait`.
+    ///
+    /// # Errors
+    /// As [`Election::campaign_timeout`].
+    ///
+    /// # Cancel safety
+    /// As [`Election::campaign`].
+    ///
+    /// # Panics
+    /// As [`Election::campaign_timeout`].
+    pub async fn timeout(self, wait: Duration) -> Result<Guard, Error> {
+        let won = match self.candidate {
+            Ok(candidate) => candidate.within(wait).await,
+            Err(error) => Err(error.expect("the error is returned once")),
+        };
+        won.inspect(|_| self.election.publish_node_name(self.has_value))
+    }
+}
+
+impl Future for Campaign {
+    type Output = Result<Guard, Error>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let won = match &mut self.candidate {
+            Ok(candidate) => ready!(Pin::new(candidate).poll(cx)),
+            Err(error) => Err(error.take().expect("polled after it was ready")),
+        };
+        Poll::Ready(won.inspect(|_| self.election.publish_node_name(self.has_value)))
+    }
+}
+
+impl fmt::Debug for Campaign {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Campaign")
+            .field("key", self.election.key())
+            .finish()
     }
 }
 

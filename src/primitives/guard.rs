@@ -294,6 +294,39 @@ impl Guard {
         self.lease.remaining()
     }
 
+    /// Renews the lease now: one more term of the same length, which starts when the request is sent.
+    ///
+    /// A [fixed](crate::Mutex::fixed) lease is renewed by this call only. A job that knows its progress renews after each part,
+    /// and a job that hangs loses the lock. A lease that renews itself is renewed at once, too: `Ok` then means that the store
+    /// still had the lease when it served the request. The term of a guard that [`downgrade`](Self::downgrade) made of a fixed lease is
+    /// what was left of that lease.
+    ///
+    /// Takes one round trip. Calls at the same time share one request.
+    ///
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+    /// # use std::time::Duration;
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("import").fixed(Duration::from_secs(60)).lock().await?;
+    /// for part in 0..3 {
+    ///     // … import this part, in at most 60 s …
+    ///     guard.renew().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Store`] if the store refused the request or did not answer in time: a quarter of the lease, at least 100 ms and at
+    /// most [`request_timeout`](crate::Builder::request_timeout). A fixed lease then runs to its old deadline, and the call may be
+    /// repeated. [`Error::Lost`] if the lease is over, or if [`max_hold`](crate::Mutex::max_hold) has passed: the lease is then not
+    /// renewed any more, and [`is_held`](Self::is_held) returns `true` until its deadline. [`Error::Closed`] in a forked child.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses the answer. The lease may be renewed nevertheless.
+    pub async fn renew(&self) -> Result<(), Error> {
+        self.held().renew().await
+    }
+
     /// See [`Lease::lost`].
     pub fn lost(&self) -> impl Future<Output = LostCause> + Send + Sync + 'static {
         self.lease.lost()

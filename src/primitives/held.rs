@@ -1,4 +1,4 @@
-//! What is held: shared by its guards and by whoever only looks at it.
+//! One holding of a lease, shared by its guards and by the views of it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -11,29 +11,30 @@ use crate::driver::node::Node;
 use crate::driver::waiter::{Waiter, cancelled};
 use crate::error::{Error, LostCause};
 use crate::observe::Began;
+use crate::primitives::call::CallFuture;
 use crate::protocol::key::claim::Holding;
 use crate::protocol::message::{Fence, Mode, Name};
-use crate::protocol::step::{Input, Ticket};
+use crate::protocol::step::{CallAnswer, Input, Ticket};
 
 /// One holding of a lease by a caller.
 pub(crate) struct Held {
     pub(crate) handle: Handle,
     pub(crate) name: Name,
     pub(crate) mode: Mode,
-    /// It is never renewed: that it ends is no trouble.
+    /// The lease is renewed by its caller only, so its end is expected.
     pub(crate) fixed: bool,
     pub(crate) ticket: Ticket,
     pub(crate) waiter: Arc<Waiter>,
     pub(crate) fence: Fence,
     pub(crate) began: Began,
-    /// It is given back with the last of its guards.
+    /// How many guards there are. The last one gives the lease back.
     guards: AtomicUsize,
-    /// Its tick was run to its end, and whether that went well: told to the store with the last of its guards.
+    /// Whether its tick ended well. Set when the run ends, and sent to the store when the last guard ends.
     finished: OnceLock<bool>,
 }
 
 impl Held {
-    /// With one guard.
+    /// Creates a holding with one guard.
     pub(crate) fn new(
         handle: Handle,
         (name, mode, fixed): (Name, Mode, bool),
@@ -55,31 +56,44 @@ impl Held {
         }
     }
 
-    /// Returns what the key machine knows of it, until a step ends it.
+    /// Returns what the key machine knows of the holding; `None` after it ended.
     pub(crate) fn holding(&self) -> Option<Holding> {
         self.handle.node().holding(&self.name, self.ticket)
     }
 
-    /// Returns how long it is still held without a renewal; zero when it is over.
+    /// Renews the lease now. If the lease is over, the error says why it was lost.
+    pub(crate) async fn renew(&self) -> Result<(), Error> {
+        self.not_forked()?;
+        let read = |answer: CallAnswer| answer.try_as_owned().map(drop);
+        let renewed = CallFuture::renewal(&self.handle, &self.name, self.ticket, read).await;
+        match renewed {
+            Err(Error::Lost { .. }) if !self.is_held() => Err(self.lost()),
+            renewed => renewed,
+        }
+    }
+
+    /// Returns how long the lease lasts without a renewal; zero when it is over.
     pub(crate) fn remaining(&self) -> Duration {
         let remaining = self.holding().and_then(|holding| holding.remaining);
         remaining.unwrap_or_default()
     }
 
-    /// It is held at this moment.
+    /// Returns whether the lease is held at this moment.
     pub(crate) fn is_held(&self) -> bool {
         self.handle.node().is_held(&self.name, self.ticket, &self.waiter)
     }
 
+    /// Returns whether `node` holds the lease.
     pub(crate) fn is_of(&self, node: &Arc<Node>) -> bool {
         Arc::ptr_eq(self.handle.node(), node)
     }
 
+    /// Returns whether `node` holds the lease, and `name` is its name.
     pub(crate) fn is_on(&self, node: &Arc<Node>, name: &Name) -> bool {
         self.name == *name && self.is_of(node)
     }
 
-    /// One guard more, unless the last of them is gone.
+    /// Adds a guard, unless the last one is gone. Returns whether it did.
     pub(crate) fn join(&self) -> bool {
         let more = |guards| (guards > 0).then_some(guards + 1);
         let joined = self
@@ -88,7 +102,7 @@ impl Held {
         joined.is_ok()
     }
 
-    /// The only guard is no more, if there is only one.
+    /// Removes the guard if it is the only one. Returns whether it did.
     pub(crate) fn part_alone(&self) -> bool {
         let parted = self
             .guards
@@ -96,18 +110,19 @@ impl Held {
         parted.is_ok()
     }
 
-    /// One guard less. True for the last of them.
+    /// Removes a guard, and returns whether it was the last one.
     pub(crate) fn part(&self) -> bool {
         self.guards.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Its tick was run to its end. What is said first counts.
+    /// Notes that the tick was run to its end, and whether it ended well. The first call counts.
     #[cfg(feature = "scheduler")]
     pub(crate) fn finish(&self, well: bool) {
         self.finished.get_or_init(|| well);
     }
 
-    /// Returns what ends it: its tick is told with it, and the caller waits for the answer or does not.
+    /// Returns the input that ends the holding, with the end of its tick if there is one. `is_awaited`: the caller waits for the
+    /// answer.
     pub(crate) fn end(&self, is_awaited: bool) -> Input {
         match self.finished.get() {
             Some(well) => Input::Finish(self.ticket, *well),
@@ -116,12 +131,12 @@ impl Held {
         }
     }
 
-    /// Why it was lost, if it was before it was given back.
+    /// Returns why the lease was lost, if that happened before it was given back.
     pub(crate) fn lost_before(&self) -> Option<LostCause> {
         self.waiter.over().filter(|cause| *cause != LostCause::Released)
     }
 
-    /// The store says that it is over, which is known here only with the next renewal.
+    /// Returns the error of a lease that the store says is over. The key machine learns that with the next renewal only.
     #[cfg(any(feature = "redis", feature = "scheduler"))]
     pub(crate) fn gone(&self) -> Error {
         match self.lost() {
@@ -133,7 +148,7 @@ impl Held {
         }
     }
 
-    /// Refuses a call in a forked child, whose parent holds it.
+    /// Refuses a call in a forked child: its parent holds the lease.
     ///
     /// # Errors
     /// [`Error::Closed`] in a fork.
@@ -142,12 +157,12 @@ impl Held {
         self.handle.not_forked(&self.name.key)
     }
 
-    /// This process is a fork of the one that holds it.
+    /// Returns whether this process is a fork of the process that holds the lease.
     pub(crate) fn is_forked(&self) -> bool {
         self.handle.node().is_forked()
     }
 
-    /// Cancelled when it is held no more: in a forked child from the beginning.
+    /// Returns a token that is cancelled when the lease is over. In a forked child it is cancelled from the beginning.
     pub(crate) fn end_token(&self) -> CancellationToken {
         if self.is_forked() {
             return cancelled();
@@ -155,7 +170,7 @@ impl Held {
         self.waiter.token()
     }
 
-    /// Cancelled when it is renewed no more, or held no more.
+    /// Returns a token that is cancelled when the lease is not renewed any more, or is over.
     pub(crate) fn overdue_token(&self) -> CancellationToken {
         if self.is_forked() {
             return cancelled();
@@ -163,7 +178,7 @@ impl Held {
         self.waiter.overdue_token()
     }
 
-    /// Why it is held no more, if that is known.
+    /// Returns why the lease is over, if that is known.
     pub(crate) fn over(&self) -> Option<LostCause> {
         if self.is_forked() {
             return Some(LostCause::Forked);
@@ -171,12 +186,12 @@ impl Held {
         self.waiter.over()
     }
 
-    /// Why it is held no more.
+    /// Returns the error that says why the lease is over.
     pub(crate) fn lost(&self) -> Error {
         if let Err(forked) = self.not_forked() {
             return forked;
         }
-        // What is being given back is told as that before the store has answered.
+        // A lease that is being given back counts as released before the store has answered.
         let is_given_back = self.guards.load(Ordering::Acquire) == 0;
         let cause = match (is_given_back, self.fixed) {
             (true, _) => LostCause::Released,

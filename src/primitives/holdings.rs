@@ -1,5 +1,5 @@
-//! What a lease tells of its holdings, and how work runs under them. A lease has one holding, that of a multi-lock has
-//! several: one is a slice of one.
+//! The holdings of a lease, and how work runs under them. The lease of a multi-lock has several holdings, every other lease has
+//! one.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -12,22 +12,22 @@ use crate::error::{Error, LostCause};
 use crate::primitives::held::Held;
 use crate::primitives::scope;
 
-/// The holdings of a lease. They are held together: the lease is over when the first of them is.
+/// The holdings of a lease. The lease is over when the first of its holdings is over.
 pub(crate) trait Holdings: Clone {
-    /// All of them, in the order in which they were acquired.
+    /// Returns all holdings, in the order in which they were acquired.
     fn all(&self) -> &[Arc<Held>];
 
-    /// Returns the token that is cancelled when the first of them is over.
+    /// Returns the token that is cancelled when the first holding is over.
     fn end_token(&self) -> CancellationToken;
 }
 
-/// Returns why the first that is not held was lost.
+/// Returns the error of the first holding that is not held, if there is one.
 fn loss(all: &impl Holdings) -> Option<Error> {
     let lost = all.all().iter().find(|held| !held.is_held());
     lost.map(|held| held.lost())
 }
 
-/// Waits until one of them is over.
+/// Waits until the first holding is over.
 pub(crate) fn lost<H: Holdings>(all: &H) -> impl Future<Output = LostCause> + use<H> {
     let (token, all) = (all.end_token(), all.clone());
     async move {
@@ -37,7 +37,7 @@ pub(crate) fn lost<H: Holdings>(all: &H) -> impl Future<Output = LostCause> + us
     }
 }
 
-/// Runs `work` in the scope of all of them.
+/// Runs `work` in the scope of all holdings.
 pub(crate) fn scope<H: Holdings, F: Future>(all: &H, work: F) -> impl Future<Output = F::Output> + use<H, F> {
     let all = all.clone();
     async move {
@@ -50,16 +50,16 @@ pub(crate) fn scope<H: Holdings, F: Future>(all: &H, work: F) -> impl Future<Out
     }
 }
 
-/// Runs `work` in the scope of all of them, and drops it when one of them is lost.
+/// Runs `work` in the scope of all holdings, and drops it if one of them is lost.
 ///
 /// # Errors
-/// [`Error::Lost`] if one of them was over before or just after the last step of the work.
+/// [`Error::Lost`] if a holding was over before or just after the last step of the work.
 pub(crate) async fn run<F: Future>(all: &impl Holdings, work: F) -> Result<F::Output, Error> {
     let mut work = pin!(work);
     let token = all.end_token();
     let mut lost = pin!(token.cancelled());
     poll_fn(|cx| {
-        // Only to be woken. The deadlines decide, before each step: a process that slept past one must not take another.
+        // The token only wakes. The deadlines decide, before each step: a process that slept past a deadline must not take a step.
         let _ = lost.as_mut().poll(cx);
         if let Some(error) = loss(all) {
             return Poll::Ready(Err(error));

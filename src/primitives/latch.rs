@@ -1,4 +1,4 @@
-//! A number that is counted down to zero, across every process that uses the store.
+//! Latches: a number that is counted down to zero, across all processes that use the store.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,25 +14,26 @@ use crate::primitives::within::within;
 use crate::protocol::message::{Call, CallTime, LatchReport, Payload};
 use crate::protocol::step::CallAnswer;
 
-/// The most that a latch can be set to.
-const MOST: u32 = 10_000;
-/// How long a latch lives at least. Below it, whoever waits would hardly look once.
-const SHORTEST_LIFE: Duration = Duration::from_secs(1);
-/// How long it lives unless it is told otherwise.
-const LIFE: Duration = Duration::from_secs(24 * 3600);
+/// The largest count that a latch can be set to.
+const MAX_COUNT: u32 = 10_000;
+/// The shortest life of a latch. With a shorter life, a waiter looks hardly once.
+const MIN_LIFE: Duration = Duration::from_secs(1);
+/// The default life of a latch.
+const DEFAULT_LIFE: Duration = Duration::from_secs(24 * 3600);
 
-/// Who waits for it goes on when as many calls as it was set to have counted down: "open the books when all parts are
-/// imported". Made by [`Locks::latch`](crate::Locks::latch); cheap to make and to clone.
+/// A count-down latch: its waiters go on when as many calls have counted down as it was set to. For example: "open the books
+/// when all parts are imported". Made by [`Locks::latch`](crate::Locks::latch); cheap to make and to clone.
 ///
-/// One caller sets it, others count down, and any number of tasks in any process wait. It is set once: at zero it stays, so
-/// that a late waiter still finds that, until its [life](Self::life) is over. Then nothing is left of it, and it may be set anew.
+/// One caller sets the latch, other callers count down, and any number of tasks in any process wait. A latch is set once. It stays
+/// at zero until its [life](Self::life) is over, so a late waiter still finds it there. Then the store forgets the latch, and a
+/// caller may set it again.
 ///
-/// Each call counts once. When its answer is lost it is sent again under the same id, and counts only in the life in which it was
-/// called for, never in a later one. What a program starts twice, as a worker that was killed is, counts once by
+/// Each call counts once. If its answer is lost, the call is sent again under the same id. It counts only in the life in which it
+/// was made, and never in a later one. A worker that may be started twice counts by
 /// [`count_down_once`](Self::count_down_once), and does not set the latch again.
 ///
-/// Nothing is held: there is no guard and no fence. A process that dies before it counted down is missed by whoever waits: give
-/// each a lock or a lease of its own if that must be noticed, or wait with a [timeout](Self::wait_timeout).
+/// A latch has no holder, no guard and no fence. If a process dies before it counts down, the waiters wait on. Give each
+/// process a lock if its death must be noticed, or wait with a [timeout](Self::wait_timeout).
 ///
 /// ```
 /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
@@ -50,43 +51,47 @@ const LIFE: Duration = Duration::from_secs(24 * 3600);
 #[derive(Clone)]
 #[must_use = "a latch does nothing until it is set, counted down or waited for"]
 pub struct Latch {
-    /// The line of its calls. A latch has no owner.
+    /// The handle, the name and the options of the latch's calls. A latch has no owner.
     line: Mutex,
     life: Duration,
 }
 
 impl Latch {
     pub(crate) fn new(line: Mutex) -> Self {
-        Latch { line, life: LIFE }
+        Latch {
+            line,
+            life: DEFAULT_LIFE,
+        }
     }
 
-    /// How long it lives when it is set by this handle, 1 s to 30 days, instead of a day. Then nothing is left of it, whether it
-    /// came to zero or not, and whoever still waits gets [`Error::Unset`].
+    /// Sets the life of the latch that this handle sets: 1 s to 30 days, 24 hours by default. After it the store forgets the
+    /// latch, whether it came to zero or not, and tasks that still wait get [`Error::Unset`].
     pub fn life(mut self, life: Duration) -> Self {
         self.life = life;
         self
     }
 
-    /// What it is called.
+    /// Returns the key of the latch.
     pub fn key(&self) -> &Key {
         self.line.key()
     }
 
-    /// Sets it to `count`, 1 to 10,000, if it is not set. A latch is set once per name and [life](Self::life): while it is set,
-    /// at zero too, nothing is done, and the answer is `false`. So a worker that is started again does not set it again. A trip
-    /// to the store.
+    /// Sets the latch to `count`, 1 to 10,000, if it is not set, and returns whether it did.
+    ///
+    /// A latch is set once per name and [life](Self::life). While it is set, also at zero, this call changes nothing and returns
+    /// `false`. So a worker that is started again does not set it again. Takes one round trip.
     ///
     /// # Errors
-    /// [`Error::Options`] for a count or a [life](Self::life) out of bounds. [`Error::Key`] and [`Error::Store`] as of a lock. [`Error::Closed`] as of a lock; when
-    /// [`shutdown`](crate::Locks::shutdown) is called meanwhile it may have been set.
+    /// [`Error::Options`] for a count or a [life](Self::life) out of bounds. [`Error::Key`], [`Error::Store`] and
+    /// [`Error::Closed`] as of a lock. If [`shutdown`](crate::Locks::shutdown) is called meanwhile, the latch may have been set.
     ///
     /// # Cancel safety
-    /// Nothing is held. Whether it was set is not known when the future is dropped; [`count`](Self::count) tells.
+    /// Nothing is held. If the future is dropped, the latch may have been set; [`count`](Self::count) says whether it is.
     pub async fn try_set_count(&self, count: u32) -> Result<bool, Error> {
-        if !(1..=MOST).contains(&count) {
-            return Err(self.refuse(format_args!("is set to 1 to {MOST}, not to {count}")));
+        if !(1..=MAX_COUNT).contains(&count) {
+            return Err(self.refuse(format_args!("is set to 1 to {MAX_COUNT}, not to {count}")));
         }
-        if !(SHORTEST_LIFE..=LONGEST_LEASE).contains(&self.life) {
+        if !(MIN_LIFE..=LONGEST_LEASE).contains(&self.life) {
             return Err(self.refuse(format_args!("lives for 1 s to 30 days, not {:?}", self.life)));
         }
         let life_ms = self.life.as_millis() as u64;
@@ -95,35 +100,37 @@ impl Latch {
         Ok(self.ask(set, Some(id))?.await? == LatchReport::Set)
     }
 
-    /// Counts down by one, and answers how many are left; at zero it changes nothing and answers zero. A trip to the store, also
-    /// in a process that never heard of the latch; two when it was set within about the last trip.
+    /// Counts down by one, and returns how many count-downs are left. At zero it changes nothing and returns zero.
     ///
-    /// However often a lost answer is asked for, it counts once, and only in the life in which it was called for. When that is
-    /// over, and the latch was set anew meanwhile, the answer is zero.
+    /// Takes one round trip, also in a process that never used the latch. Takes two if the latch was set within about the last
+    /// round trip.
+    ///
+    /// The call counts once, however often it is repeated after a lost answer, and only in the life in which it was made. If that
+    /// life is over, and the latch was set again meanwhile, it returns zero.
     ///
     /// # Errors
-    /// [`Error::Unset`] when it is not set. [`Error::Uncertain`] when an answer was lost, and the latch was set at about the time
-    /// of the call: it may have been counted. [`Error::Store`] when the store did not answer: it may have been counted.
-    /// [`Error::Closed`] as of a lock; when [`shutdown`](crate::Locks::shutdown) is called meanwhile it may have been counted.
-    /// [`Error::Key`] as of a lock. Whoever has to call again after such an error counts by
-    /// [`count_down_once`](Self::count_down_once), in a latch that has a name of its own for each round.
+    /// [`Error::Unset`] if the latch is not set. [`Error::Uncertain`] if an answer was lost and the latch was set at about the time
+    /// of the call. [`Error::Store`] if the store did not answer. [`Error::Closed`] as of a lock, and if
+    /// [`shutdown`](crate::Locks::shutdown) is called meanwhile. After the last three errors the call may have counted.
+    /// [`Error::Key`] as of a lock. A caller that must repeat the call after such an error uses
+    /// [`count_down_once`](Self::count_down_once), and a latch with another name for each round.
     ///
     /// # Cancel safety
-    /// When the future is dropped it may have been counted, or may still be; never twice.
+    /// If the future is dropped, the call may have counted or may still count, but never twice.
     pub async fn count_down(&self) -> Result<u32, Error> {
         self.count_down_as(random_id()).await
     }
 
-    /// As [`count_down`](Self::count_down), and counts once under that id, 1 byte or more and as long as a key, however often and
-    /// by whichever process it is called in the life of the latch: for workers that may be started twice. Answers what was left
-    /// when it was counted.
+    /// Counts down as [`count_down`](Self::count_down), once per `id` in the life of the latch, and returns what was left then. The
+    /// calls may come from any process: this is for workers that may be started twice. An id has 1 byte or more, and is at most as
+    /// long as a key.
     ///
     /// # Errors
     /// As [`count_down`](Self::count_down). [`Error::Options`] for an id that is empty or too long.
     ///
-    /// A call after an error is another call, and counts in the life in which it is made: when the first one was counted and the
-    /// latch was set anew since, both count, each in a life of its own. So give each round a name of its own,
-    /// `import:2026-11-23`: then it may be called again with the same id until it is answered.
+    /// A call after an error is a new call, and counts in the life in which it is made. If the first call was counted, and the latch
+    /// was set again since, both count, each in another life. So give each round a name of its own, such as
+    /// `import:2026-11-23`. Then the call may be repeated with the same id until it is answered.
     ///
     /// # Cancel safety
     /// As [`count_down`](Self::count_down).
@@ -135,7 +142,7 @@ impl Latch {
                 "counts down once by an id of 1 to {limit} bytes, not {length}"
             )));
         }
-        // None of those that are random.
+        // The first letter keeps ids of callers apart from random ids.
         self.count_down_as([b"o", id].concat()).await
     }
 
@@ -143,7 +150,7 @@ impl Latch {
         let id = Payload(id.into());
         let count = |called| self.ask(Call::CountDown { called }, Some(id.clone()));
         let mut report = count(CallTime::default())?.await?;
-        // It was set at about the time of the call, and the store has named it and done nothing: that latch is meant.
+        // The latch was set at about the time of the call. The store did nothing, and named the latch, which the call means.
         if let LatchReport::SetMeanwhile(generation) = report {
             let of = Some(generation);
             let called = CallTime::default();
@@ -156,15 +163,16 @@ impl Latch {
                 Err(Error::Uncertain { key })
             }
             LatchReport::Unset => Err(self.unset()),
-            // It is over, or nothing is left to count.
+            // The life of the latch is over, or no count-down is left.
             _ => Ok(0),
         }
     }
 
-    /// Asks the store how many count-downs are left. Others may have counted down by the time that the answer arrives.
+    /// Returns how many count-downs are left, as the store knows. Other callers may count down while the answer travels. Takes
+    /// one round trip.
     ///
     /// # Errors
-    /// [`Error::Unset`] when it is not set. [`Error::Key`], [`Error::Store`] and [`Error::Closed`] as of a lock.
+    /// [`Error::Unset`] if the latch is not set. [`Error::Key`], [`Error::Store`] and [`Error::Closed`] as of a lock.
     ///
     /// # Cancel safety
     /// Nothing is held or left behind.
@@ -173,25 +181,25 @@ impl Latch {
         self.left(report)
     }
 
-    /// Waits until it is at zero. Who waits when it comes to zero is told by a push, and looks by itself each third of a lease
-    /// ([`Builder::lease`](crate::Builder::lease)), should that be lost. All tasks of a process that wait share one such look.
+    /// Waits until the latch is at zero. The store pushes this news to the waiting processes. If a push is lost, a process finds the
+    /// zero by its own request, which it sends each third of a lease ([`Builder::lease`](crate::Builder::lease)). All waiting tasks
+    /// of a process share one request.
     ///
     /// # Errors
-    /// [`Error::Unset`] when it is not set, or its life ends. [`Error::Store`] when the store is away for longer than a lease, or
-    /// when it cannot be reached in the beginning. [`Error::QueueFull`], [`Error::NodeFull`], [`Error::Key`] and
-    /// [`Error::Closed`] as of a lock.
+    /// [`Error::Unset`] if the latch is not set, or its life ends. [`Error::Store`] if the store is unavailable for longer than one
+    /// lease, or when the wait begins. [`Error::QueueFull`], [`Error::NodeFull`], [`Error::Key`] and [`Error::Closed`] as of a lock.
     ///
     /// # Cancel safety
-    /// Nothing is held. The store keeps for at most a lease that this process waits.
+    /// Nothing is held. The store forgets within one lease that this process waited.
     pub async fn wait(&self) -> Result<(), Error> {
         let report = self.waits()?.await?;
         self.left(report).map(|_| ())
     }
 
-    /// As [`wait`](Self::wait), but no longer than `wait`: `false` when it is over and the latch is not known to be at zero.
+    /// Waits as [`wait`](Self::wait), but no longer than `wait`. Returns `false` if the wait ends first.
     ///
     /// # Errors
-    /// As [`wait`](Self::wait). [`Error::Store`] also when the store did not answer within the wait.
+    /// As [`wait`](Self::wait). [`Error::Store`] also if the store did not answer within the wait.
     ///
     /// # Cancel safety
     /// As [`wait`](Self::wait).
@@ -238,7 +246,7 @@ impl Latch {
     }
 }
 
-/// One that nobody else has.
+/// Returns an id that no other call has.
 fn random_id() -> Vec<u8> {
     format!("r{}", Uuid::new_v4().as_simple()).into_bytes()
 }

@@ -1,4 +1,4 @@
-//! What callers use: thin faces over one key machine.
+//! The primitives that callers use: thin faces over one key machine.
 
 pub(crate) mod acquire;
 pub(crate) mod blocking;

@@ -1,7 +1,7 @@
-//! What the code that is being polled holds: so that nobody waits for themselves.
+//! Scopes: which leases the code that is being polled holds, so that no task waits for itself.
 //!
-//! A stack per thread, of the leases in whose scope something is being polled at this moment. It is exact for code that
-//! is polled inside, and knows nothing of tasks that this code spawned.
+//! Each thread has a stack of the leases in whose scope a future is being polled at this moment. The stack is exact for code that
+//! is polled inside a scope. It knows nothing of tasks that this code spawned.
 
 use std::cell::RefCell;
 use std::marker::PhantomData;
@@ -15,15 +15,15 @@ thread_local! {
     static HELD: RefCell<Vec<Arc<Held>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Ends the scope when it is dropped, also while unwinding.
+/// A scope, which ends when this is dropped, also while unwinding.
 pub(crate) struct Scope {
-    /// How many leases it is of.
+    /// How many leases on the stack belong to this scope.
     leases: usize,
-    /// It belongs to its thread.
+    /// Keeps the scope on its thread.
     of_thread: PhantomData<*const ()>,
 }
 
-/// What runs until the [`Scope`] is dropped runs with `held`.
+/// Enters the scope of these leases, until the [`Scope`] is dropped.
 pub(crate) fn enter<'a>(held: impl IntoIterator<Item = &'a Arc<Held>>) -> Scope {
     let leases = HELD.with_borrow_mut(|stack| {
         let before = stack.len();
@@ -39,20 +39,20 @@ pub(crate) fn enter<'a>(held: impl IntoIterator<Item = &'a Arc<Held>>) -> Scope 
 impl Drop for Scope {
     fn drop(&mut self) {
         for _ in 0..self.leases {
-            // Dropped when nothing is borrowed: its drop may run code of anybody's.
+            // Dropped after the borrow ends: the drop of a lease may run foreign code.
             let held = HELD.try_with(|stack| stack.borrow_mut().pop());
             drop(held);
         }
     }
 }
 
-/// What is held here of `name`, if anything, and is still held.
+/// Returns the innermost lease on `name` in whose scope this code runs, if it is still held.
 pub(crate) fn find(node: &Arc<Node>, name: &Name) -> Option<Arc<Held>> {
     let is_it = |held: &&Arc<Held>| held.is_on(node, name) && held.is_held();
     HELD.with_borrow(|stack| stack.iter().rev().find(is_it).cloned())
 }
 
-/// Anything of this node is held here.
+/// Returns whether this code runs in the scope of any lease of this node.
 #[cfg(feature = "tower")]
 pub(crate) fn any(node: &Arc<Node>) -> bool {
     HELD.with_borrow(|stack| stack.iter().any(|held| held.is_of(node)))

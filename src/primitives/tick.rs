@@ -1,4 +1,4 @@
-//! One tick of a job: acquired by one node of all, and by nobody once it is over.
+//! The lease of one tick of a job: one node acquires it, and no node does after the tick is over.
 
 use std::time::Duration;
 
@@ -11,11 +11,11 @@ use crate::primitives::mutex::Mutex;
 use crate::protocol::message::{Call, ClaimId, JobReport, Name, Payload, TickTime, WhenBehind};
 use crate::protocol::step::{AcquireError, CallAnswer, CallOptions, LockOptions, TickRefusal};
 
-/// Pursues a tick of the job called `job`: wins it, or stands by until its winner has ended. Returns a guard, or why the tick
-/// does not run now.
+/// Acquires a tick of the job `job`, and stands by while another node runs it. Returns a guard, or the reason why the tick does
+/// not run now.
 ///
 /// # Errors
-/// What keeps the store from deciding.
+/// Bad input, or a store that did not decide.
 pub(crate) async fn acquire_tick(
     handle: &Handle,
     job: &Key,
@@ -36,10 +36,10 @@ pub(crate) async fn acquire_tick(
     }
 }
 
-/// Asks the store about the job called `job`.
+/// Sends a call about the job `job`, and returns the store's report.
 ///
 /// # Errors
-/// What keeps the store from answering.
+/// Bad input, or a store that did not answer.
 pub(crate) async fn ask_about_job(
     handle: &Handle,
     job: &Key,
@@ -51,11 +51,11 @@ pub(crate) async fn ask_about_job(
     Ok(*report)
 }
 
-/// Asks the store about the run of a tick, which must be current: by the store when it answers, and here after that. What is
-/// saved travels as `data`.
+/// Sends a call about the run of a tick, and returns the store's report. The run must be current at the store when it answers,
+/// and in this process after that. A checkpoint to save is sent as `data`.
 ///
 /// # Errors
-/// [`Error::Lost`] when it is not; else what keeps the store from answering.
+/// [`Error::Lost`] if the run is not current. Otherwise bad input, or a store that did not answer.
 pub(crate) async fn ask_about_run(
     run: &Lease,
     lease: Duration,

@@ -1,4 +1,4 @@
-//! Waits for an answer, but no longer than a caller wants to.
+//! A wait for an answer with a time limit.
 
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
@@ -11,14 +11,15 @@ use tokio::time::timeout;
 
 use crate::driver::node::Node;
 
-/// The store is asked for a sign of life so long before a wait ends. Longer than a server may be quiet before it is silent.
+/// How long before the end of a wait the store is asked for a sign of life. Longer than a server may be quiet before it counts as
+/// silent.
 const LAST_LOOK: Duration = Duration::from_millis(250);
 
 /// Returns the answer of `future`, or `None` when `wait` is over. Asks the servers of `nodes` for a sign of life shortly before
 /// the end, so that a caller that gives up is told whether a holder or the store kept it.
 ///
-/// An answer that is there at once needs no timer, so a runtime without timers does. Where the task has no budget left, the
-/// second look decides: the first one only let other tasks run.
+/// An answer that is there at once needs no timer, so a runtime without timers is enough. If the task has no budget left, the
+/// first poll only lets other tasks run, and the second poll decides.
 pub(crate) async fn within<F: Future + Unpin>(
     nodes: impl IntoIterator<Item = &Arc<Node>>,
     wait: Duration,

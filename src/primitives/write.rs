@@ -1,4 +1,4 @@
-//! Redis commands, or a script, that are done only while a lease, or each of several, is current: in one atomic step.
+//! Guarded writes: Redis commands or a script, executed in one atomic step, and only while each of their leases is current.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,25 +14,24 @@ use crate::protocol::message::WriteAnswer;
 use crate::protocol::step::{CallAnswer, Input};
 use crate::protocol::write::{Action, GuardedWrite, Precondition, WriteBody};
 
-/// The most words of one command: its name, its keys and its arguments. A call in Lua has room for no more.
+/// The most words of one command: its name, its keys and its arguments. A function call in Lua takes no more arguments.
 const MAX_COMMAND_WORDS: usize = 7_997;
-/// The most words of one write: its keys, its arguments and the commands' names. Redis before 7.0 hangs up on a call of more
-/// than 2^20 words.
+/// The most words of one write: its keys, its arguments and the commands' names. Redis before 7.0 closes the
+/// connection on a request of more than 2^20 words.
 const MAX_WRITE_WORDS: usize = 1_000_000;
 
-/// Begins a write that is done only if the lease is current, or each lease of a [`MultiGuard`](crate::MultiGuard):
-/// [`command`](Self::command) or [`script`](Self::script). Made by [`Lease::atomically`](crate::Lease::atomically), which says
-/// what it promises.
+/// The beginning of a write that is executed only if the lease is current, or each lease of a
+/// [`MultiGuard`](crate::MultiGuard). Continue with [`command`](Self::command) or [`script`](Self::script). Made by
+/// [`Lease::atomically`](crate::Lease::atomically), which says what a write promises.
 #[must_use = "nothing is sent before `query`"]
 pub struct Atomically {
     held: Vec<Arc<Held>>,
 }
 
-/// Redis commands that are done one after the other, if the lease is current.
+/// Redis commands that are executed one after the other if the lease is current.
 ///
-/// All keys are to be given by [`key`](Self::key), or a Redis Cluster would refuse them; a single server does not notice. A
-/// command has at most 7,997 words, its name and its keys among them. All commands and keys together have at most 1,000,000
-/// words.
+/// Pass every key by [`key`](Self::key): a Redis Cluster refuses other keys, and a single server does not notice. A command
+/// has at most 7,997 words, including its name and its keys. All commands and keys together have at most 1,000,000 words.
 #[must_use = "nothing is sent before `query`"]
 pub struct Commands {
     held: Vec<Arc<Held>>,
@@ -40,15 +39,15 @@ pub struct Commands {
     commands: Vec<Vec<Vec<u8>>>,
 }
 
-/// A script of yours that is run if the lease is current. It finds [`key`](Self::key)s in `KEYS` and [`arg`](Self::arg)s in
-/// `ARGV`, from 1, as with `EVAL`.
+/// A Lua script of the caller that is executed if the lease is current. The script finds each [`key`](Self::key) in `KEYS` and
+/// each [`arg`](Self::arg) in `ARGV`, from 1, as with `EVAL`.
 ///
-/// Redis keeps each text until it is restarted: give values as arguments, and do not write them into the text. A text that
+/// Redis keeps each text until it is restarted: pass values as arguments, and do not write them into the text. A text that
 /// begins with `#!` is refused, and so are more than 1,000,000 keys and arguments together.
 ///
 /// Before Redis 7.0 a script can assign to the server's own functions (`redis.call = nil`), which breaks every later script of
-/// the server. There it runs with globals of its own: what it assigns ends with it. It has no `getfenv`, `setfenv`, `newproxy`
-/// and `print`.
+/// the server. There a script runs with globals of its own, and its assignments end with it. It has no `getfenv`, `setfenv`,
+/// `newproxy` and `print`.
 #[must_use = "nothing is sent before `query`"]
 pub struct Script {
     held: Vec<Arc<Held>>,
@@ -58,13 +57,13 @@ pub struct Script {
 }
 
 impl Atomically {
-    /// Under at least one lease.
+    /// Begins a write under these leases, which are one or more.
     pub(crate) fn new<'a>(held: impl IntoIterator<Item = &'a Arc<Held>>) -> Self {
         let held = held.into_iter().cloned().collect();
         Atomically { held }
     }
 
-    /// The first of several commands. What follows are its words.
+    /// Adds the first command, by its name. The calls that follow add its keys and arguments.
     pub fn command(self, name: &str) -> Commands {
         let commands = Commands {
             held: self.held,
@@ -74,7 +73,7 @@ impl Atomically {
         commands.command(name)
     }
 
-    /// A script in Lua.
+    /// Begins a script, by its text in Lua.
     pub fn script(self, text: impl Into<String>) -> Script {
         Script {
             held: self.held,
@@ -86,20 +85,20 @@ impl Atomically {
 }
 
 impl Commands {
-    /// One command more, done after those before it.
+    /// Adds a command, which is executed after the commands before it.
     pub fn command(mut self, name: &str) -> Self {
         self.commands.push(vec![name.into()]);
         self
     }
 
-    /// The next word of the command, which is a key.
+    /// Adds a key, which is the next word of the command.
     pub fn key(mut self, key: impl ToRedisArgs) -> Self {
         let words = key.to_redis_args();
         self.keys.extend_from_slice(&words);
         self.words(words)
     }
 
-    /// The next word of the command, which is no key.
+    /// Adds an argument, which is the next word of the command and no key.
     pub fn arg(self, arg: impl ToRedisArgs) -> Self {
         let words = arg.to_redis_args();
         self.words(words)
@@ -112,14 +111,15 @@ impl Commands {
         self
     }
 
-    /// Sends them, and gives the list of their replies: `redis::Value`, or whatever it can be read as, such as a tuple.
+    /// Sends the commands, and returns the list of their replies as a `redis::Value`, or as a type that reads a list, such as a
+    /// tuple.
     ///
     /// # Errors
     /// As [`Lease::atomically`](crate::Lease::atomically) says.
     ///
     /// # Cancel safety
-    /// Nothing is sent before the first poll. To drop the future after it loses the answer and nothing else: the commands
-    /// may be done.
+    /// Nothing is sent before the first poll. If the future is dropped later, only the answer is lost: the commands may be
+    /// executed.
     pub async fn query<T: FromRedisValue>(self) -> Result<T, Error> {
         let Commands { held, keys, commands } = self;
         for command in &commands {
@@ -144,19 +144,19 @@ impl Commands {
 }
 
 impl Script {
-    /// The next of `KEYS`. Every key that the script touches is to be given.
+    /// Adds the next of `KEYS`. Pass every key that the script touches.
     pub fn key(mut self, key: impl ToRedisArgs) -> Self {
         self.keys.extend(key.to_redis_args());
         self
     }
 
-    /// The next of `ARGV`.
+    /// Adds the next of `ARGV`.
     pub fn arg(mut self, arg: impl ToRedisArgs) -> Self {
         self.args.extend(arg.to_redis_args());
         self
     }
 
-    /// Sends it, and gives what it returns: `redis::Value`, or whatever that can be read as.
+    /// Sends the script, and returns its reply as a `redis::Value`, or as a type that reads it.
     ///
     /// # Errors
     /// As [`Lease::atomically`](crate::Lease::atomically) says.
@@ -181,12 +181,15 @@ impl Script {
     }
 }
 
-/// The key of the first lease, which is named where none is meant.
+/// Returns the key of the first lease. Errors that are about no single lease name it.
 fn first(held: &[Arc<Held>]) -> &Key {
     &held[0].name.key
 }
 
-/// A write of too many words would fail half-way, or end the connection that all share: it is not sent.
+/// Refuses a write of too many words, which would fail half-way or end the connection that all requests share.
+///
+/// # Errors
+/// More than `limit` words.
 fn check_words(held: &[Arc<Held>], what: &str, words: usize, limit: usize) -> Result<(), Error> {
     if words <= limit {
         return Ok(());
@@ -240,14 +243,14 @@ async fn write(held: &[Arc<Held>], body: WriteBody) -> Result<Value, Error> {
             Err(place.unwrap_or(&held[0]).gone())
         }
         Err(Error::Store { source, .. }) if is_unsupported(&source) => Err(unsupported(keeps_leases_only)),
-        // Nothing was done, and nothing can be done any more.
+        // Nothing was executed. If a lease is lost, the caller must not repeat the write.
         Err(error @ Error::Store { .. }) => Err(lost().unwrap_or(error)),
         Err(error) => Err(error),
     }
 }
 
-/// Has each holding count the write, and returns what it is checked against, and the length of the shortest lease. `None` if a
-/// lease is over, and then no holding counts the write.
+/// Has each holding count the write, and returns the preconditions of the write and the length of the shortest lease. Returns
+/// `None` if a lease is over; then no holding counts the write.
 fn begin(held: &[Arc<Held>]) -> Option<(Arc<[Precondition]>, Duration)> {
     let node = held[0].handle.node();
     let (mut leases, mut shortest) = (Vec::<Precondition>::new(), Duration::MAX);

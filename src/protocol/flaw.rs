@@ -46,6 +46,8 @@ pub enum Flaw {
     CancelledForgotten,
     /// A lease is renewed after its holder reached its `max_hold`.
     OverdueRenewed,
+    /// A renewal of a fixed lease that failed is repeated after its caller was told of the failure.
+    FixedLeaseRenewedAlone,
     /// A solo lease is handed on within its process.
     SoloHandedOn,
     /// A permit is handed to the next caller of the process, even if that caller wants another number of permits.
@@ -165,6 +167,8 @@ pub enum Flaw {
     LatchSetAgain,
     /// The value that a leader proclaimed is shown as that of the next leader.
     ProclaimedOutlivesLeader,
+    /// The value of a candidate that has to wait for its turn is forgotten.
+    QueuedValueForgotten,
     /// A late proclaim replaces a later value of the same leader.
     ProclaimedLate,
 

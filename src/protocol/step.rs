@@ -148,6 +148,9 @@ pub struct Tag {
 pub enum Input {
     /// A caller wants the lock. Given once per ticket.
     Lock(Ticket, LockOptions),
+    /// A caller campaigns in an election. The value is proclaimed in the step in which the caller wins. Given once per
+    /// ticket.
+    Campaign(Ticket, LockOptions, Payload),
     /// A caller wants an answer and no lease. [`Effect::Answered`] follows. Given once per ticket.
     Call(Ticket, CallOptions),
     /// A caller has an action done, which is sent once, outside of batches. [`Effect::Answered`] follows. The action
@@ -167,6 +170,9 @@ pub enum Input {
     Adopt(Ticket, LockOptions, ClaimId),
     /// The lease of this ticket now belongs to the process that gets the transfer. The store is not told.
     HandedOut(Ticket),
+    /// A caller asks for a renewal, now, of what the first ticket holds. [`Effect::Answered`] follows for the second
+    /// ticket, which is given once. A fixed lease is renewed in no other way.
+    Renew(Ticket, Ticket),
     /// A write under this lease was answered, or will never be sent. `true`: the store did not execute it, because
     /// the claim has no lease under this grant. The lease is then over.
     WriteEnded(Precondition, bool),

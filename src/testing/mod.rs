@@ -1,7 +1,7 @@
-//! For tests: a world whose clock the test owns, with replicas, a store that fails on demand and jobs, and what fires
-//! one tick of a job ([`fire_tick`]). And what our own tests are made of, which changes without notice.
+//! Tools for tests of services: a world with a clock that the test owns, with replicas, jobs and a store that fails on demand
+//! ([`Simulation`], which has an example to copy), and a function that fires one tick of a job ([`fire_tick`]).
 //!
-//! [`Simulation`] has an example to copy.
+//! Items that are not in the documentation serve the tests of this crate, and change without notice.
 
 #[cfg(feature = "redis")]
 use std::sync::Arc;
@@ -30,13 +30,13 @@ pub use crate::testing::simulation::{Replica, ReplicaBuilder, Simulation, fire_t
 #[cfg(feature = "scheduler")]
 pub use crate::testing::store::{SimulatedStore, StoreCopy};
 
-/// Waits until everything that happened in the background so far was told to subscriber and recorder.
+/// Waits until the subscriber and the recorder have all events that happened in the background so far.
 #[doc(hidden)]
 pub fn flush_events() {
     crate::driver::events::flush();
 }
 
-/// What a batch without an answer ends with.
+/// Returns the error of a batch without an answer.
 #[doc(hidden)]
 pub fn timed_out() -> StoreError {
     StoreError::new(StoreErrorKind::TimedOut, "no answer in time")

@@ -1,7 +1,7 @@
-//! Replicas of a service, the Redis that they share and all their clocks, in one test that takes no time.
+//! A simulation of the replicas of a service, of their Redis and of all clocks, in one test that takes no real time.
 //!
-//! The jobs, the scheduler's data and channels, the leases and the protocol are those that ship. What is simulated is the
-//! store behind its connections, the clocks, and the loop in which the scheduler looks at its clock
+//! The jobs, the scheduler's data and channels, the leases and the protocol are the real ones. Only these are simulated: the store
+//! behind its connections, the clocks, and the loop in which the scheduler looks at its clock
 //! ([`EngineModel`](crate::testing::EngineModel)).
 
 use std::collections::BTreeSet;
@@ -28,13 +28,13 @@ use crate::scheduler::StillRunning;
 use crate::testing::engine::{After, EngineModel, LOOKS_EVERY};
 use crate::testing::store::SimulatedStore;
 
-/// A world with a clock that the test owns: replicas of your service, and the store that they share. A week of it takes
-/// milliseconds, or a second if jobs run for long, as their leases are renewed all the time.
+/// A world with a clock that the test owns: replicas of a service, and the store that they share. A simulated week takes
+/// milliseconds of real time, or a second if jobs run for long, as their leases are renewed.
 ///
-/// tokio's clock must be paused, which needs its feature `test-util`: it stands still while anything can be done, and else
-/// goes on to the next timer. All clocks of the simulation follow it, and `tokio::time::sleep` in your jobs does. What
-/// waits for something outside, as a socket, is not waited for; and `SystemTime::now` and `Utc::now` show the
-/// machine's clock, so jobs should go by [`Tick::nominal`](crate::Tick::nominal).
+/// tokio's clock must be paused, which needs its feature `test-util`. A paused clock stands still while a task can run, and then
+/// jumps to the next timer. All clocks of the simulation follow it, and so does `tokio::time::sleep` in jobs. The clock does not
+/// wait for events from outside, such as a socket. `SystemTime::now` and `Utc::now` return the machine's time, so jobs must use
+/// [`Tick::nominal`](crate::Tick::nominal).
 ///
 /// ```
 /// # use std::sync::{Arc, Mutex};
@@ -80,10 +80,10 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// Begins at that time, an RFC 3339 one: `2026-10-22T12:00:00Z`.
+    /// Begins a simulation at this RFC 3339 time: `2026-10-22T12:00:00Z`.
     ///
     /// # Panics
-    /// When it is none, and where tokio's clock is not paused.
+    /// If the text is no such time, or tokio's clock is not paused.
     pub fn at(time: &str) -> Simulation {
         assert!(
             is_paused(),
@@ -98,32 +98,32 @@ impl Simulation {
         }
     }
 
-    /// The true time. A replica's clock may show another.
+    /// Returns the true time. The clock of a replica may differ.
     pub fn now(&self) -> SystemTime {
         self.world.date()
     }
 
-    /// What plays Redis.
+    /// Returns the simulated store.
     pub fn store(&self) -> &SimulatedStore {
         &self.store
     }
 
-    /// Lets so much time pass.
+    /// Lets this much time pass.
     pub async fn run_for(&self, span: Duration) {
         tokio::time::sleep(span).await;
     }
 
-    /// Lets time pass until then, an RFC 3339 time.
+    /// Lets time pass until this RFC 3339 time.
     ///
     /// # Panics
-    /// When it is none, or is past.
+    /// If the text is no such time, or the time is past.
     pub async fn run_until(&self, time: &str) {
         let left = parse(time).duration_since(self.now());
         self.run_for(left.unwrap_or_else(|_| panic!("{time} is past in this simulation")))
             .await;
     }
 
-    /// A replica, to be started.
+    /// Returns the builder of a replica.
     pub fn replica(&self, name: impl Into<String>) -> ReplicaBuilder<'_> {
         ReplicaBuilder {
             simulation: self,
@@ -151,7 +151,7 @@ fn parse(time: &str) -> SystemTime {
     }
 }
 
-/// There is no way to ask. A clock that runs shows another time while the machine's goes on.
+/// Returns whether tokio's clock is paused. tokio has no function for this: a running clock advances with the machine's clock.
 fn is_paused() -> bool {
     let (machine, began) = (Clock::new(), Timer::now());
     let until = machine.now() + Duration::from_micros(50);
@@ -161,7 +161,7 @@ fn is_paused() -> bool {
     Timer::now() == began
 }
 
-/// A replica that is being set up.
+/// The builder of a replica.
 #[derive(Debug)]
 #[must_use = "a replica does nothing until it is started"]
 pub struct ReplicaBuilder<'a> {
@@ -173,29 +173,29 @@ pub struct ReplicaBuilder<'a> {
 }
 
 impl ReplicaBuilder<'_> {
-    /// Its wall clock shows so many milliseconds more than the true time, or less; default 0.
+    /// Sets the replica's wall clock `ahead_ms` milliseconds ahead of the true time, or behind it; 0 by default.
     pub fn clock_ahead_ms(mut self, ahead_ms: i64) -> Self {
         self.ahead_ms = ahead_ms;
         self
     }
 
-    /// So long after its start its scheduler looks for the first time, and each half a second from then on. By default
-    /// every replica has a phase of its own.
+    /// Sets how long after the start the scheduler looks at the clock for the first time. Then it looks each half second. By
+    /// default every replica has another phase.
     pub fn phase(mut self, phase: Duration) -> Self {
         self.phase = Some(phase);
         self
     }
 
-    /// Its options, as those of [`Locks::builder`].
+    /// Sets the options of the replica's locks, as with [`Locks::builder`].
     pub fn options(mut self, options: impl FnOnce(Builder) -> Builder) -> Self {
         self.options = options(self.options);
         self
     }
 
-    /// Starts it: `setup` does what your service does when it starts, with the locks and the scheduler of this replica.
+    /// Starts the replica. `setup` does what the service does at its start, with the locks and the scheduler of this replica.
     ///
     /// # Panics
-    /// When `setup` fails, or an option makes no sense.
+    /// If `setup` fails, or an option is invalid.
     pub async fn start<F, Fut, E>(self, setup: F) -> Replica
     where
         F: FnOnce(Locks, JobScheduler) -> Fut,
@@ -213,7 +213,7 @@ impl ReplicaBuilder<'_> {
         let locks = made.unwrap_or_else(|error| panic!("the options of {name}: {error}"));
         let scheduler = JobScheduler::new().await;
         let scheduler = scheduler.unwrap_or_else(|error| panic!("the scheduler of {name}: {error}"));
-        // Its own loop would read the machine's clock.
+        // The scheduler's own loop is not started, as it reads the machine's clock.
         scheduler.scheduler.write().await.inited = true;
         let engine = Engine {
             looks: Timer::now() + self.phase.unwrap_or(Duration::from_millis(number * 173 % 500)),
@@ -225,7 +225,7 @@ impl ReplicaBuilder<'_> {
         if let Err(error) = setup(locks.clone(), scheduler.clone()).await {
             panic!("{name} does not start: {error:?}");
         }
-        // A setup that starts it has done so.
+        // The setup may have started it.
         let _ = scheduler.start().await;
         Replica {
             name,
@@ -236,7 +236,7 @@ impl ReplicaBuilder<'_> {
     }
 }
 
-/// A replica that was started. Dropping it leaves it running.
+/// A replica that was started. It goes on if this is dropped.
 pub struct Replica {
     name: String,
     process: Arc<Process>,
@@ -245,46 +245,47 @@ pub struct Replica {
 }
 
 impl Replica {
-    /// Its name.
+    /// Returns the name of the replica.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its locks.
+    /// Returns the locks of the replica.
     pub fn locks(&self) -> &Locks {
         &self.locks
     }
 
-    /// Its scheduler.
+    /// Returns the scheduler of the replica.
     pub fn scheduler(&self) -> &JobScheduler {
         &self.scheduler
     }
 
-    /// It is killed: nothing of it goes on, and nobody is told. The futures of its jobs are dropped; what these have spawned
-    /// as tasks of their own goes on, as no simulation knows of it.
+    /// Kills the replica without a word to other replicas. The futures of its jobs are dropped. Tasks that the jobs spawned go on,
+    /// as the simulation does not know them.
     pub fn crash(self) {
         self.process.set_state(ProcessState::Dead);
     }
 
-    /// It stands still, as a process that gets a SIGSTOP, or a machine that is suspended.
+    /// Stops the replica, like a process that gets a SIGSTOP, or a suspended machine.
     pub fn stop(&self) {
         self.process.set_state(ProcessState::Stopped);
     }
 
-    /// It goes on after a [`stop`](Self::stop).
+    /// Continues the replica after a [`stop`](Self::stop).
     pub fn go_on(&self) {
         self.process.set_state(ProcessState::Running);
     }
 
-    /// Its wall clock is set: it shows so many milliseconds more than the true time, or less.
+    /// Sets the wall clock `ahead_ms` milliseconds ahead of the true time, or behind it.
     pub fn set_clock_ahead_ms(&self, ahead_ms: i64) {
         self.process.set_ahead_ms(ahead_ms);
     }
 
-    /// It gets a SIGTERM and does what a service should: [`Locks::drain`], the scheduler's shutdown, and [`Locks::shutdown`].
+    /// Ends the replica as a service must end after a SIGTERM: [`Locks::drain`], the scheduler's shutdown, and
+    /// [`Locks::shutdown`].
     ///
     /// # Errors
-    /// What the drain says. It is killed then.
+    /// The error of the drain. The replica is killed then.
     pub async fn shut_down(mut self, timeout: Duration) -> Result<(), StillRunning> {
         let drained = self.locks.drain(timeout).await;
         let _ = self.scheduler.shutdown().await;
@@ -298,7 +299,7 @@ impl Replica {
     /// Fires one job for one tick, as [`fire_tick`] does.
     ///
     /// # Panics
-    /// As that.
+    /// As [`fire_tick`].
     pub async fn fire_tick(&self, job: &str, nominal: SystemTime) -> &'static str {
         fire_tick(&self.locks, job, nominal).await
     }
@@ -313,12 +314,12 @@ impl Debug for Replica {
     }
 }
 
-/// What takes the place of a scheduler's loop.
+/// The substitute of a scheduler's loop.
 struct Engine {
     scheduler: JobScheduler,
     handle: Handle,
     model: EngineModel,
-    /// When it looks next.
+    /// When the loop looks at the clock next.
     looks: Timer,
 }
 
@@ -354,7 +355,7 @@ impl Engine {
         }
     }
 
-    /// The first of its looks when its clock shows that time.
+    /// Returns the first look at or after the moment at which the replica's clock shows `next`; now it shows `wall`.
     fn look_at(&self, wall: DateTime<Utc>, next: DateTime<Utc>) -> Timer {
         let left = (next - wall).to_std().unwrap_or_default();
         let until = (Timer::now() + left).saturating_duration_since(self.looks);
@@ -362,7 +363,7 @@ impl Engine {
         self.looks + LOOKS_EVERY * u32::try_from(looks).unwrap_or(u32::MAX)
     }
 
-    /// Takes up what was added to the scheduler and lets go of what was removed.
+    /// Takes over which jobs were added to the scheduler and which were removed.
     async fn read_jobs(&mut self, now: DateTime<Utc>) {
         let storage = self.scheduler.context.metadata_storage.clone();
         let listing = storage.write().await.list_next_ticks();
@@ -379,7 +380,7 @@ impl Engine {
             let asked = storage.write().await.get(id);
             let Ok(Some(data)) = asked.await else { continue };
             let Some(cron) = data.schedule() else { continue };
-            // The crate asks the zone once, and our own jobs' zones are asked by the clock of the simulation.
+            // The crate reads the zone once. The zones of leased jobs are read by the clock of the simulation.
             let zone = lock(&self.handle.jobs().zones).get(&id).copied();
             let offset = match zone {
                 Some(zone) => Some(zone.offset_from_utc_datetime(&now.naive_utc()).fix()),
@@ -395,11 +396,11 @@ impl Engine {
     }
 }
 
-/// Fires a job for one tick, as if its scheduler had done so, and waits until the tick is over here. Says how it ended, in
-/// the [words](crate::scheduler#outcomes) of the event `tick`.
+/// Fires a job for one tick, as its scheduler does, waits until the tick is over in this process, and returns how it ended, in the
+/// [words](crate::scheduler#outcomes) of the event `tick`.
 ///
-/// The time is taken as it is, in whole milliseconds, whether or not the job's schedule has such a tick. If it lies ahead of
-/// the store's clock, it is waited for.
+/// The time is used in whole milliseconds, whether or not the job's schedule has such a tick. If it is ahead of the store's clock,
+/// the call waits for it.
 ///
 /// ```
 /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -418,7 +419,7 @@ impl Engine {
 /// ```
 ///
 /// # Panics
-/// When these locks have no job of that name, or no more.
+/// If these locks have no job of that name.
 pub async fn fire_tick(locks: &Locks, job: &str, nominal: SystemTime) -> &'static str {
     let since = nominal.duration_since(UNIX_EPOCH).unwrap_or_default();
     let mark = TickTime(since.as_millis() as u64);

@@ -1,4 +1,4 @@
-//! The store of a simulation: the ledger behind connections that a test breaks.
+//! The store of a simulation: a ledger behind connections that a test can break.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,30 +16,30 @@ use crate::protocol::message::{
 use crate::protocol::write::Action;
 use crate::store::{Abilities, BoxFuture, Inbox, Link, Ping, ServerId, Sink, Store, sealed};
 
-/// What plays the Redis of a [`Simulation`](crate::testing::Simulation). It answers at once, and does what a test says:
-/// it is away, comes back empty or with an older copy of its data, and has a wall clock of its own.
+/// The Redis of a [`Simulation`](crate::testing::Simulation). It answers at once. A test can make it unavailable, restart it
+/// empty or with an older copy of its data, and set its wall clock.
 #[derive(Clone)]
 pub struct SimulatedStore {
     world: Arc<World>,
-    server: Arc<Mutex<Server>>,
-    /// Grows with each start of it.
-    state: watch::Sender<State>,
+    server: Arc<Mutex<SimulatedServer>>,
+    /// Changes when the connections break.
+    state: watch::Sender<ServerState>,
 }
 
-/// What [`SimulatedStore::copy`] made.
+/// A copy of the data of a [`SimulatedStore`], made by [`SimulatedStore::copy`].
 #[derive(Debug, Clone)]
 pub struct StoreCopy(Ledger);
 
 #[derive(Debug, Default)]
-struct Server {
+struct SimulatedServer {
     ledger: Ledger,
     inboxes: HashMap<NodeId, mpsc::UnboundedSender<InboxEvent>>,
     ahead_ms: i64,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct State {
-    /// How often it was started.
+struct ServerState {
+    /// How often the connections broke.
     life: u64,
     away: bool,
 }
@@ -49,40 +49,40 @@ impl SimulatedStore {
         SimulatedStore {
             world,
             server: Arc::default(),
-            state: watch::Sender::new(State { life: 1, away: false }),
+            state: watch::Sender::new(ServerState { life: 1, away: false }),
         }
     }
 
-    /// It cannot be reached until [`come_back`](Self::come_back). What it knows it keeps.
+    /// Makes the store unavailable until [`come_back`](Self::come_back). It keeps its data.
     ///
-    /// Each replica tries to reconnect all the time, as with Redis, after pauses of at most a second. So an hour of this costs a
-    /// replica about 5,000 attempts, a quarter of a second of real time in a debug build, where a quiet hour costs nothing.
+    /// Each replica tries to reconnect, as with Redis, after pauses of at most 1 s. So one simulated hour costs a replica about
+    /// 5,000 attempts, which is 0.25 s of real time in a debug build. An hour with the store available costs nothing.
     pub fn go_away(&self) {
         self.set(|state| state.away = true);
     }
 
-    /// It can be reached again.
+    /// Makes the store available again.
     pub fn come_back(&self) {
         self.set(|state| state.away = false);
     }
 
-    /// It is restarted, and knows nothing any more.
+    /// Restarts the store without its data.
     pub fn restart_empty(&self) {
         self.restart_from(&StoreCopy(Ledger::new()));
     }
 
-    /// What it knows now, as a backup or a replica has it.
+    /// Returns a copy of the data, like a backup or the data of a Redis replica.
     pub fn copy(&self) -> StoreCopy {
         let server = lock(&self.server);
         let mut ledger = server.ledger.clone();
-        // Who listens is not among it.
+        // Subscriptions are no data.
         for node in server.inboxes.keys() {
             ledger.set_listening(*node, false);
         }
         StoreCopy(ledger)
     }
 
-    /// It is restarted with what it knew then: whatever it has acknowledged since is lost.
+    /// Restarts the store with an earlier copy of its data. Everything that it acknowledged since then is lost.
     pub fn restart_from(&self, copy: &StoreCopy) {
         let mut server = lock(&self.server);
         server.ledger = copy.0.clone();
@@ -91,14 +91,14 @@ impl SimulatedStore {
         self.set(|_| {});
     }
 
-    /// Its wall clock shows so many milliseconds more than the simulation's, or less.
+    /// Sets the wall clock of the store `ahead_ms` milliseconds ahead of the simulation's clock, or behind it.
     pub fn set_clock_ahead_ms(&self, ahead_ms: i64) {
         lock(&self.server).ahead_ms = ahead_ms;
         self.world.note_news();
     }
 
-    /// Every connection breaks.
-    fn set(&self, change: impl FnOnce(&mut State)) {
+    /// Changes the state, and breaks every connection.
+    fn set(&self, change: impl FnOnce(&mut ServerState)) {
         self.state.send_modify(|state| {
             state.life += 1;
             change(state);
@@ -106,7 +106,7 @@ impl SimulatedStore {
         self.world.note_news();
     }
 
-    /// This store as a process knows it.
+    /// Returns the store as one process reaches it.
     pub(crate) fn for_process(&self, process: &Arc<Process>) -> impl Store {
         Reached {
             store: self.clone(),
@@ -163,7 +163,7 @@ struct Reached {
 }
 
 impl Reached {
-    /// A connection of now, if there is one to be had.
+    /// Opens a connection, if the store is available.
     fn open(self) -> Result<Open, StoreError> {
         let state = *self.store.state.borrow();
         if state.away {
@@ -226,7 +226,7 @@ impl Store for Reached {
                     let Some(event) = event else { break };
                     tokio::select! {
                         () = &mut died => break,
-                        // A process that is stopped reads nothing.
+                        // A process that is stopped reads no event.
                         () = process.running() => sink(event),
                     }
                 }
@@ -241,7 +241,7 @@ impl Store for Reached {
     }
 }
 
-/// What is pushed to an inbox that is open. Its end closes that.
+/// The events that are pushed to an open inbox. Dropping it closes the inbox.
 struct Pushed {
     store: SimulatedStore,
     node: NodeId,
@@ -252,7 +252,7 @@ impl Drop for Pushed {
     fn drop(&mut self) {
         self.events.close();
         let mut server = lock(&self.store.server);
-        // One that was opened since has a channel of its own.
+        // An inbox that was opened since then has another channel.
         let inbox = server.inboxes.get(&self.node);
         if inbox.is_none_or(mpsc::UnboundedSender::is_closed) {
             server.inboxes.remove(&self.node);
@@ -261,11 +261,11 @@ impl Drop for Pushed {
     }
 }
 
-/// A connection.
+/// A connection of one process to the store.
 #[derive(Debug, Clone)]
 struct Open {
     to: Reached,
-    state: State,
+    state: ServerState,
 }
 
 impl Open {
@@ -279,7 +279,7 @@ impl Open {
     }
 
     async fn reach<T>(self, ask: impl FnOnce(&SimulatedStore) -> T) -> Result<T, Failure> {
-        // What a dead process has not sent it never sends, and a stopped one later.
+        // A dead process never sends this request, and a stopped process sends it later.
         self.to.process.running().await;
         if self.is_broken() {
             return Err(Failure {

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use tenure::error::{LostCause, OptionsError, StoreError, StoreRefusal};
 use tenure::protocol::message::ClaimId;
-use tenure::{Builder, Error, Fence, Guard, Key, Lease, LockFuture, Locks, MemoryStore, Mutex, NodeId};
+use tenure::{
+    Builder, Campaign, Error, Fence, Guard, Key, Lease, LockFuture, Locks, MemoryStore, Mutex, NodeId,
+};
 
 fn shared<T: Send + Sync + Unpin + 'static>() {}
 fn cheap<T: Clone>() {}
@@ -22,6 +24,7 @@ fn types_are_send_and_sync() {
     shared::<Builder>();
     shared::<Mutex>();
     shared::<LockFuture>();
+    shared::<Campaign>();
     shared::<Guard>();
     shared::<Lease>();
     shared::<Key>();

@@ -65,6 +65,7 @@ mod paused_clock;
 mod policies;
 mod proxy;
 mod refusals;
+mod renewals;
 #[cfg(feature = "scheduler")]
 mod run_all;
 mod runtimes;

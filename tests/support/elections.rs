@@ -116,6 +116,68 @@ pub async fn who_observes_is_told(one: &Locks, other: &Locks) {
     soon(guard.release()).await.unwrap();
 }
 
+/// No observer is told of a leader that campaigned with a value without that value.
+pub async fn a_value_is_told_with_its_leader(one: &Locks, other: &Locks) {
+    let (here, there) = (one.election("valued"), other.election("valued"));
+    let mut observers = [here.observe(), there.observe()];
+    for observer in &mut observers {
+        assert_eq!(told(observer, |_| true).await, None);
+    }
+    let first = soon(here.campaign().value("first")).await.unwrap();
+    for observer in &mut observers {
+        let leader = told(observer, |leader| leader.is_some()).await.unwrap();
+        assert_eq!(
+            (leader.value(), leader.fence()),
+            (Some(&b"first"[..]), first.fence())
+        );
+        assert_eq!(leader.node_name(), Some("one"));
+    }
+    // A candidate that waits leads by a hand-over, and one that gave up before leaves nothing behind.
+    let gives_up = soon(
+        there
+            .campaign()
+            .value([0; 100])
+            .timeout(Duration::from_millis(20)),
+    )
+    .await;
+    assert!(gives_up.is_err(), "{gives_up:?}");
+    let candidate = there.clone();
+    let stands = tokio::spawn(async move { candidate.campaign().value(b"\0second:=").await });
+    soon(async {
+        while other.waiting() == 0 || leader(&there).await.is_none() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    soon(first.release()).await.unwrap();
+    let second = soon(stands).await.unwrap().unwrap();
+    for observer in &mut observers {
+        let is_next = |leader: Option<&Leader>| leader.is_some_and(|leader| leader.node() == other.node());
+        let leader = told(observer, is_next).await.unwrap();
+        assert_eq!(
+            (leader.value(), leader.fence()),
+            (Some(&b"\0second:="[..]), second.fence())
+        );
+        assert_eq!(leader.node_name(), Some("other"));
+    }
+    soon(there.proclaim("later")).await.unwrap();
+    for observer in &mut observers {
+        told(observer, |leader| is_told(leader, b"later")).await;
+    }
+    soon(second.release()).await.unwrap();
+    // The next leader has no value, and is not told as one with an earlier value.
+    let third = campaign(&here).await;
+    let leader = leader(&there).await.unwrap();
+    assert_eq!((leader.value(), leader.fence()), (None, third.fence()));
+    soon(third.release()).await.unwrap();
+    let long = soon(here.campaign().value(vec![0; 64 * 1024 + 1])).await;
+    assert!(matches!(long, Err(Error::Options(_))), "{long:?}");
+    let longest = vec![7; 64 * 1024];
+    let fourth = soon(here.campaign().value(&longest)).await.unwrap();
+    assert!(is_told(soon(there.leader()).await.unwrap().as_ref(), &longest));
+    soon(fourth.release()).await.unwrap();
+}
+
 /// A look that is given up and begun again misses nothing.
 pub async fn who_looks_now_and_then_misses_nothing(one: &Locks, other: &Locks) {
     let (here, there) = (one.election("blinks"), other.election("blinks"));
@@ -262,6 +324,7 @@ macro_rules! laws_of_elections {
         $crate::laws_of_elections!($nodes, $is_empty:
             one_leads_at_a_time,
             who_observes_is_told,
+            a_value_is_told_with_its_leader,
             who_looks_now_and_then_misses_nothing,
             what_a_leader_proclaimed_is_over_with_it,
             a_leader_works_and_resigns,

@@ -119,6 +119,10 @@ impl World {
             self.end_caller(slot, caller);
             return self.write_denied(denial);
         }
+        if self.nodes[slot].callers[caller].state == CallerState::Renewing {
+            self.end_caller(slot, caller);
+            return self.renewal_denied(denial);
+        }
         self.cover(match denial {
             AcquireError::Busy => Case::DeniedBusy,
             AcquireError::QueueFull { .. } => Case::DeniedFull,
@@ -169,6 +173,10 @@ impl World {
             String::new()
         };
         let caller = self.expect_state(slot, ticket, &told, CallerState::may_be_told);
+        if self.nodes[slot].callers[caller].state == CallerState::Renewing {
+            self.end_caller(slot, caller);
+            return self.renewed(slot, caller);
+        }
         self.cover(match answer {
             CallAnswer::Report(_) => Case::Reported,
             CallAnswer::InUse(_) => Case::InUseTold,

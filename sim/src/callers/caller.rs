@@ -122,6 +122,7 @@ impl World {
             (CallerAction::Transfer, CallerState::Holding) => self.transfer(slot, caller),
             (CallerAction::SendTransfer, CallerState::Holding) => self.send_transfer(slot, caller),
             (CallerAction::Write, CallerState::Holding) => self.begin_write(slot, caller),
+            (CallerAction::Renew, CallerState::Holding) => self.renew(slot, caller),
             (CallerAction::Save, _) => self.save_checkpoint(slot, caller),
             (CallerAction::Proclaim, _) => self.proclaim(slot, caller),
             // The future is dropped, not the guard.

@@ -22,6 +22,9 @@ pub(crate) struct Proclamation {
     pub(crate) node: String,
 }
 
+/// The grant number in the value of a candidate, which is written before the candidate wins.
+pub(crate) const NOT_YET_GRANTED: GrantNumber = GrantNumber(0);
+
 impl Proclamation {
     /// Returns the bytes to proclaim.
     pub(crate) fn write(&self) -> Payload {
@@ -110,7 +113,20 @@ impl World {
         if rests {
             self.start_rest(slot, ticket.0 as usize - 1, term);
         }
-        self.feed(slot, key, Input::Lock(ticket, options));
+        // Not drawn: in the other half of the worlds, no candidate has a value.
+        let has_value = self.setup.seed.is_multiple_of(2) && ticket.0.is_multiple_of(2);
+        let input = if has_value {
+            self.memory.elections.seq += 1;
+            let proclamation = Proclamation {
+                number: NOT_YET_GRANTED,
+                seq: self.memory.elections.seq,
+                node: self.nodes[slot].id.to_string(),
+            };
+            Input::Campaign(ticket, options, proclamation.write())
+        } else {
+            Input::Lock(ticket, options)
+        };
+        self.feed(slot, key, input);
     }
 
     /// Plans what a leader does: it proclaims values, the last perhaps after its loss, and resigns.

@@ -165,6 +165,7 @@ impl World {
             4..30 => 0,
             _ => self.rng.u64(0..self.profile.hold),
         };
+        let hold = self.plan_renewals(slot, caller, &options, hold);
         let life = self.nodes[slot].life;
         let act = if self.chance(60) {
             CallerAction::Release

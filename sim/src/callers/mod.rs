@@ -10,5 +10,6 @@ mod latches;
 mod locks;
 pub(crate) mod open_ticks;
 mod permits;
+mod renewals;
 mod transfers;
 mod writes;

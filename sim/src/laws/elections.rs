@@ -6,7 +6,7 @@ use std::time::Duration;
 use tenure::protocol::ledger::RecordOwner;
 use tenure::protocol::message::{Call, Fence, Kind, LeaderReport, Reply, Request, Verb, Version};
 
-use crate::callers::elections::Proclamation;
+use crate::callers::elections::{NOT_YET_GRANTED, Proclamation};
 use crate::coverage::Case;
 use crate::time::MS;
 use crate::violation::Violation;
@@ -64,7 +64,7 @@ impl World {
             let is_true = proclamation.as_ref().is_none_or(|proclamation| {
                 let latest = elections.proclaimed.get(&(key, report.number)).copied();
                 proclamation.as_ref().is_some_and(|proclamation| {
-                    proclamation.number == report.number
+                    [report.number, NOT_YET_GRANTED].contains(&proclamation.number)
                         && proclamation.node == report.node.to_string()
                         && Some(proclamation.seq) <= latest
                 })
@@ -75,6 +75,21 @@ impl World {
             self.report(Violation::ProclaimedByAnother, Some(key), || {
                 format!("an observer of node {slot} is told {report:?} with the value {proclamation:?}")
             });
+        }
+        let won_with_value = |report: &LeaderReport| {
+            let elections = &self.memory.elections;
+            elections.won_with_value.contains(&(key, report.number))
+                && !self.is_exempt_fence(Fence::new(report.number, 0))
+        };
+        if let Some(report) = report
+            && won_with_value(report)
+        {
+            self.cover(Case::ValueOfWinnerTold);
+            if proclamation.is_none() {
+                self.report(Violation::LeaderWithoutValue, Some(key), || {
+                    format!("an observer of node {slot} is told {report:?}, which campaigned with a value")
+                });
+            }
         }
         let seq = proclamation.flatten().map(|proclamation| proclamation.seq);
         let told = report.map(|report| (report.number, seq));
@@ -108,6 +123,12 @@ impl World {
         if !self.elections.contains(&key) {
             return;
         }
+        if let (Verb::Claim { .. }, Some(value)) = (request.verb, &request.data)
+            && let Some(value) = Proclamation::read(value)
+        {
+            let campaigned = &mut self.memory.elections.campaigned;
+            campaigned.insert(request.claim_id, value.seq);
+        }
         let us = self.server_us();
         let record = self.server.ledger.record(&self.keys[key], us);
         let leader = record.and_then(|record| match record.owner {
@@ -115,7 +136,13 @@ impl World {
             RecordOwner::Foreign | RecordOwner::WrongType => None,
         });
         if let Some((claim_id, number)) = leader {
-            self.memory.elections.led.insert((key, number), claim_id.node);
+            let elections = &mut self.memory.elections;
+            if elections.led.insert((key, number), claim_id.node).is_none()
+                && let Some(seq) = elections.campaigned.get(&claim_id).copied()
+            {
+                elections.won_with_value.insert((key, number));
+                elections.proclaimed.insert((key, number), seq);
+            }
         }
         let Verb::Call(Call::Proclaim { of, seq }) = request.verb else {
             return;

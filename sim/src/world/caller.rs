@@ -49,6 +49,8 @@ pub(crate) enum CallerState {
     },
     /// Waits for the outcome of a write.
     Writing,
+    /// Waits for the outcome of a renewal.
+    Renewing,
     Over,
 }
 
@@ -57,7 +59,7 @@ impl CallerState {
     pub(crate) fn may_be_told(self) -> bool {
         matches!(
             self,
-            CallerState::Waiting | CallerState::GivingUp | CallerState::Writing
+            CallerState::Waiting | CallerState::GivingUp | CallerState::Writing | CallerState::Renewing
         )
     }
 }
@@ -86,6 +88,8 @@ pub(crate) enum CallerAction {
     SendTransfer,
     /// Writes under the lease.
     Write,
+    /// Renews its fixed lease.
+    Renew,
     /// Proclaims a value, whether it leads or not.
     Proclaim,
     /// Saves a checkpoint, whether it holds or not.

@@ -1,6 +1,6 @@
 //! What the laws remember of elections.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use tenure::protocol::message::{ClaimId, GrantNumber, LeaseTimes, NodeId, Version};
 use tenure::protocol::time::Instant;
@@ -19,6 +19,10 @@ pub(crate) struct ElectionMemory {
     pub(crate) proclaimed: HashMap<(usize, GrantNumber), u64>,
     /// The number of proclamations that were sent.
     pub(crate) seq: u64,
+    /// The sequence number of the value that each claim campaigned with.
+    pub(crate) campaigned: HashMap<ClaimId, u64>,
+    /// The grants of leaders that campaigned with a value.
+    pub(crate) won_with_value: HashSet<(usize, GrantNumber)>,
     /// All observers.
     pub(crate) observers: Vec<Observer>,
     /// The rest of each resting caller.

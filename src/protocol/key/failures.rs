@@ -236,6 +236,11 @@ impl<P: Plant> KeyState<P> {
                 let error = failure.error.clone();
                 cx.event(KeyEvent::RenewFailed { left, error });
                 self.schedule_retry(cx, number);
+                // A fixed lease is renewed for its caller only, which is told of the failure.
+                let claim = &mut self.claims[number];
+                if claim.fixed && !self.plant.planted(Flaw::FixedLeaseRenewedAlone) {
+                    (claim.next_request, claim.is_retry) = (None, false);
+                }
             }
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
                 self.ask_or_wait(cx, number, failure);

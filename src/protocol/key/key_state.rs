@@ -11,7 +11,7 @@ use crate::protocol::key::claims::Claims;
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::line::{Caller, Line};
 use crate::protocol::key::readers::Readers;
-use crate::protocol::message::{ClaimId, ClaimNumber, Mode, NodeId};
+use crate::protocol::message::{ClaimId, ClaimNumber, Mode, NodeId, Payload};
 use crate::protocol::step::{AcquireError, Effect, Input, LockOptions, Outcome, Ticket};
 use crate::protocol::time::Instant;
 
@@ -30,6 +30,10 @@ pub(crate) struct KeyState<P> {
     /// Callers that want a claim of their own and have none, because they rest or wait for `reclaim`.
     pub(crate) solos: BTreeMap<Ticket, Caller>,
     pub(crate) claims: Claims,
+    /// Renewals that callers asked for. Empty except while their requests are in flight.
+    pub(crate) renewals: Vec<Renewal>,
+    /// The values of callers that campaign in an election. Each is sent with the requests of its caller's claim until that is granted.
+    pub(crate) values: Vec<(Ticket, Payload)>,
     /// The calls of the key; `None` while there are none, which is usual.
     pub(crate) calls: Option<Box<Calls<P>>>,
     /// When to claim again for the callers that have no claim.
@@ -61,6 +65,13 @@ pub(crate) struct Reclaim {
     pub(crate) after_failure: bool,
 }
 
+/// A renewal that a caller waits for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Renewal {
+    pub(crate) holder: Ticket,
+    pub(crate) caller: Ticket,
+}
+
 impl<P: Plant> KeyState<P> {
     #[inline]
     pub(crate) fn handle(&mut self, cx: &mut StepContext<'_>, mut input: Input) {
@@ -76,6 +87,10 @@ impl<P: Plant> KeyState<P> {
         self.expire(cx);
         match input {
             Input::Lock(ticket, options) => self.lock(cx, ticket, options),
+            Input::Campaign(ticket, options, value) => {
+                self.values.push((ticket, value));
+                self.lock(cx, ticket, options);
+            }
             Input::Cancel(ticket) => self.cancel(cx, ticket),
             Input::Release(ticket) => self.release(cx, ticket, None),
             Input::Finish(ticket, well) => self.release(cx, ticket, Some(well)),
@@ -83,6 +98,7 @@ impl<P: Plant> KeyState<P> {
             Input::Transfer(ticket, to, term) => self.transfer(cx, ticket, to, term),
             Input::Adopt(ticket, options, from) => self.adopt(cx, ticket, options, from),
             Input::HandedOut(ticket) => self.handed_out(cx, ticket),
+            Input::Renew(holder, caller) => self.renew(cx, Renewal { holder, caller }),
             Input::WriteEnded(lease, is_refused) => self.write_ended(cx, &lease, is_refused),
             Input::Answered {
                 tag,
@@ -105,7 +121,27 @@ impl<P: Plant> KeyState<P> {
             // The calls handle these inputs.
             Input::Call(..) | Input::Act(..) | Input::Changed => {}
         }
+        self.end_step(cx);
+    }
+
+    /// Ends a step that may have changed claims.
+    #[inline]
+    pub(crate) fn end_step(&mut self, cx: &mut StepContext<'_>) {
+        if !self.renewals.is_empty() {
+            self.deny_failed_renewals(cx);
+        }
         self.claim_for_line(cx);
+        if !self.values.is_empty() {
+            self.drop_values();
+        }
+    }
+
+    /// Drops the values of callers that wait no more.
+    fn drop_values(&mut self) {
+        let (solos, claims) = (&self.solos, &self.claims);
+        let waits = |claim: &Claim| claim.held().is_none();
+        self.values
+            .retain(|(ticket, _)| solos.contains_key(ticket) || claims.of(*ticket).is_some_and(waits));
     }
 
     /// Takes a step of the calls, if there are any, and sends their requests.
@@ -289,6 +325,7 @@ impl<P: Plant> KeyState<P> {
         if self.line.remove(ticket) || self.solos.remove(&ticket).is_some() {
             return;
         }
+        self.renewals.retain(|renewal| renewal.caller != ticket);
         let Some(claim) = self.claims.of(ticket) else {
             return self.leave_share(cx, ticket, None);
         };
@@ -341,6 +378,6 @@ impl<P: Plant> KeyState<P> {
                 _ => {}
             }
         }
-        self.claim_for_line(cx);
+        self.end_step(cx);
     }
 }

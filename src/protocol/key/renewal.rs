@@ -2,15 +2,15 @@
 
 use std::time::Duration;
 
-use crate::error::LostCause;
+use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::protocol::call::calls::Calls;
 use crate::protocol::failed_request::MAX_RETRY_PAUSE;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{Holders, LocalHolder, Phase, RequestKind};
 use crate::protocol::key::context::StepContext;
-use crate::protocol::key::key_state::KeyState;
+use crate::protocol::key::key_state::{KeyState, Renewal};
 use crate::protocol::message::{ClaimNumber, Kind};
-use crate::protocol::step::{Effect, InboxState, KeyEvent, ms};
+use crate::protocol::step::{AcquireError, CallAnswer, Effect, InboxState, KeyEvent, Ticket, ms};
 use crate::protocol::time::Instant;
 
 /// The shortest pause before a failed request is repeated.
@@ -52,7 +52,7 @@ impl<P: Plant> KeyState<P> {
                 self.send_due_request(cx, number);
             }
         }
-        self.claim_for_line(cx);
+        self.end_step(cx);
     }
 
     /// Sends the request of a claim whose pause is over.
@@ -105,6 +105,60 @@ impl<P: Plant> KeyState<P> {
             cx.event(KeyEvent::Overdue { held: held_for, left });
         }
         true
+    }
+
+    /// Renews the lease of a holder now. A renewal of the lease that is in flight serves this caller, too.
+    pub(crate) fn renew(&mut self, cx: &mut StepContext<'_>, renewal: Renewal) {
+        let Some((claim, ..)) = self.held_by(renewal.holder) else {
+            return cx.effects.push(Self::renewed_too_late(renewal.caller));
+        };
+        let (number, is_asking) = (claim.claim_id.claim, claim.is_in_flight(RequestKind::Renew));
+        if self.check_overdue(cx, number) {
+            return cx.deny(renewal.caller, AcquireError::Lost(LostCause::Overdue));
+        }
+        self.renewals.push(renewal);
+        if !is_asking {
+            self.ask(cx, number, RequestKind::Renew);
+        }
+    }
+
+    pub(crate) fn renewed_too_late(caller: Ticket) -> Effect {
+        Effect::Denied(caller, AcquireError::Lost(LostCause::Deadline))
+    }
+
+    /// Tells the callers that asked for a renewal of this claim that the store has extended the lease.
+    pub(crate) fn answer_renewals(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        let mut renewals = std::mem::take(&mut self.renewals);
+        renewals.retain(|renewal| {
+            let held = self.held_by(renewal.holder);
+            let is_renewed = held.is_some_and(|(claim, ..)| claim.claim_id.claim == number);
+            if is_renewed {
+                let answer = CallAnswer::Owned(true);
+                cx.effects.push(Effect::Answered(renewal.caller, answer));
+            }
+            !is_renewed
+        });
+        self.renewals = renewals;
+    }
+
+    /// Tells the callers whose renewal has no request in flight any more that it failed, or that the lease is lost.
+    pub(crate) fn deny_failed_renewals(&mut self, cx: &mut StepContext<'_>) {
+        let mut renewals = std::mem::take(&mut self.renewals);
+        renewals.retain(|renewal| {
+            let denial = match self.held_by(renewal.holder) {
+                Some((claim, ..)) if claim.is_in_flight(RequestKind::Renew) => return true,
+                Some((claim, ..)) => {
+                    let first = claim.unanswered.as_deref().or(self.error.as_ref());
+                    AcquireError::Store(first.cloned().unwrap_or_else(|| {
+                        StoreError::new(StoreErrorKind::Interrupted, "the store did not renew the lease")
+                    }))
+                }
+                None => AcquireError::Lost(LostCause::Deadline),
+            };
+            cx.deny(renewal.caller, denial);
+            false
+        });
+        self.renewals = renewals;
     }
 
     /// Ends the leases whose deadlines have passed. Every step checks the deadlines, not only their timers. A process
@@ -164,7 +218,7 @@ impl<P: Plant> KeyState<P> {
                 InboxState::Unconfirmed | InboxState::Refused => {}
             }
         }
-        self.claim_for_line(cx);
+        self.end_step(cx);
     }
 
     /// Repeats the failed requests that wait, because a connection opened.
@@ -177,7 +231,7 @@ impl<P: Plant> KeyState<P> {
             }
         }
         self.reclaim = self.reclaim.filter(|reclaim| !reclaim.after_failure);
-        self.claim_for_line(cx);
+        self.end_step(cx);
     }
 
     /// Schedules the renewal of a lease, when a third of it is over. A fixed lease is not renewed.

@@ -140,6 +140,9 @@ impl<P: Plant> KeyState<P> {
                 claim.failed_requests = 0;
                 cx.event(KeyEvent::Renewed { slack });
                 self.schedule_renewal(cx, number);
+                if !self.renewals.is_empty() {
+                    self.answer_renewals(cx, number);
+                }
             }
             Phase::Held(_) => self.lose(cx, number, LostCause::Gone),
             Phase::Leaving(_) => {}

@@ -216,6 +216,13 @@ impl<P: Plant> KeyState<P> {
         claim.is_retry = false;
         claim.recheck_on_answer = false;
         let (verb, class) = claim.verb_and_class(kind);
+        let data = match claim.ticket() {
+            Some(ticket) if !self.values.is_empty() => {
+                let value = self.values.iter().find(|(of, _)| *of == ticket);
+                value.map(|(_, value)| value.clone())
+            }
+            _ => None,
+        };
         let claim_id = claim.request_claim_id(kind);
         let request = Request {
             mark: claim.tick.as_deref().map(|tick| tick.mark),
@@ -225,7 +232,7 @@ impl<P: Plant> KeyState<P> {
             term: claim.term,
             mode: claim.mode,
             verb,
-            data: None,
+            data,
         };
         let tag = Tag {
             claim: claim.claim_id.claim,

@@ -99,6 +99,7 @@ impl<P: Plant> Shard<P> {
         self.begin();
         match input {
             Input::Lock(ticket, _)
+            | Input::Campaign(ticket, ..)
             | Input::Call(ticket, _)
             | Input::Act(ticket, ..)
             | Input::Adopt(ticket, ..)
@@ -115,14 +116,17 @@ impl<P: Plant> Shard<P> {
         let effects = &mut self.effects;
         let key = match input {
             // Only these inputs create a state. All others are about something that is over.
-            Input::Lock(..) | Input::Adopt(..) | Input::Pushed(_) | Input::Call(..) | Input::Act(..) => {
-                self.keys.entry(name.clone()).or_insert_with(|| {
-                    let mut key = self.spare.take().unwrap_or_default();
-                    self.last_key += 1;
-                    (key.plant, key.number) = (self.plant, self.last_key);
-                    key
-                })
-            }
+            Input::Lock(..)
+            | Input::Campaign(..)
+            | Input::Adopt(..)
+            | Input::Pushed(_)
+            | Input::Call(..)
+            | Input::Act(..) => self.keys.entry(name.clone()).or_insert_with(|| {
+                let mut key = self.spare.take().unwrap_or_default();
+                self.last_key += 1;
+                (key.plant, key.number) = (self.plant, self.last_key);
+                key
+            }),
             Input::Release(ticket) | Input::Finish(ticket, _) => match self.keys.get_mut(name) {
                 Some(key) => key,
                 None => return effects.push(KeyState::<P>::released_too_late(ticket)),
@@ -130,6 +134,10 @@ impl<P: Plant> Shard<P> {
             Input::Downgrade(ticket, to) | Input::Transfer(ticket, to, _) => match self.keys.get_mut(name) {
                 Some(key) => key,
                 None => return effects.extend(KeyState::<P>::passed_too_late(ticket, to)),
+            },
+            Input::Renew(_, caller) => match self.keys.get_mut(name) {
+                Some(key) => key,
+                None => return effects.push(KeyState::<P>::renewed_too_late(caller)),
             },
             _ => match self.keys.get_mut(name) {
                 Some(key) => key,

@@ -110,6 +110,8 @@ pub enum Branch {
     LeaderWatched,
     /// A leader proclaimed a value.
     Proclaimed,
+    /// The value with which the new leader campaigned was proclaimed.
+    ProclaimedByWinner,
     /// A proclaimed value came after a later one, or a second time.
     ProclaimedBefore,
     /// A claim that does not lead tried to proclaim a value.

@@ -6,7 +6,7 @@ use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::Proclaimed;
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{
-    Call, ClaimId, GrantNumber, Kind, LeaderReport, NodeId, Payload, Reply, Request, Version,
+    Call, ClaimId, GrantNumber, Kind, LeaderReport, NodeId, Payload, Reply, Request, Verb, Version,
 };
 
 impl<P: Plant> Transaction<'_, P> {
@@ -16,13 +16,53 @@ impl<P: Plant> Transaction<'_, P> {
         owner.map(|(claim_id, number)| (claim_id.node, number))
     }
 
-    /// Removes the value of the previous leader after the leader changed, and tells the watchers. A value that the
-    /// new leader proclaimed in the same step stays.
+    /// Keeps the value of a candidate that waits, or that this request made the leader. `led`: the leader before the request.
+    pub(crate) fn keep_value(&mut self, request: &Request, led: Option<(NodeId, GrantNumber)>) {
+        let (Verb::Claim { .. }, Some(value)) = (request.verb, &request.data) else {
+            return;
+        };
+        let claim_id = request.claim_id;
+        self.state.candidate_values.retain(|(of, _)| *of != claim_id);
+        let waits = self.is_queued(claim_id) && !self.planted(Flaw::QueuedValueForgotten);
+        let is_new_leader = self.current_leader() != led && self.owned_by(claim_id).is_some();
+        if self.name.kind == Kind::Election && (waits || is_new_leader) {
+            self.state.candidate_values.push((claim_id, value.clone()));
+        }
+    }
+
+    fn is_queued(&self, claim_id: ClaimId) -> bool {
+        self.state.queue.iter().any(|entry| entry.claim_id == claim_id)
+    }
+
+    /// Proclaims the value of the new leader, if it campaigned with one. A request that makes a leader and asks about it finds the
+    /// value, too.
+    fn proclaim_value(&mut self) {
+        let mut values = std::mem::take(&mut self.state.candidate_values);
+        if let Some((leader, number)) = self.state.owner()
+            && let Some(at) = values.iter().position(|(of, _)| *of == leader)
+        {
+            self.branches.push(Branch::ProclaimedByWinner);
+            self.state.proclaimed = Some(Box::new(Proclaimed {
+                number,
+                version: Version(number.0),
+                seq: 0,
+                value: values.swap_remove(at).1,
+            }));
+        }
+        values.retain(|(of, _)| self.is_queued(*of));
+        self.state.candidate_values = values;
+    }
+
+    /// Removes the value of the previous leader after the leader changed, and tells the watchers. The value with
+    /// which the new leader campaigned is proclaimed now.
     pub(crate) fn leader_changed(&mut self) {
         let leads = self.current_leader().map(|(_, number)| number);
         if !self.planted(Flaw::ProclaimedOutlivesLeader) {
             let proclaimed = &mut self.state.proclaimed;
             proclaimed.take_if(|proclaimed| Some(proclaimed.number) != leads);
+        }
+        if !self.state.candidate_values.is_empty() {
+            self.proclaim_value();
         }
         self.tell_watchers();
     }
@@ -31,6 +71,9 @@ impl<P: Plant> Transaction<'_, P> {
     pub(crate) fn ask_election(&mut self, request: &Request, call: Call) -> Reply {
         // Every verb settles the key first. A call has no claim, so the key is never granted to its sender.
         self.settle(None);
+        if !self.state.candidate_values.is_empty() {
+            self.proclaim_value();
+        }
         if let Call::Proclaim { of, seq } = call {
             return self.proclaim(of, seq, request.data.as_ref());
         }

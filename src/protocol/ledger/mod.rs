@@ -345,6 +345,7 @@ impl<P: Plant> Ledger<P> {
     pub fn forget_watchers(&mut self, name: &Name) {
         if let Some(state) = self.states.get_mut(name) {
             state.proclaimed = None;
+            state.candidate_values.clear();
             state.watchers.clear();
         }
     }

@@ -19,6 +19,8 @@ pub(crate) struct KeyRecord {
     pub(crate) latch: Option<Box<LatchRecord>>,
     /// The last value that a leader of the election proclaimed. It may be a previous leader's.
     pub(crate) proclaimed: Option<Box<Proclaimed>>,
+    /// The values of the candidates that wait in the queue: each is proclaimed when its candidate becomes the leader.
+    pub(crate) candidate_values: Vec<(ClaimId, Payload)>,
     /// The nodes to tell when the watched value changes.
     pub(crate) watchers: Vec<Watcher>,
 }

@@ -72,6 +72,9 @@ impl<P: Plant> Transaction<'_, P> {
         }
         let led = self.current_leader();
         let reply = self.dispatch(request);
+        if request.data.is_some() {
+            self.keep_value(request, led);
+        }
         if self.current_leader() != led {
             self.leader_changed();
         }

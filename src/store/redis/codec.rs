@@ -128,6 +128,8 @@ impl CommandText {
 /// Returns the letter of a verb, and appends its other words. If `tick` stays empty, the mode or the mark of the request
 /// fills it.
 fn push_verb(request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>) -> &'static str {
+    // The value of a candidate, which the store keeps while the candidate waits.
+    let value = request.data.as_ref().map_or(&[][..], |data| &data.0);
     match request.verb {
         Verb::Claim { wait } => {
             match request.when_behind {
@@ -135,9 +137,13 @@ fn push_verb(request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>) -> &'stati
                 WhenBehind::Queue => to.push(b'q'),
                 WhenBehind::After(tick) => append_number(to, tick.0.min(MAX_EXACT_INTEGER)),
             }
+            to.extend_from_slice(value);
             if wait { "w" } else { "c" }
         }
-        Verb::Renew => "r",
+        Verb::Renew => {
+            to.extend((!value.is_empty()).then_some(b'v'));
+            "r"
+        }
         Verb::Finish { well } if request.name.kind == Kind::Job => {
             to.extend_from_slice(if well { b"well" } else { b"" });
             "f"

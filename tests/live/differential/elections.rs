@@ -44,6 +44,8 @@ async fn the_script_for_elections_gives_the_replies_of_the_ledger() {
         ("watches what is proclaimed", 20),
         ("proclaimed", 40),
         ("proclaimed before", 8),
+        ("proclaimed by the winner", 30),
+        ("proclaimed by a winner that waited", 5),
         ("proclaimed by who was next", 1),
         ("not the leader", 50),
         ("asked again", 20),
@@ -69,6 +71,15 @@ async fn the_script_for_elections_gives_the_replies_of_the_ledger() {
             run.base.begin_again();
         }
     }
+}
+
+/// Every second claim campaigns with a value, which all its requests carry.
+fn value_of(claim_id: ClaimId) -> Option<Payload> {
+    let values: [&[u8]; 3] = [b"0:", b"3:x:\0\n\xff=", b"4:node=:10:20:30"];
+    let number = claim_id.claim.0 as usize;
+    number
+        .is_multiple_of(2)
+        .then(|| Payload(values[number % values.len()].into()))
 }
 
 struct Run {
@@ -147,10 +158,14 @@ impl Run {
                 if self.base.rng.u8(..8) > 0 {
                     (claim_id, term) = self.base.fresh(at);
                 }
+                data = value_of(claim_id);
                 let wait = self.base.rng.u8(..3) > 0;
                 Verb::Claim { wait }
             }
-            6..9 => Verb::Renew,
+            6..9 => {
+                data = value_of(claim_id);
+                Verb::Renew
+            }
             9 | 10 => Verb::Leave,
             call => {
                 // Whoever asks is nobody's claim.
@@ -289,6 +304,7 @@ impl Run {
                 Branch::LeaderWatched => "watched",
                 Branch::Proclaimed => "proclaimed",
                 Branch::ProclaimedBefore => "proclaimed before",
+                Branch::ProclaimedByWinner => "proclaimed by the winner",
                 Branch::ProclaimRefused => "not the leader",
                 Branch::StalePassedOver => "stale passed over",
                 Branch::DeafPassedOver => "deaf passed over",
@@ -298,8 +314,18 @@ impl Run {
                 _ => continue,
             });
         }
+        let granted = pushes.iter().filter_map(|push| match push {
+            Push::Granted(grant) => Some((grant.name.clone(), grant.number)),
+            Push::Changed(..) => None,
+        });
+        let granted: HashMap<_, _> = granted.collect();
         self.compare_pushes(&batch, pushes, step).await;
         for at in places {
+            let number = granted.get(&self.base.names[at]);
+            let proclaimed = self.proclaimed(at).filter(|proclaimed| proclaimed.seq == 0);
+            if number.is_some() && proclaimed.map(|proclaimed| proclaimed.number) == number.copied() {
+                self.base.saw("proclaimed by a winner that waited");
+            }
             self.base.compare(at, real.time / 1000, step);
             self.base.compare_record(at, step);
             self.compare_memory(at, step);
@@ -458,6 +484,12 @@ impl Run {
         let (Some(memory), Some(record)) = (self.memory(at), self.base.record(at)) else {
             return;
         };
+        // A value of a candidate lives as long as the candidate, whose time does not go by here.
+        let mut fields = redis::cmd("HKEYS");
+        let fields: Vec<String> = fields.arg(&memory).query(&mut self.base.client).unwrap();
+        if fields.iter().any(|field| field.starts_with('c')) {
+            return;
+        }
         let alone = self.base.rng.bool();
         let ms = AGES[self.base.rng.usize(..AGES.len())] * if alone { 2 } else { 1 };
         let (known, leads) = (self.left(&memory), self.left(&record));
@@ -466,8 +498,6 @@ impl Run {
         if !alone && (ends(known) || ends(leads) || leads > LONG_MS as i64 / 2) {
             return;
         }
-        let mut fields = redis::cmd("HKEYS");
-        let fields: Vec<String> = fields.arg(&memory).query(&mut self.base.client).unwrap();
         for watcher in fields.iter().filter(|field| field.starts_with('w')) {
             redis::cmd("HINCRBY")
                 .arg(&memory)

@@ -2,6 +2,7 @@
 --   g = leader:   returns the leader. If `to` is w and `tick` is the current version, the holder's node gets a push when
 --                 that version is over, for one lease.
 --   i = proclaim: keeps a value of the holder, if it leads. `to` is <seq>:<value>.
+--   A claim may have a value, which is `to`. The value is proclaimed when the holder becomes the leader.
 -- KEYS[i]         record
 -- KEYS[n+1+i]     queue
 -- KEYS[2*n+1+i]   memory   hash, expires with the leader's lease, or with the last watcher
@@ -9,6 +10,7 @@
 --                   version  version of its value, a number of the clock
 --                   seq      number of the value within the leadership
 --                   said     the value
+--                   c<holder>  <lease>:<hold>:<value> of a waiting candidate, proclaimed when it becomes the leader
 --                   w<node>  a watcher: the last ms for which it wants a push
 -- returns         T = no leader; T<number>:<version>:<node>: then nothing, or = and the value;
 --                 H<version> = watched; 0 = proclaimed; X = the holder does not lead
@@ -33,14 +35,45 @@ local function watches(key, field)
   return (tonumber(redis.call('HGET', key, field)) or 0) >= ms
 end
 
--- Pushes to each watcher and removes it. A watcher must ask again before it gets another push.
+-- Pushes to each watcher and removes it. A watcher must ask again before it gets another push. Returns the fields of
+-- candidates with a value.
 local function tell(i, key)
+  local candidates = {}
   for _, field in ipairs(redis.call('HKEYS', key)) do
     if string.byte(field) == 119 then
       if watches(key, field) then
         -- The number of receivers decides nothing: a watcher also asks by itself.
         redis.pcall('PUBLISH', 'tenure1:n:' .. string.sub(field, 2), '1 changed election ' .. KEYS[i])
       end
+      redis.call('HDEL', key, field)
+    elseif string.byte(field) == 99 then
+      candidates[#candidates + 1] = field
+    end
+  end
+  return candidates
+end
+
+-- Returns the fields of candidates with a value.
+local function candidates_of(key)
+  local candidates = {}
+  for _, field in ipairs(redis.call('HKEYS', key)) do
+    if string.byte(field) == 99 then candidates[#candidates + 1] = field end
+  end
+  return candidates
+end
+
+-- Removes the values of candidates that do not wait any more, and proclaims that of the new leader, if there is one.
+local function settle_values(i, key, candidates, leader, hold)
+  for _, field in ipairs(candidates) do
+    local holder = string.sub(field, 2)
+    local times, value = string.match(redis.call('HGET', key, field) or '', '^(%d+:%d+):(.*)$')
+    local leads_now = leader and value and find(records[i], holder, 1, true) == 1
+    if leads_now then
+      redis.call('HSET', key, 'number', leader, 'version', leader, 'seq', '0', 'said', value)
+      local left = redis.call('PTTL', KEYS[i])
+      lives(key, left > 0 and left or hold)
+    end
+    if leads_now or not (times and redis.call('ZSCORE', KEYS[n + 1 + i], 'b' .. holder .. times)) then
       redis.call('HDEL', key, field)
     end
   end
@@ -51,11 +84,52 @@ end
 -- lease.
 function elected(i, led, number, hold)
   local key = KEYS[2 * n + 1 + i]
-  if leads(i) ~= led then
-    tell(i, key)
-    if redis.call('HGET', key, 'number') ~= leads(i) then redis.call('DEL', key) end
+  local leader = leads(i)
+  if leader ~= led then
+    local candidates = tell(i, key)
+    if redis.call('HGET', key, 'number') == leader then
+      -- The new leader proclaimed something in the same step.
+    elseif candidates[1] then
+      redis.call('HDEL', key, 'number', 'version', 'seq', 'said')
+    else
+      redis.call('DEL', key)
+    end
+    settle_values(i, key, candidates, leader, hold)
   elseif number then
     lives(key, hold)
+  end
+end
+
+if claims then
+  local claim_plain = claim
+  -- Keeps the value before the claim: a refusal for want of memory then leaves nothing behind.
+  function claim(i, queue, number, job, holder, entry, lease, hold, tick, to, verb)
+    if to == '' or number then return claim_plain(i, queue, number, job, holder, entry, lease, hold, tick, '', verb) end
+    local key = KEYS[2 * n + 1 + i]
+    redis.call('HSET', key, 'c' .. holder, lease .. ':' .. hold .. ':' .. to)
+    lives(key, lease)
+    local led = leads(i)
+    local reply = claim_plain(i, queue, number, job, holder, entry, lease, hold, tick, '', verb)
+    -- Removes the values of dead candidates. A change of the leader removes them, too.
+    if leads(i) == led then settle_values(i, key, candidates_of(key), nil, hold) end
+    return reply
+  end
+end
+
+if renews then
+  local renew_plain = renew
+  -- The value lives as long as its candidate waits.
+  function renew(i, queue, number, job, holder, entry, lease, hold, tick, to)
+    if to ~= '' and not number then lives(KEYS[2 * n + 1 + i], lease) end
+    return renew_plain(i, queue, number, job, holder, entry, lease, hold, tick)
+  end
+end
+
+if leaves then
+  local leave_plain = leave
+  function leave(i, queue, number, job, holder, entry, lease, hold, tick, to)
+    if not number then attempt('HDEL', KEYS[2 * n + 1 + i], 'c' .. holder) end
+    return leave_plain(i, queue, number, job, holder, entry, lease, hold, tick, to)
   end
 end
 
@@ -87,8 +161,10 @@ if asks then
     -- A write that changes nothing. A replica refuses it, and so says that its answers mean nothing. And the server does
     -- not refuse a later write of the same script for want of memory.
     redis.call('ZREM', queue, 'b')
-    if not records[i] and queues ~= 0 then hand_over(i, queue) end
+    local free = not records[i]
+    if free and queues ~= 0 then hand_over(i, queue) end
     local number = leads(i)
+    if free and number then settle_values(i, key, candidates_of(key), number, hold) end
     local node = string.match(records[i] or '', '^%x+')
     if verb == 'i' then
       if not number or find(records[i], holder, 1, true) ~= 1 then return 'X' end
