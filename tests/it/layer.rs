@@ -1,13 +1,6 @@
 //! The tower door, on the memory store.
 
-use std::convert::Infallible;
-use std::future::{pending, ready};
-use std::pin::Pin;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll};
-use std::time::Duration;
-
+use crate::help::{ms, soon};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Path};
@@ -16,18 +9,21 @@ use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER};
 use http::{HeaderMap, Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
-use tenure::error::LostCause;
-use tenure::middleware::{KeySource, LockKey, LockService, OnLost, Refused};
+use std::convert::Infallible;
+use std::future::pending;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+use tenure::middleware::{KeySource, LockKey, LockService, Refused};
 use tenure::protocol::message::Name;
-use tenure::{Clock, Key, Lease, LockLayer, Locks, MemoryStore};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpListener, TcpStream};
+use tenure::{Key, Lease, LockLayer, Locks, MemoryStore};
+use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 use tower::limit::ConcurrencyLimitLayer;
 use tower::{Layer, Service, ServiceBuilder, ServiceExt, service_fn};
-
-use crate::help::{ms, soon};
 
 pub(crate) async fn until(what: impl Fn() -> bool) {
     soon(async {
@@ -61,13 +57,13 @@ where
 /// A handler that says when it is entered and stays until it is let go.
 #[derive(Clone)]
 pub(crate) struct GatedHandler {
-    entered: mpsc::UnboundedSender<String>,
-    go: Arc<Semaphore>,
-    inside: Arc<AtomicUsize>,
-    most: Arc<AtomicUsize>,
+    pub(crate) entered: mpsc::UnboundedSender<String>,
+    pub(crate) go: Arc<Semaphore>,
+    pub(crate) inside: Arc<AtomicUsize>,
+    pub(crate) most: Arc<AtomicUsize>,
 }
 
-pub(crate) struct Seen(mpsc::UnboundedReceiver<String>);
+pub(crate) struct Seen(pub(crate) mpsc::UnboundedReceiver<String>);
 
 impl Seen {
     pub(crate) async fn next(&mut self) -> String {
@@ -80,7 +76,7 @@ impl Seen {
 }
 
 /// Counts down when a handler is dropped, too.
-struct Leaves(Arc<AtomicUsize>);
+pub(crate) struct Leaves(pub(crate) Arc<AtomicUsize>);
 
 impl Drop for Leaves {
     fn drop(&mut self) {
@@ -100,7 +96,7 @@ impl GatedHandler {
         (handler, Seen(seen))
     }
 
-    async fn serve(self, name: String) -> &'static str {
+    pub(crate) async fn serve(self, name: String) -> &'static str {
         let inside = self.inside.fetch_add(1, Ordering::SeqCst) + 1;
         let _leaves = Leaves(self.inside.clone());
         self.most.fetch_max(inside, Ordering::SeqCst);
@@ -230,7 +226,7 @@ async fn head_and_get_share_a_lock() {
 // Policies and their answers.
 
 /// Checks an answer of the layer itself.
-async fn refused(response: Response<Body>, why: Refused, status: u16, retry: bool) {
+pub(crate) async fn refused(response: Response<Body>, why: Refused, status: u16, retry: bool) {
     assert_eq!(response.status(), status);
     assert_eq!(response.extensions().get::<Refused>(), Some(&why));
     assert_eq!(response.headers()[CONTENT_TYPE], "application/problem+json");
@@ -549,278 +545,19 @@ async fn a_key_source_may_wait_and_have_a_name() {
     assert_eq!(status(&app, to("/?else")).await, 418);
 }
 
-// The lease.
-
-#[tokio::test]
-async fn the_handler_sees_the_lease() {
-    let locks = Locks::memory();
-    let (sender, mut leases) = mpsc::unbounded_channel();
-    let handler = move |lease: Lease, request: Request<Body>| async move {
-        assert!(lease.is_held());
-        assert_eq!(
-            request.extensions().get::<Lease>().unwrap().fence(),
-            lease.fence()
-        );
-        sender.send(lease).unwrap();
-    };
-    let app = Router::new()
-        .route("/a", get(handler))
-        .route_layer(by_path(&locks));
-    let mut fences = Vec::new();
-    for _ in 0..3 {
-        assert_eq!(status(&app, to("/a")).await, 200);
-        let lease = leases.recv().await.unwrap();
-        assert_eq!(lease.key(), &Key::from("/a"));
-        assert!(!lease.is_held(), "it ends with the answer");
-        assert_eq!(soon(lease.lost()).await, LostCause::Released);
-        fences.push(lease.fence());
-    }
-    assert!(fences.is_sorted_by(|one, next| one < next), "{fences:?}");
-}
-
-#[tokio::test]
-async fn a_missing_layer_is_told() {
-    let app = Router::new().route("/", get(|_: Lease| async {})).route(
-        "/maybe",
-        get(|lease: Option<Lease>| async move { assert!(lease.is_none()) }),
-    );
-    let response = soon(send(&app, to("/"))).await.unwrap();
-    assert_eq!(response.status(), 500);
-    assert_eq!(text(response).await, "LockLayer is missing on this route");
-    assert_eq!(status(&app, to("/maybe")).await, 200);
-}
-
-#[tokio::test]
-async fn of_nested_layers_the_inner_lease_is_seen() {
-    let locks = Locks::memory();
-    let app = Router::new()
-        .route("/", get(|lease: Lease| async move { lease.key().to_string() }))
-        .route_layer(LockLayer::by(&locks, |_| "inner"))
-        .route_layer(LockLayer::by(&locks, |_| "outer"));
-    assert_eq!(text(soon(send(&app, to("/"))).await.unwrap()).await, "inner");
-}
-
 /// Takes the lock away under the holder, as a foreign client of the store would.
 pub(crate) fn steal(store: &MemoryStore, key: &str) {
     store.with_ledger(|ledger, _| ledger.overwrite(&Name::lock(key.into()), None));
-}
-
-#[tokio::test]
-async fn a_lost_lease_is_told() {
-    let store = MemoryStore::new();
-    let locks = Locks::builder().memory_shared(&store).unwrap();
-    let thief = store.clone();
-    let handler = |lease: Lease| async move {
-        steal(&thief, "/");
-        format!("{:?} {}", lease.lost().await, lease.is_held())
-    };
-    let app = Router::new()
-        .route("/", get(handler))
-        .route_layer(by_path(&locks).lease(ms(3_000)).on_lost(OnLost::Tell));
-    let response = soon(send(&app, to("/"))).await.unwrap();
-    assert_eq!(response.status(), 200);
-    assert_eq!(text(response).await, "Gone false");
-}
-
-#[tokio::test]
-async fn a_lost_lease_cancels() {
-    let store = MemoryStore::new();
-    let locks = Locks::builder().memory_shared(&store).unwrap();
-    let (handler, mut seen) = GatedHandler::new();
-    let app = handler.app(by_path(&locks).lease(ms(3_000)));
-    let answer = send(&app, to("/o/secret"));
-    seen.next().await;
-    steal(&store, "/o/secret");
-    refused(soon(answer).await.unwrap(), Refused::OutcomeUnknown, 500, false).await;
-    assert_eq!(
-        handler.inside.load(Ordering::SeqCst),
-        0,
-        "the handler's future is dropped"
-    );
-    soon(locks.idle()).await;
-    assert!(store.is_empty());
-}
-
-#[tokio::test]
-async fn a_handler_that_slept_past_its_lease_takes_no_other_step() {
-    for (on_lost, expected) in [(OnLost::Cancel, 500), (OnLost::Replace, 500), (OnLost::Tell, 200)] {
-        let clock = Clock::new();
-        let locks = Locks::builder().clock(clock.clone()).memory().unwrap();
-        // No timer has fired yet when it is done.
-        let handler = move || {
-            clock.jump(Duration::from_secs(11));
-            ready(())
-        };
-        let app = Router::new()
-            .route("/", get(handler))
-            .route_layer(by_path(&locks).on_lost(on_lost));
-        assert_eq!(status(&app, to("/")).await, expected);
-    }
-}
-
-#[tokio::test]
-async fn no_handler_starts_with_a_lost_lease() {
-    let store = MemoryStore::new();
-    let locks = Locks::builder().memory_shared(&store).unwrap();
-    let (handler, mut seen) = GatedHandler::new();
-    // Not by `Router::layer`: a route of axum is always ready, and what is inside of it waits in the handler's future.
-    let service = ServiceBuilder::new()
-        .layer(by_path(&locks).lease(ms(3_000)))
-        .layer(ConcurrencyLimitLayer::new(1))
-        .service(handler.routes());
-    let send = |uri| {
-        let answer = service.clone().oneshot(to(uri));
-        tokio::spawn(async move { answer.await.unwrap().map(Body::new) })
-    };
-    let first = send("/o/a");
-    seen.next().await;
-    // Has its lock, and waits for the slot.
-    let second = send("/o/secret");
-    until(|| store.len() == 2).await;
-    steal(&store, "/o/secret");
-    refused(soon(second).await.unwrap(), Refused::Lost, 503, true).await;
-    assert!(seen.nobody());
-    handler.let_go(1);
-    assert_eq!(soon(first).await.unwrap().status(), 200);
-}
-
-/// A handler that hangs is told and then stopped; so is a wait for a service that never becomes ready.
-#[tokio::test]
-async fn max_hold_bounds_handlers_and_services_that_hang() {
-    let locks = Locks::memory();
-    let (handler, mut seen) = GatedHandler::new();
-    let layer = by_path(&locks).lease(ms(450)).max_hold(ms(500));
-    let service = ServiceBuilder::new()
-        .layer(layer)
-        .layer(ConcurrencyLimitLayer::new(1))
-        .service(handler.routes());
-    let send = |uri| {
-        let answer = service.clone().oneshot(to(uri));
-        tokio::spawn(async move { answer.await.unwrap().map(Body::new) })
-    };
-    let hangs = send("/o/a");
-    seen.next().await;
-    let unready = send("/o/b");
-    refused(soon(hangs).await.unwrap(), Refused::OutcomeUnknown, 500, false).await;
-    // Its slot is free now, unless its own time was over first.
-    handler.let_go(1);
-    let answer = soon(unready).await.unwrap().status().as_u16();
-    assert!([200, 503].contains(&answer), "{answer}");
-    soon(locks.idle()).await;
-}
-
-// Ends that are no answers.
-
-#[tokio::test]
-async fn a_client_that_leaves_gives_up_its_place_and_its_lock() {
-    let store = MemoryStore::new();
-    let locks = Locks::builder().memory_shared(&store).unwrap();
-    let (handler, mut seen) = GatedHandler::new();
-    let app = handler.app(by_path(&locks));
-    let handled = send(&app, to("/o/a"));
-    seen.next().await;
-    let waiting = send(&app, to("/o/a"));
-    until(|| locks.waiting() == 1).await;
-    waiting.abort();
-    until(|| locks.waiting() == 0).await;
-    handled.abort();
-    assert!(soon(handled).await.unwrap_err().is_cancelled());
-    assert_eq!(handler.inside.load(Ordering::SeqCst), 0);
-    soon(locks.idle()).await;
-    assert!(store.is_empty());
-    assert!(seen.nobody());
-}
-
-#[tokio::test]
-async fn a_connection_that_is_closed_is_a_client_that_left() {
-    let locks = Locks::memory();
-    let (handler, mut seen) = GatedHandler::new();
-    let app = handler.app(by_path(&locks));
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let address = listener.local_addr().unwrap();
-    let server = tokio::spawn(async move { axum::serve(listener, app).await });
-    let ask = async || {
-        let mut client = TcpStream::connect(address).await.unwrap();
-        client
-            .write_all(b"GET /o/a HTTP/1.1\r\nhost: a\r\n\r\n")
-            .await
-            .unwrap();
-        client
-    };
-    let handled = ask().await;
-    seen.next().await;
-    let waiting = ask().await;
-    until(|| locks.waiting() == 1).await;
-    drop(waiting);
-    until(|| locks.waiting() == 0).await;
-    drop(handled);
-    soon(locks.idle()).await;
-
-    let mut client = ask().await;
-    seen.next().await;
-    handler.let_go(1);
-    let mut answer = [0; 12];
-    soon(client.read_exact(&mut answer)).await.unwrap();
-    assert_eq!(&answer, b"HTTP/1.1 200");
-    server.abort();
-}
-
-#[tokio::test]
-async fn a_handler_that_panics_gives_the_lock_back() {
-    let locks = Locks::memory();
-    let handler = |lease: Lease| async move {
-        assert!(!lease.is_held(), "on purpose");
-    };
-    let app = Router::new()
-        .route("/", get(handler))
-        .route_layer(by_path(&locks));
-    assert!(soon(send(&app, to("/"))).await.unwrap_err().is_panic());
-    soon(locks.idle()).await;
-    drop(locks.mutex("/").try_lock().await.unwrap().expect("it is free"));
-}
-
-#[tokio::test]
-async fn the_lock_outlives_the_handlers_future() {
-    /// Says, when it is dropped, whether the lease was still held.
-    struct Last(Lease, mpsc::UnboundedSender<bool>);
-
-    impl Drop for Last {
-        fn drop(&mut self) {
-            self.1.send(self.0.is_held()).unwrap();
-        }
-    }
-
-    let locks = Locks::memory();
-    let (sender, mut held) = mpsc::unbounded_channel();
-    let (handler, mut seen) = GatedHandler::new();
-    let served = {
-        let handler = handler.clone();
-        move |lease: Lease| async move {
-            let _last = Last(lease, sender);
-            handler.serve("a".into()).await
-        }
-    };
-    let app = Router::new().route("/", get(served)).route_layer(by_path(&locks));
-    let dropped = send(&app, to("/"));
-    seen.next().await;
-    dropped.abort();
-    assert!(
-        soon(held.recv()).await.unwrap(),
-        "dropped: the work goes before what protects it"
-    );
-    handler.let_go(1);
-    assert_eq!(status(&app, to("/")).await, 200);
-    assert!(soon(held.recv()).await.unwrap(), "done");
 }
 
 // Tower.
 
 /// Is ready for one call when it was asked so often, and panics when it is called sooner. A clone was not asked yet.
 pub(crate) struct Probe<S> {
-    inner: S,
-    hesitates: u32,
-    asked: u32,
-    calls: Arc<AtomicUsize>,
+    pub(crate) inner: S,
+    pub(crate) hesitates: u32,
+    pub(crate) asked: u32,
+    pub(crate) calls: Arc<AtomicUsize>,
 }
 
 impl<S> Probe<S> {

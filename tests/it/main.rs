@@ -32,6 +32,8 @@ mod layer;
 #[cfg(feature = "axum")]
 mod layer_keys;
 #[cfg(feature = "axum")]
+mod layer_lease;
+#[cfg(feature = "axum")]
 mod layer_nested;
 #[cfg(feature = "axum")]
 mod layer_notes;
@@ -82,6 +84,14 @@ mod simulations;
 mod subscribers;
 #[cfg(feature = "scheduler")]
 mod ticks;
+#[cfg(feature = "scheduler")]
+mod ticks_engine;
+#[cfg(feature = "scheduler")]
+mod ticks_removal;
+#[cfg(feature = "scheduler")]
+mod ticks_runs;
+#[cfg(feature = "scheduler")]
+mod ticks_takeover;
 mod transfers;
 mod two_locks;
 mod waiters;

@@ -27,6 +27,7 @@ mod elections;
 #[cfg(feature = "scheduler")]
 mod engine;
 mod events;
+mod foreign_values;
 mod help;
 mod idle;
 mod interop;
@@ -57,6 +58,7 @@ mod rw_locks;
 mod scenarios;
 mod semaphores;
 mod server;
+mod server_faults;
 #[cfg(feature = "scheduler")]
 mod shutdown;
 mod silence;
@@ -64,6 +66,8 @@ mod store;
 mod subscribers;
 #[cfg(feature = "scheduler")]
 mod ticks;
+#[cfg(feature = "scheduler")]
+mod ticks_restarts;
 #[cfg(feature = "rustls")]
 mod tls;
 mod tools;
@@ -74,4 +78,5 @@ mod waiters;
 #[cfg(feature = "scheduler")]
 mod went_back;
 mod writes;
+mod writes_of_several;
 mod zero_wait;

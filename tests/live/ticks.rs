@@ -2,6 +2,9 @@
 //!
 //! `TENURE_JOBS_SECONDS=60` makes the runs as long as they should be now and then.
 
+use crate::help::{Canary, Eyes, PATIENCE, ms, now};
+use crate::server::RedisServer;
+use crate::support::events::{Told, Watch};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::pending;
@@ -11,24 +14,19 @@ use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-
 use tenure::scheduler::Misfire;
 use tenure::{Locks, Tick};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 use tokio_cron_scheduler::{Job, JobScheduler};
 
-use crate::help::{Canary, Eyes, PATIENCE, locks, ms, now, soon};
-use crate::server::RedisServer;
-use crate::support::events::{Told, Watch};
-
-const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
+pub(crate) const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
 
 /// A replica that stood still for so long may come too late for a tick, or keep one open until the next.
-const STALL: Duration = ms(200);
+pub(crate) const STALL: Duration = ms(200);
 
 /// How long the long runs last.
-fn span() -> u64 {
+pub(crate) fn span() -> u64 {
     let seconds = std::env::var("TENURE_JOBS_SECONDS");
     seconds.map_or(12, |seconds| seconds.parse().expect("a number of seconds"))
 }
@@ -146,7 +144,7 @@ fn say(line: &str) {
     println!("@{line}");
 }
 
-struct Noted(String, &'static str);
+pub(crate) struct Noted(pub(crate) String, pub(crate) &'static str);
 
 impl Drop for Noted {
     fn drop(&mut self) {
@@ -156,29 +154,29 @@ impl Drop for Noted {
 
 /// One line of a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Line {
-    who: usize,
-    what: String,
-    tick: u64,
-    attempt: u64,
-    fence: u64,
+pub(crate) struct Line {
+    pub(crate) who: usize,
+    pub(crate) what: String,
+    pub(crate) tick: u64,
+    pub(crate) attempt: u64,
+    pub(crate) fence: u64,
 }
 
 /// What all replicas said, in the order in which they were heard.
 #[derive(Clone, Default)]
-struct Heard(Arc<Mutex<Vec<Line>>>);
+pub(crate) struct Heard(pub(crate) Arc<Mutex<Vec<Line>>>);
 
 impl Heard {
-    fn lines(&self) -> Vec<Line> {
+    pub(crate) fn lines(&self) -> Vec<Line> {
         self.0.lock().unwrap().clone()
     }
 
-    fn of(&self, what: &str) -> Vec<Line> {
+    pub(crate) fn of(&self, what: &str) -> Vec<Line> {
         let lines = self.lines().into_iter();
         lines.filter(|line| line.what == what).collect()
     }
 
-    fn until(&self, why: &str, so: impl Fn(&Line) -> bool) -> Line {
+    pub(crate) fn until(&self, why: &str, so: impl Fn(&Line) -> bool) -> Line {
         let began = Instant::now();
         while began.elapsed() < PATIENCE {
             if let Some(line) = self.lines().into_iter().find(&so) {
@@ -190,20 +188,20 @@ impl Heard {
     }
 
     /// Waits until the three of them will fire for whatever tick comes next.
-    fn until_all_ready(&self) {
+    pub(crate) fn until_all_ready(&self) {
         for who in 0..3 {
             self.until("all are ready", |line| line.what == "ready" && line.who == who);
         }
     }
 
     /// The largest stall that a replica told of.
-    fn worst_stall(&self) -> Duration {
+    pub(crate) fn worst_stall(&self) -> Duration {
         let stalls = self.of("stalled").into_iter().map(|line| ms(line.fence));
         stalls.max().unwrap_or_default()
     }
 
     /// Tells of the stalls of the server and of this process, as replicas do of theirs, until the server ends.
-    fn watch(&self, server: &RedisServer) {
+    pub(crate) fn watch(&self, server: &RedisServer) {
         let (heard, mut client) = (self.clone(), server.client());
         std::thread::spawn(move || {
             loop {
@@ -227,7 +225,7 @@ impl Heard {
     }
 
     /// The ticks that were run to their end, and how often.
-    fn ended(&self) -> BTreeMap<u64, usize> {
+    pub(crate) fn ended(&self) -> BTreeMap<u64, usize> {
         let mut ended = BTreeMap::new();
         for line in self.of("end") {
             *ended.entry(line.tick).or_default() += 1;
@@ -237,7 +235,7 @@ impl Heard {
 
     /// What holds whatever happens: in the order of their fences, ticks only grow, and so do their attempts; and no tick
     /// that was run to its end, and the store told of it, is run again.
-    fn check(&self) {
+    pub(crate) fn check(&self) {
         let (mut starts, lines) = (self.of("start"), self.lines());
         starts.sort_by_key(|line| line.fence);
         for two in starts.windows(2) {
@@ -260,7 +258,7 @@ impl Heard {
     }
 
     /// Runs that came to their end, and whose process was killed before the store was known to know.
-    fn ends_untold(&self) -> Vec<Line> {
+    pub(crate) fn ends_untold(&self) -> Vec<Line> {
         let told = self.of("told");
         let is_told = |end: &Line| told.iter().any(|told| told.fence == end.fence);
         self.of("end").into_iter().filter(|end| !is_told(end)).collect()
@@ -269,22 +267,22 @@ impl Heard {
 
 /// How a replica is set up.
 #[derive(Clone)]
-struct Setup {
-    url: String,
-    lease: Duration,
+pub(crate) struct Setup {
+    pub(crate) url: String,
+    pub(crate) lease: Duration,
     /// How long a request may take. Long, for the sake of busy machines.
-    request_timeout: Duration,
+    pub(crate) request_timeout: Duration,
     /// The job lasts so long; `None`: its first attempt never ends.
-    lasts: Option<Duration>,
+    pub(crate) lasts: Option<Duration>,
     /// So far its wall clock is off.
-    off: &'static str,
-    expression: String,
+    pub(crate) off: &'static str,
+    pub(crate) expression: String,
     /// A tick that could not be begun is made up for within that.
-    within: Option<Duration>,
+    pub(crate) within: Option<Duration>,
 }
 
 impl Setup {
-    fn on(url: String) -> Setup {
+    pub(crate) fn on(url: String) -> Setup {
         Setup {
             url,
             lease: ms(30_000),
@@ -298,14 +296,14 @@ impl Setup {
 }
 
 /// Another process with a scheduler. Killed when dropped.
-struct Worker {
-    child: Child,
+pub(crate) struct Worker {
+    pub(crate) child: Child,
     /// So far its wall clock was ahead of its lease clock when it started, and that clock.
-    clocks: (Duration, Duration),
+    pub(crate) clocks: (Duration, Duration),
 }
 
 impl Worker {
-    fn start(who: usize, setup: &Setup, heard: &Heard) -> Worker {
+    pub(crate) fn start(who: usize, setup: &Setup, heard: &Heard) -> Worker {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command
             .args([
@@ -375,13 +373,13 @@ impl Worker {
         }
     }
 
-    fn signal(&self, signal: &str) {
+    pub(crate) fn signal(&self, signal: &str) {
         let id = self.child.id().to_string();
         let status = Command::new("kill").args([signal, &id]).status();
         assert!(status.unwrap().success(), "kill {signal}");
     }
 
-    fn kill(&mut self) {
+    pub(crate) fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -407,13 +405,13 @@ fn next(out: &mut impl BufRead) -> Option<String> {
     }
 }
 
-fn wall() -> Duration {
+pub(crate) fn wall() -> Duration {
     let now = std::time::SystemTime::now();
     now.duration_since(std::time::UNIX_EPOCH).unwrap()
 }
 
 /// So far the wall clock is ahead of the clock of leases.
-fn ahead() -> Duration {
+pub(crate) fn ahead() -> Duration {
     loop {
         let (before, wall, after) = (now(), wall(), now());
         // Else it stood still in between.
@@ -559,19 +557,19 @@ fn a_process_that_is_killed_again_and_again_runs_no_tick_twice() {
 }
 
 /// A job that one replica runs for ever, while the two others stand by.
-struct Run {
-    _server: RedisServer,
-    setup: Setup,
-    heard: Heard,
-    workers: Vec<Worker>,
-    owner: Line,
+pub(crate) struct Run {
+    pub(crate) _server: RedisServer,
+    pub(crate) setup: Setup,
+    pub(crate) heard: Heard,
+    pub(crate) workers: Vec<Worker>,
+    pub(crate) owner: Line,
 }
 
 impl Run {
     const LEASE: Duration = ms(4_000);
 
     /// There is a single tick, for which all of them are ready: those that come after one that is being run are skipped.
-    fn start() -> Run {
+    pub(crate) fn start() -> Run {
         for lead in [4, 12, 24] {
             let (server, heard) = (RedisServer::start(), Heard::default());
             let tick = wall().as_secs() + lead;
@@ -605,7 +603,7 @@ impl Run {
     }
 
     /// Kills a replica and starts another in its place, which knows nothing of the run.
-    fn replace(&mut self, who: usize) {
+    pub(crate) fn replace(&mut self, who: usize) {
         self.workers[who].kill();
         self.workers[who] = Worker::start(3 + who, &self.setup, &self.heard);
         self.heard
@@ -613,7 +611,7 @@ impl Run {
     }
 
     /// The tick is run again by one of those that came later, to its end.
-    fn until_finished(&self) -> Line {
+    pub(crate) fn until_finished(&self) -> Line {
         let next = self
             .heard
             .until("a successor", |line| line.what == "start" && line.attempt > 1);
@@ -705,349 +703,4 @@ fn a_stopped_owner_is_told_and_its_fence_is_refused() {
     };
     assert!(write(next.fence) && !write(owner.fence));
     heard.check();
-}
-
-/// A tick that nobody could claim when it came: once the server is back it is run, once, and by one of them.
-#[test]
-fn a_redis_that_is_away_at_the_tick_has_it_run_once_when_it_is_back() {
-    let (server, heard) = (RedisServer::start(), Heard::default());
-    let setup = Setup {
-        lease: ms(8_000),
-        expression: "0,20,40 * * * * *".to_owned(),
-        ..Setup::on(server.url())
-    };
-    let workers: Vec<_> = (0..3).map(|who| Worker::start(who, &setup, &heard)).collect();
-    heard.until_all_ready();
-    let (tick, before) = loop {
-        let tick = (wall().as_secs() + 2).next_multiple_of(20);
-        std::thread::sleep(Duration::from_secs(tick - 1).saturating_sub(wall()));
-        let before = heard.of("start").len();
-        server.freeze();
-        if wall().as_secs() < tick {
-            break (tick, before);
-        }
-        server.thaw();
-    };
-    // Longer than the two seconds of a request, so that some have failed and others are under way when it is back.
-    std::thread::sleep(ms(4_500));
-    assert_eq!(heard.of("start").len(), before, "nobody runs");
-    server.thaw();
-    heard.until("its end", |line| line.what == "told" && line.tick == tick);
-    // Whatever was still under way has had its time.
-    std::thread::sleep(ms(2_500));
-    drop(workers);
-    heard.check();
-    let starts = heard.of("start");
-    assert_eq!(
-        starts.iter().filter(|line| line.tick == tick).count(),
-        1,
-        "{starts:#?}"
-    );
-    assert_eq!(heard.ended()[&tick], 1);
-}
-
-/// A tick is made up for within twelve seconds by the clock of the server, though two replicas are four seconds apart: the one
-/// that is ahead gives it up no sooner, and the one that is behind no later.
-#[test]
-fn how_late_a_tick_is_the_clock_of_the_server_says() {
-    let (server, heard) = (RedisServer::start(), Heard::default());
-    let worker = |(who, off): (usize, &'static str)| {
-        let setup = Setup {
-            off,
-            expression: "0,20,40 * * * * *".to_owned(),
-            within: Some(ms(12_000)),
-            ..Setup::on(server.url())
-        };
-        Worker::start(who, &setup, &heard)
-    };
-    let workers: Vec<_> = ["+2.0", "-2.0", ""].into_iter().enumerate().map(worker).collect();
-    heard.until_all_ready();
-    // From the first tick on they know their expression, and from then on what the server's clock shows.
-    heard.until("a run", |line| line.what == "told");
-    let mut frozen = Vec::new();
-    for (late, is_run) in [(ms(4_000), true), (ms(12_700), false)] {
-        // Too late by the clock of the server: then the one that is behind is alone, which would take it for young enough.
-        let others = [&workers[0], &workers[2]];
-        let others = if is_run { &others[..0] } else { &others };
-        others.iter().for_each(|other| other.signal("-STOP"));
-        let tick = loop {
-            let tick = (wall().as_secs() + 4).next_multiple_of(20);
-            // Before the one that is ahead fires.
-            std::thread::sleep(Duration::from_secs(tick - 3).saturating_sub(wall()));
-            server.freeze();
-            if wall().as_secs() < tick - 2 {
-                break tick;
-            }
-            server.thaw();
-        };
-        std::thread::sleep((Duration::from_secs(tick) + late).saturating_sub(wall()));
-        server.thaw();
-        frozen.push((tick, is_run));
-        if !is_run {
-            std::thread::sleep(ms(3_000));
-        }
-        others.iter().for_each(|other| other.signal("-CONT"));
-        let next = tick + 20;
-        heard.until("the next comes as usual", |line| {
-            line.what == "told" && line.tick == next
-        });
-    }
-    // What the one that is behind is told comes four seconds later.
-    std::thread::sleep(ms(4_500));
-    drop(workers);
-    heard.check();
-    let (starts, stalls) = (heard.of("start"), heard.of("stalled"));
-    for (tick, is_run) in frozen {
-        let runs = starts.iter().filter(|line| line.tick == tick).count();
-        // A replica that stood still for long was late itself. That of the server is the test.
-        let is_near = |stall: &Line| (tick - 3..tick + 18).contains(&stall.tick) && stall.fence > 500;
-        let excused = runs <= 1 && stalls.iter().any(|stall| stall.who == 1 && is_near(stall));
-        println!("{tick} was run {runs} times, and is to be run: {is_run}; excused: {excused}");
-        assert!(
-            runs == usize::from(is_run) || excused,
-            "{tick} was run {runs} times, and is to be run: {is_run}: {:#?}",
-            heard.lines()
-        );
-    }
-}
-
-/// Of many that were missed only the last few are run: those that were asked for within the time that a request may
-/// take, and which the server finds when it is back, or that a replica fired for last, each at a phase of its own. One
-/// after the other, and none twice.
-#[test]
-fn ticks_that_a_redis_missed_are_not_made_up_for() {
-    let (server, heard) = (RedisServer::start(), Heard::default());
-    let setup = Setup {
-        lease: ms(8_000),
-        request_timeout: ms(2_000),
-        ..Setup::on(server.url())
-    };
-    let workers: Vec<_> = (0..3).map(|who| Worker::start(who, &setup, &heard)).collect();
-    heard.until("a run", |line| line.what == "told");
-    server.freeze();
-    let left = wall().as_secs();
-    // Nothing that was asked before is answered any more, and what was answered is heard.
-    std::thread::sleep(ms(1_500));
-    let before = heard.of("start").len();
-    std::thread::sleep(ms(9_200));
-    assert_eq!(
-        heard.of("start").len(),
-        before,
-        "nobody runs: {:#?}",
-        heard.lines()
-    );
-    let back = wall().as_secs();
-    server.thaw();
-    heard.until("ticks go on", |line| line.what == "told" && line.tick > back);
-    drop(workers);
-    heard.check();
-    let ended = heard.ended();
-    let late: Vec<_> = ended
-        .keys()
-        .filter(|tick| (left + 1..back).contains(*tick))
-        .collect();
-    // A replica is refused once a request and a connection had no answer for the request timeout of 2 s each, and then only
-    // the newest is pursued; a machine is late by a little.
-    assert!(
-        late.len() <= 6 && late.iter().all(|tick| **tick + 6 >= back),
-        "{late:?} at {back}: {:#?}",
-        heard.lines()
-    );
-    println!(
-        "{} ticks missed, {} of them run late",
-        back - left - 1,
-        late.len()
-    );
-}
-
-/// A deploy of a service with a job each second: each replica is told to end at a tick, and another comes in its place.
-#[test]
-fn replicas_that_are_drained_at_the_tick_leave_it_to_the_others() {
-    let (server, heard) = (RedisServer::start(), Heard::default());
-    heard.watch(&server);
-    let setup = Setup {
-        lease: ms(3_000),
-        lasts: Some(ms(150)),
-        ..Setup::on(server.url())
-    };
-    let mut workers: Vec<_> = (0..3).map(|who| Worker::start(who, &setup, &heard)).collect();
-    heard.until_all_ready();
-    let first = heard.until("a run", |line| line.what == "told").tick + 1;
-    for round in 0..6 {
-        let at = Duration::from_secs(wall().as_secs() + 1) + ms(fastrand::u64(..600));
-        std::thread::sleep(at.saturating_sub(wall()));
-        workers[round % 3].signal("-TERM");
-        let ended = format!("{round} is drained");
-        heard.until(&ended, |line| line.what == "drained" && line.who == round);
-        let _ = workers[round % 3].child.wait();
-        workers[round % 3] = Worker::start(round + 3, &setup, &heard);
-        heard.until("the next is there", |line| {
-            line.what == "ready" && line.who == round + 3
-        });
-    }
-    let last = heard.of("told").last().unwrap().tick;
-    std::thread::sleep(ms(1_500));
-    drop(workers);
-    heard.check();
-    let (ended, stalls) = (heard.ended(), heard.of("stalled"));
-    let excused = |tick: u64| {
-        let excuses = |stall: &Line| stall.tick - stall.fence / 1_000 <= tick + 2 && tick <= stall.tick + 2;
-        stalls.iter().any(excuses)
-    };
-    for tick in first..last {
-        let times = ended.get(&tick).copied().unwrap_or_default();
-        assert!(
-            times == 1 || times == 0 && excused(tick),
-            "{tick} ended {times} times: {:#?}",
-            heard.lines()
-        );
-    }
-    assert!(last > first + 2, "{first} to {last}");
-}
-
-/// A server that forgot everything knows of no mark either. Ticks go on, fences grow, and only a tick of the very moment may
-/// be run again, by a replica whose claim was under way when the server went.
-#[test]
-fn a_redis_that_is_restarted_empty_goes_on_with_larger_fences() {
-    let (mut server, heard) = (RedisServer::start(), Heard::default());
-    let setup = Setup {
-        lease: ms(2_000),
-        ..Setup::on(server.url())
-    };
-    let workers: Vec<_> = (0..3).map(|who| Worker::start(who, &setup, &heard)).collect();
-    heard.until_all_ready();
-    heard.until("a run", |line| line.what == "told");
-    let mut moments = Vec::new();
-    for _ in 0..2 {
-        moments.push(wall().as_secs());
-        server.kill();
-        server.restart();
-        let mut client = server.client();
-        let left: Vec<String> = redis::cmd("KEYS").arg("tenure1:j:*").query(&mut client).unwrap();
-        let back = wall().as_secs();
-        println!("{} jobs are known to the new server", left.len());
-        heard.until("ticks go on", |line| line.what == "told" && line.tick > back + 1);
-    }
-    drop(workers);
-    let mut starts = heard.of("start");
-    starts.sort_by_key(|line| line.fence);
-    for two in starts.windows(2) {
-        assert!(two[0].fence < two[1].fence, "a fence twice: {two:?}");
-        let is_of_the_moment = moments
-            .iter()
-            .any(|moment| (moment - 2..=moment + 1).contains(&two[1].tick));
-        assert!(
-            two[0].tick < two[1].tick || is_of_the_moment,
-            "{two:?} of {moments:?}"
-        );
-    }
-}
-
-/// Somebody's clock was an hour ahead, and a tick of then is known to the server.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_mark_ahead_of_the_servers_clock_is_told_and_can_be_reset() {
-    let server = RedisServer::start();
-    let locks = locks(&server.url(), ms(30_000)).await;
-    let (watch, runs) = (Watch::of("job=ahead "), Arc::new(Mutex::new(0)));
-    let ran = runs.clone();
-    let work = move |_| {
-        *ran.lock().unwrap() += 1;
-        async {}
-    };
-    let scheduler = JobScheduler::new().await.unwrap();
-    let job = Job::new_async("* * * * * *", locks.job("ahead", work).unwrap()).unwrap();
-    scheduler.add(job).await.unwrap();
-    scheduler.start().await.unwrap();
-    soon(watch.until("tick_starts")).await;
-    let mut client = server.client();
-    let memory: Vec<String> = redis::cmd("KEYS").arg("tenure1:j:*").query(&mut client).unwrap();
-    let ahead = (wall().as_millis() as u64 + 3_600_000).to_string();
-    redis::cmd("HSET")
-        .arg(&memory[0])
-        .arg(&["mark", ahead.as_str(), "done", "1"])
-        .exec(&mut client)
-        .unwrap();
-    let before = *runs.lock().unwrap();
-    // Whoever has just made the job asks soon; who has it, once in a lease.
-    let other = crate::help::locks(&server.url(), ms(30_000)).await;
-    let _job = other.job("ahead", |_| async {}).unwrap();
-    soon(watch.until("mark_ahead")).await;
-    assert!(*runs.lock().unwrap() <= before + 1, "nothing is run");
-    assert!(locks.reset_job("ahead").await.unwrap());
-    let seen = *runs.lock().unwrap();
-    soon(async {
-        while *runs.lock().unwrap() < seen + 2 {
-            sleep(ms(10)).await;
-        }
-    })
-    .await;
-    assert!(!locks.reset_job("ahead").await.unwrap());
-}
-
-/// Stopped between two runs, as a process that is debugged or a machine that is suspended: what it then fires for is
-/// over, or the newest.
-#[test]
-fn a_replica_that_was_stopped_runs_nothing_again() {
-    let (server, heard) = (RedisServer::start(), Heard::default());
-    let setup = Setup {
-        lease: ms(2_000),
-        ..Setup::on(server.url())
-    };
-    let workers: Vec<_> = (0..3).map(|who| Worker::start(who, &setup, &heard)).collect();
-    let run = heard.until("a run", |line| line.what == "told");
-    let stopped = (run.who + 1) % 3;
-    workers[stopped].signal("-STOP");
-    // Should it have won one in that moment, it is taken over.
-    let seen = heard.until("others go on", |line| {
-        line.what == "told" && line.tick > run.tick + 4
-    });
-    workers[stopped].signal("-CONT");
-    heard.until("it wakes up", |line| {
-        line.what == "told" && line.tick > seen.tick + 2
-    });
-    drop(workers);
-    heard.check();
-}
-
-/// A job's name is a key like any other, also in the memory that outlives its lease.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_name_may_have_every_byte() {
-    let server = RedisServer::start();
-    let nodes = [
-        locks(&server.url(), ms(30_000)).await,
-        locks(&server.url(), ms(30_000)).await,
-    ];
-    let scheduler = JobScheduler::new().await.unwrap();
-    // Its latest tick is the same for as long as the test runs.
-    let job = Job::new_async("0 0 0 1 1 *", |_, _| Box::pin(async {})).unwrap();
-    let id = scheduler.add(job).await.unwrap();
-    let every: Vec<u8> = (0..=255).collect();
-    let mut names: Vec<Vec<u8>> = every.iter().map(|byte| vec![*byte]).collect();
-    names.extend([every, b"{a}b".to_vec(), b"}{".to_vec(), vec![b'x'; 512]]);
-    let runs = Arc::new(Mutex::new(Vec::new()));
-    for name in &names {
-        for locks in &nodes {
-            let runs = runs.clone();
-            let work = move |tick: Tick| {
-                assert!(tick.is_held());
-                runs.lock().unwrap().push(tick.job().as_bytes().to_vec());
-                async {}
-            };
-            let mut fire = locks.job(name.clone(), work).unwrap();
-            soon(fire(id, scheduler.clone())).await;
-        }
-    }
-    assert_eq!(*runs.lock().unwrap(), names, "each once, under its own name");
-
-    // And what is known of it goes under that name.
-    let mut eyes = Eyes::on(&server);
-    assert_eq!(eyes.left_behind().len(), names.len());
-    for name in &names {
-        assert!(nodes[0].forget_job(name.clone()).await.unwrap(), "{name:?}");
-        assert!(!nodes[1].forget_job(name.clone()).await.unwrap(), "{name:?}");
-    }
-    eyes.until_empty().await;
-    drop(server);
-    let error = nodes[0].forget_job("a").await.unwrap_err();
-    assert!(error.is_unreachable(), "{error}");
 }

@@ -1,0 +1,297 @@
+//! Jobs that are removed, and nodes that are drained.
+
+use crate::help::{ms, soon, until};
+use crate::support::events::Watch;
+use crate::ticks::{
+    EACH_SECOND, EACH_YEAR, Log, by_hand, counted, drained, node, once, stop, ticking, until_standing_by,
+};
+use std::future::pending;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use tenure::{Locks, MemoryStore};
+use tokio::time::sleep;
+use tokio_cron_scheduler::{Job, JobScheduler};
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_is_removed_leaves_its_name() {
+    let (locks, log) = (Locks::memory(), Log::default());
+    let scheduler = JobScheduler::new().await.unwrap();
+    scheduler.start().await.unwrap();
+    for who in 0..2 {
+        let of_job = log.clone();
+        let work = move |tick| of_job.clone().during(who, tick, async {});
+        let mut free = None;
+        until("its name is free", || {
+            free = locks.job("removed", work.clone()).ok();
+            free.is_some()
+        })
+        .await;
+        let job = Job::new_async(EACH_SECOND, free.unwrap()).unwrap();
+        let id = scheduler.add(job).await.unwrap();
+        until("it runs", || log.all("end").iter().any(|line| line.who == who)).await;
+        scheduler.remove(&id).await.unwrap();
+    }
+    stop([scheduler]).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_is_no_more_is_forgotten_and_one_that_runs_is_not() {
+    let (store, log) = (MemoryStore::new(), Log::default());
+    let (id, scheduler) = by_hand(EACH_YEAR).await;
+    let nodes = [node(&store), node(&store)];
+    assert!(
+        !nodes[0].forget_job("no more").await.unwrap(),
+        "nothing was known"
+    );
+    let (go_on, gate) = tokio::sync::watch::channel(false);
+    let work = {
+        let log = log.clone();
+        move |tick| {
+            let mut gate = gate.clone();
+            log.clone()
+                .during(0, tick, async move { drop(gate.wait_for(|open| *open).await) })
+        }
+    };
+    let mut fire = nodes[0].job("no more", work.clone()).unwrap();
+    let run = tokio::spawn(fire(id, scheduler.clone()));
+    until("it runs", || log.count("start") == 1).await;
+    let error = nodes[1].forget_job("no more").await.unwrap_err();
+    assert!(error.is_busy(), "{error}");
+    go_on.send(true).unwrap();
+    soon(run).await.unwrap();
+    soon(nodes[0].idle()).await;
+    soon(fire(id, scheduler.clone())).await;
+    assert_eq!(log.count("start"), 1, "its tick is known to be over");
+
+    assert!(nodes[1].forget_job("no more").await.unwrap());
+    assert!(!nodes[1].forget_job("no more").await.unwrap());
+    assert!(store.is_empty());
+    // So it is not known any more that this tick was run.
+    soon(fire(id, scheduler.clone())).await;
+    assert_eq!(log.count("start"), 2);
+}
+
+// The life of a job.
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_removed_job_ends_its_standby_and_frees_its_name() {
+    let (store, log) = (MemoryStore::new(), Log::default());
+    let (winner, stands_by) = (node(&store), node(&store));
+    let expression = once(ms(60_000));
+    let (id, scheduler) = by_hand(&expression).await;
+    let of_job = log.clone();
+    let work = move |tick| of_job.clone().during(0, tick, pending());
+    let mut fire = winner.job("removed", work).unwrap();
+    let run = tokio::spawn(fire(id, scheduler));
+    until("it runs", || log.count("start") == 1).await;
+    // On a scheduler of its own, which fires once.
+    let scheduler = JobScheduler::new().await.unwrap();
+    let of_job = log.clone();
+    let work = move |tick| of_job.clone().during(1, tick, async {});
+    let leased = stands_by.job("removed", work).unwrap();
+    let (mut leased, fires) = (leased, Arc::new(AtomicUsize::new(0)));
+    let counts = fires.clone();
+    let job = Job::new_async(expression.as_str(), move |id, scheduler| {
+        counts.fetch_add(1, Ordering::SeqCst);
+        leased(id, scheduler)
+    });
+    let id = scheduler.add(job.unwrap()).await.unwrap();
+    // It is kept by a task of the scheduler's own.
+    let kept = async || scheduler.context.job_code.write().await.get(id).await.unwrap();
+    let code = soon(async {
+        loop {
+            match kept().await {
+                Some(code) => return code,
+                None => tokio::task::yield_now().await,
+            }
+        }
+    })
+    .await;
+    let pursuit = tokio::spawn((code.write().await)(id, scheduler.clone()));
+    drop(code);
+    until_standing_by(&store, "removed", 1).await;
+    scheduler.remove(&id).await.unwrap();
+    soon(pursuit).await.unwrap();
+    until_standing_by(&store, "removed", 0).await;
+    let again = stands_by.job("removed", |_| async {});
+    assert!(again.is_ok(), "its name is free");
+    drop(again);
+    drained(&winner, Duration::ZERO).await;
+    soon(run).await.unwrap();
+    assert_eq!(
+        log.count("start"),
+        1,
+        "what was removed is not run: {:?}",
+        log.all("start")
+    );
+    assert_eq!(fires.load(Ordering::SeqCst), 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_that_is_removed_while_it_runs_comes_to_its_end() {
+    let (locks, log) = (Locks::memory(), Log::default());
+    let (goes_on, waits) = (
+        Arc::new(tokio::sync::Notify::new()),
+        Arc::new(AtomicUsize::new(0)),
+    );
+    let (of_job, wait) = (log.clone(), goes_on.clone());
+    let work = move |tick| {
+        let wait = wait.clone();
+        of_job
+            .clone()
+            .during(0, tick, async move { wait.notified().await })
+    };
+    let scheduler = JobScheduler::new().await.unwrap();
+    let job = Job::new_async(EACH_SECOND, counted(waits, locks.job("runs on", work).unwrap())).unwrap();
+    let id = scheduler.add(job).await.unwrap();
+    scheduler.start().await.unwrap();
+    until("it runs", || log.count("start") == 1).await;
+    scheduler.remove(&id).await.unwrap();
+    until("its name is free", || locks.job("runs on", |_| async {}).is_ok()).await;
+    goes_on.notify_one();
+    until("it ends", || log.count("end") == 1).await;
+    assert_eq!(log.count("dropped"), 0);
+    stop([scheduler]).await;
+}
+
+// The end of a node.
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drained_standby_gives_up_its_place() {
+    let (store, log) = (MemoryStore::new(), Log::default());
+    let (id, scheduler) = by_hand(EACH_YEAR).await;
+    let nodes = [node(&store), node(&store), node(&store)];
+    let (mut pursuits, mut fires) = (Vec::new(), Vec::new());
+    for (who, locks) in nodes.iter().enumerate() {
+        let of_this = log.clone();
+        let work = move |tick| {
+            of_this.clone().during(who, tick, async move {
+                if who == 0 {
+                    pending().await
+                }
+            })
+        };
+        let mut fire = locks.job("three of us", work).unwrap();
+        pursuits.push(tokio::spawn(fire(id, scheduler.clone())));
+        fires.push(fire);
+        // In this order they stand in line.
+        until("the first one runs", || log.count("start") == 1).await;
+        until_standing_by(&store, "three of us", who).await;
+    }
+    // At once, and not when the winner has ended.
+    soon(nodes[1].drain(ms(60_000))).await.unwrap();
+    soon(pursuits.remove(1)).await.unwrap();
+    soon(nodes[1].idle()).await;
+    drained(&nodes[0], Duration::ZERO).await;
+    for pursuit in pursuits {
+        soon(pursuit).await.unwrap();
+    }
+    let starts: Vec<_> = log
+        .all("start")
+        .iter()
+        .map(|line| (line.who, line.attempt))
+        .collect();
+    assert_eq!(
+        starts,
+        [(0, 1), (2, 2)],
+        "whoever is next in line, but for the drained one"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn drain_may_be_called_many_times() {
+    let (id, scheduler) = by_hand(EACH_YEAR).await;
+    let (locks, log) = (Locks::memory(), Log::default());
+    let of_job = log.clone();
+    let work = move |tick| of_job.clone().during(0, tick, pending());
+    let mut fire = locks.job("drained twice", work).unwrap();
+    let pursuit = tokio::spawn(fire(id, scheduler));
+    until("it runs", || log.count("start") == 1).await;
+    // The more patient one does not hold up the other, and sees the end, too.
+    let patient = locks.drain(Duration::MAX);
+    let (patient, ()) = soon(async { tokio::join!(patient, drained(&locks, ms(50))) }).await;
+    assert_eq!(patient, Ok(()));
+    assert_eq!((log.count("end"), log.count("dropped")), (0, 1));
+    soon(pursuit).await.unwrap();
+    for patience in [Duration::ZERO, Duration::MAX] {
+        assert_eq!(soon(locks.drain(patience)).await, Ok(()), "nothing is left to do");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drained_node_claims_nothing_however_often_it_fires() {
+    let (locks, log) = (Locks::memory(), Log::default());
+    let (watch, of_job) = (Watch::of("fires too late"), log.clone());
+    let work = move |tick| of_job.clone().during(0, tick, async {});
+    let mut scheduler = ticking(locks.job("fires too late", work).unwrap()).await;
+    drained(&locks, Duration::ZERO).await;
+    let before = log.count("start");
+    // At least two fires after the drain, and perhaps one after the scheduler's own shutdown.
+    until("it fires", || watch.count("tick") >= before + 2).await;
+    scheduler.shutdown().await.unwrap();
+    // It may fire once more, within 500 ms.
+    sleep(ms(700)).await;
+    assert_eq!(log.count("start"), before);
+    assert!(
+        watch
+            .told()
+            .iter()
+            .any(|told| told.text.contains("outcome=drained"))
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_drain_waits_for_what_runs() {
+    let (id, scheduler) = by_hand(EACH_YEAR).await;
+    let (locks, log) = (Locks::memory(), Log::default());
+    let of_job = log.clone();
+    let work = move |tick| of_job.clone().during(0, tick, sleep(ms(400)));
+    let mut fire = locks.job("takes its time", work).unwrap();
+    let pursuit = tokio::spawn(fire(id, scheduler));
+    until("it runs", || log.count("start") == 1).await;
+    soon(locks.drain(ms(10_000))).await.unwrap();
+    assert_eq!((log.count("end"), log.count("dropped")), (1, 0));
+    soon(pursuit).await.unwrap();
+}
+
+/// Takes a while to be dropped, as a transaction that is rolled back does.
+struct SlowToDrop;
+
+impl Drop for SlowToDrop {
+    fn drop(&mut self) {
+        std::thread::sleep(ms(300));
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 3)]
+async fn a_drain_gives_a_tick_back_only_after_its_future_has_ended() {
+    for patience in [0, 200] {
+        let (store, log) = (MemoryStore::new(), Log::default());
+        let (id, scheduler) = by_hand(EACH_YEAR).await;
+        let (leaves, stays) = (node(&store), node(&store));
+        let (name, of_first, of_other) = (format!("handed on {patience}"), log.clone(), log.clone());
+        let work = move |tick| {
+            of_first.clone().during(0, tick, async {
+                let _slow = SlowToDrop;
+                pending().await
+            })
+        };
+        let mut fire = leaves.job(name.as_str(), work).unwrap();
+        let pursuit = tokio::spawn(fire(id, scheduler.clone()));
+        until("it runs", || log.count("start") == 1).await;
+        let work = move |tick| of_other.clone().during(1, tick, async {});
+        let mut fire_other = stays.job(name.as_str(), work).unwrap();
+        let standby = tokio::spawn(fire_other(id, scheduler.clone()));
+        until_standing_by(&store, &name, 1).await;
+        let began = Instant::now();
+        drained(&leaves, ms(patience)).await;
+        assert!(began.elapsed() >= ms(patience));
+        soon(standby).await.unwrap();
+        soon(pursuit).await.unwrap();
+        let (dropped, starts) = (log.all("dropped"), log.all("start"));
+        assert_eq!((dropped.len(), starts.len(), log.count("end")), (1, 2, 1));
+        assert!(dropped[0].at <= starts[1].at, "{dropped:?} {starts:?}");
+        assert_eq!(starts[1].attempt, 2);
+    }
+}
