@@ -353,11 +353,10 @@ impl Locks {
         given.clone().unwrap_or_else(|| self.node().to_string())
     }
 
-    /// Returns how many keys have a lease or a waiter in this process: held, waited for, or being released.
+    /// Returns how many keys have any state in this process: held, waited for, being released, or asked about.
     ///
-    /// Locks, semaphores, elections and jobs count. A lock and a semaphore of one key count as two; a key counts once,
-    /// whatever the number of its guards and waiters. Latches and observers have no lease and do not count. A forked child
-    /// counts none.
+    /// Locks, semaphores, latches, elections and jobs count. A lock and a semaphore of one key count as two. A key counts
+    /// once, whatever the number of its guards, waiters and observers. A forked child returns 0.
     pub fn keys(&self) -> usize {
         self.handle.node().keys()
     }

@@ -63,6 +63,28 @@ async fn futures_are_send_and_static() {
     assert_eq!(lost.await, LostCause::Released);
     let done = sent(mutex.with(|lease| async move { lease.is_held() })).await;
     assert!(done.unwrap());
+    let (rw_lock, semaphore, election) = (locks.rw_lock("a"), locks.semaphore("a", 1), locks.election("a"));
+    assert!(
+        sent(rw_lock.read_with(async |lease| lease.is_held()))
+            .await
+            .unwrap()
+    );
+    assert!(
+        sent(rw_lock.write_with(async |lease| lease.is_held()))
+            .await
+            .unwrap()
+    );
+    assert!(
+        sent(semaphore.acquire_with(async |lease| lease.is_held()))
+            .await
+            .unwrap()
+    );
+    let leader = sent(election.try_campaign())
+        .await
+        .unwrap()
+        .expect("no other candidate");
+    drop(owned(leader.overdue()));
+    drop(leader);
     sent(locks.ping()).await.unwrap();
     sent(locks.idle()).await;
     sent(locks.shutdown()).await;
