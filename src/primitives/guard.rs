@@ -32,7 +32,7 @@ use crate::protocol::step::Outcome;
 #[must_use = "the lock is released as soon as the guard is dropped"]
 pub struct Guard {
     lease: Lease,
-    share: Share,
+    state: GuardState,
     /// It is one of several, whose tasks may differ.
     #[cfg(feature = "tower")]
     is_shared: bool,
@@ -40,7 +40,7 @@ pub struct Guard {
 
 /// A guard's share in its holding, which ends with the last of its guards.
 #[derive(Clone, Copy)]
-enum Share {
+enum GuardState {
     Held,
     /// This guard was the last one: it gives the holding back. `lost` says why the lease was lost before, if it was.
     Last {
@@ -129,12 +129,12 @@ impl Lease {
     /// # Errors
     /// [`Error::Lost`] when the lease is over, or its last guard was dropped.
     pub fn again(&self) -> Result<Guard, Error> {
-        if !self.is_held() || !self.held.join() {
+        if !self.is_held() || !self.held.add_guard() {
             return Err(self.held.lost());
         }
         Ok(Guard {
             lease: self.clone(),
-            share: Share::Held,
+            state: GuardState::Held,
             #[cfg(feature = "tower")]
             is_shared: true,
         })
@@ -244,7 +244,7 @@ impl Guard {
     pub(crate) fn new(held: Held) -> Self {
         Guard {
             lease: Lease { held: Arc::new(held) },
-            share: Share::Held,
+            state: GuardState::Held,
             #[cfg(feature = "tower")]
             is_shared: false,
         }
@@ -362,16 +362,16 @@ impl Guard {
     }
 
     /// It is no guard any more, if it was the only one: whoever calls this gives back what was held, or goes on with it.
-    pub(crate) fn take(&mut self) -> bool {
+    pub(crate) fn end_if_only(&mut self) -> bool {
         let held = &self.lease.held;
-        let is_taken = held.part_alone();
-        if is_taken {
+        let is_ended = held.remove_only_guard();
+        if is_ended {
             let over = held.waiter.over();
             held.waiter.mark_over();
-            self.share = Share::Ended;
+            self.state = GuardState::Ended;
             self.tell_end(over);
         }
-        is_taken
+        is_ended
     }
 
     /// As [`release`](Self::release), for code that is not async: the thread sleeps until the store has answered.
@@ -398,25 +398,25 @@ impl Guard {
     ///
     /// # Errors
     /// [`Error::Closed`] in a fork, whose parent holds it. [`Error::Lost`] if other guards keep it, and it is over.
-    fn part(&mut self) -> Result<(), Error> {
+    fn leave_holding(&mut self) -> Result<(), Error> {
         let held = &self.lease.held;
-        self.share = Share::Ended;
+        self.state = GuardState::Ended;
         held.not_forked()?;
         let lost = held.waiter.over();
-        if !held.part_alone() {
+        if !held.remove_only_guard() {
             // Asked before: as soon as this guard is gone another one may be the last, and give it back.
             let is_held = held.is_held();
-            if !held.part() {
+            if !held.remove_guard() {
                 return if is_held { Ok(()) } else { Err(held.lost()) };
             }
         }
         held.waiter.mark_over();
-        self.share = Share::Last { lost };
+        self.state = GuardState::Last { lost };
         Ok(())
     }
 
     /// What became of the release.
-    async fn given_back(&self) -> Result<(), Error> {
+    async fn release_outcome(&self) -> Result<(), Error> {
         let held = &self.lease.held;
         let node = held.handle.node();
         let outcome = poll_fn(|cx| held.waiter.poll_outcome(cx)).await;
@@ -448,11 +448,11 @@ impl Guard {
 pub(crate) async fn release(guards: &mut [Guard]) -> Result<(), Error> {
     let mut all = Ok(());
     for guard in &mut *guards {
-        all = all.and(guard.part());
+        all = all.and(guard.leave_holding());
     }
     give_back(guards, true);
-    for (guard, _) in parted(guards) {
-        all = all.and(guard.given_back().await);
+    for (guard, _) in last_guards(guards) {
+        all = all.and(guard.release_outcome().await);
     }
     all
 }
@@ -461,26 +461,27 @@ pub(crate) async fn release(guards: &mut [Guard]) -> Result<(), Error> {
 /// caller waits for the answers.
 fn give_back(guards: &[Guard], is_awaited: bool) {
     for of_node in guards.chunk_by(|one, other| one.held().is_of(other.held().handle.node())) {
-        let inputs = parted(of_node).map(|(guard, _)| (&guard.held().name, guard.held().end(is_awaited)));
+        let inputs =
+            last_guards(of_node).map(|(guard, _)| (&guard.held().name, guard.held().end(is_awaited)));
         of_node[0].held().handle.node().drive_each(inputs);
     }
-    parted(guards).for_each(|(guard, lost)| guard.tell_end(lost));
+    last_guards(guards).for_each(|(guard, lost)| guard.tell_end(lost));
 }
 
 /// Returns the guards that were the last ones of their holdings, and why each lease was lost before, if it was.
-fn parted(guards: &[Guard]) -> impl Iterator<Item = (&Guard, Option<LostCause>)> {
-    guards.iter().filter_map(|guard| match guard.share {
-        Share::Last { lost } => Some((guard, lost)),
-        Share::Held | Share::Ended => None,
+fn last_guards(guards: &[Guard]) -> impl Iterator<Item = (&Guard, Option<LostCause>)> {
+    guards.iter().filter_map(|guard| match guard.state {
+        GuardState::Last { lost } => Some((guard, lost)),
+        GuardState::Held | GuardState::Ended => None,
     })
 }
 
 /// Drops guards together. Guards that were released together are not given back again.
 fn drop_all(guards: &mut [Guard]) {
-    if guards.iter().all(|guard| matches!(guard.share, Share::Held)) {
+    if guards.iter().all(|guard| matches!(guard.state, GuardState::Held)) {
         for guard in &mut *guards {
             // The lease itself tells that it is over.
-            let _ = guard.part();
+            let _ = guard.leave_holding();
         }
         give_back(guards, false);
     }

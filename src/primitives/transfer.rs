@@ -20,7 +20,7 @@ use crate::protocol::step::{AcquireError, CallAnswer, Input, LockOptions, Ticket
 /// How a text begins, and which format it is.
 const FORMAT: &str = "tenure1";
 /// What stands in a text as it is.
-const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_');
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_');
 
 /// A lease that its holder gave up to whoever has this: made by [`Guard::into_transfer`] or
 /// [`Semaphore::acquire_for`](crate::Semaphore::acquire_for), written down as a text, and taken over elsewhere by
@@ -228,7 +228,7 @@ impl Guard {
             Ok(_) if held.is_held() && node.reads_with_others(&held.name, held.ticket) => Err(refused(
                 "others of this process read by it, give them time or take a fixed lease",
             )),
-            Ok(_) if !self.take() => Err(refused(
+            Ok(_) if !self.end_if_only() => Err(refused(
                 "there are other guards of it, give them back first; that of a `LockLayer` lasts as long as its handler, so lock \
                  a mutex in the handler instead",
             )),
@@ -272,7 +272,7 @@ impl Guard {
     fn hand_out(mut self, term: LeaseTimes) -> Result<Transfer, Error> {
         let held = self.held().clone();
         let node = held.handle.node();
-        let Some(holding) = held.holding().filter(|_| self.take()) else {
+        let Some(holding) = held.holding().filter(|_| self.end_if_only()) else {
             return Err(held.lost());
         };
         node.drive(&held.name, Input::HandedOut(held.ticket));
@@ -302,8 +302,8 @@ impl fmt::Display for Transfer {
             self.lease.as_millis(),
             self.claim_id,
             self.number,
-            percent_encode(&self.prefix, PLAIN),
-            percent_encode(self.name.key.as_bytes(), PLAIN),
+            percent_encode(&self.prefix, ESCAPED),
+            percent_encode(self.name.key.as_bytes(), ESCAPED),
         );
         write!(f, "{text}.{:016x}", checksum(&text))
     }
@@ -336,7 +336,7 @@ impl FromStr for Transfer {
         }
         let parsed = || {
             let kind: Kind = kind.parse().ok()?;
-            let mode = mode_of(mode)?;
+            let mode = parse_mode(mode)?;
             let key: Vec<u8> = percent_decode_str(key).collect();
             let lease = Duration::from_millis(lease.parse().ok()?);
             let is_whole = !key.is_empty()
@@ -362,7 +362,7 @@ impl FromStr for Transfer {
     }
 }
 
-fn mode_of(text: &str) -> Option<Mode> {
+fn parse_mode(text: &str) -> Option<Mode> {
     match text {
         "w" => Some(Mode::Exclusive),
         "r" => Some(Mode::Read),
@@ -485,7 +485,7 @@ mod tests {
             let bad = exchanged(&good, from, to);
             assert_eq!(bad.parse::<Transfer>(), Err(error), "{bad}");
         }
-        let permits = transfer(b"k", mode_of("p2/3").unwrap(), 9, 3).to_string();
+        let permits = transfer(b"k", parse_mode("p2/3").unwrap(), 9, 3).to_string();
         for bad in ["p0/3", "p4/3", "p/3", "p2", "2/3"] {
             let text = exchanged(&permits, "p2/3", bad);
             assert_eq!(text.parse::<Transfer>(), Err(Malformed), "{text}");
