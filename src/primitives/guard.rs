@@ -338,7 +338,7 @@ impl Guard {
     }
 
     /// Records the end of the holding. Called after the store was told, so that a recorder that panics does not keep the lock.
-    fn tell_end(&self, over: Option<LostCause>) {
+    fn record_end(&self, over: Option<LostCause>) {
         let held = &self.lease.held;
         let now = || held.handle.node().clock.now().as_nanos();
         observe::held(&held.name, held.began, now, || over);
@@ -371,7 +371,7 @@ impl Guard {
             let over = held.waiter.over();
             held.waiter.mark_over();
             self.state = GuardState::Ended;
-            self.tell_end(over);
+            self.record_end(over);
         }
         is_ended
     }
@@ -427,7 +427,7 @@ impl Guard {
         let outcome = poll_fn(|cx| held.waiter.poll_outcome(cx)).await;
         let key = || held.name.key.clone();
         // The lease may have ended between the last check and the release.
-        let told = held.lost_before();
+        let earlier_cause = held.lost_before();
         match outcome {
             Outcome::Kept => {
                 observe::released(node.events.label(), &held.name);
@@ -438,7 +438,7 @@ impl Guard {
                 if cause == LostCause::Gone {
                     node.events.push_loss(&held.name, cause, None);
                 }
-                let cause = told.unwrap_or(cause);
+                let cause = earlier_cause.unwrap_or(cause);
                 Err(Error::Lost { key: key(), cause })
             }
             Outcome::Unconfirmed(source) => {
@@ -458,7 +458,7 @@ pub(crate) async fn release(guards: &mut [Guard]) -> Result<(), Error> {
     for guard in &mut *guards {
         all = all.and(guard.leave_holding());
     }
-    give_back(guards, true);
+    send_releases(guards, true);
     for (guard, _) in last_guards(guards) {
         all = all.and(guard.release_outcome().await);
     }
@@ -467,13 +467,13 @@ pub(crate) async fn release(guards: &mut [Guard]) -> Result<(), Error> {
 
 /// Tells the key machines that the holdings of these guards are released, with one call per node. `is_awaited` says whether the
 /// caller waits for the answers.
-fn give_back(guards: &[Guard], is_awaited: bool) {
+fn send_releases(guards: &[Guard], is_awaited: bool) {
     for of_node in guards.chunk_by(|one, other| one.held().is_of(other.held().handle.node())) {
         let inputs =
             last_guards(of_node).map(|(guard, _)| (&guard.held().name, guard.held().end(is_awaited)));
         of_node[0].held().handle.node().drive_each(inputs);
     }
-    last_guards(guards).for_each(|(guard, lost)| guard.tell_end(lost));
+    last_guards(guards).for_each(|(guard, lost)| guard.record_end(lost));
 }
 
 /// Returns the guards that were the last ones of their holdings, and why each lease was lost before, if it was.
@@ -491,7 +491,7 @@ fn drop_all(guards: &mut [Guard]) {
             // No caller gets this error. The views of the lease report its end.
             let _ = guard.leave_holding();
         }
-        give_back(guards, false);
+        send_releases(guards, false);
     }
 }
 

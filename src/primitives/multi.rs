@@ -353,6 +353,10 @@ impl MultiAcquire {
         }
     }
 
+    /// Acquires the keys of all groups, and waits if the caller waits.
+    ///
+    /// # Errors
+    /// As [`Multi::lock`].
     async fn run(&mut self) -> Result<MultiGuard, Error> {
         self.check()?;
         for group in std::mem::take(&mut self.groups) {
@@ -394,6 +398,9 @@ impl MultiAcquire {
 
     /// Acquires all keys of a group by one request. Returns false if a key is not available, and the caller must acquire them
     /// one by one.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if a key is not available and the caller does not wait; other errors as [`Multi::lock`].
     async fn take_together(&mut self, group: &Group) -> Result<bool, Error> {
         let wanted = group.keys.iter().map(|key| {
             let options = LockOptions {
@@ -420,6 +427,9 @@ impl MultiAcquire {
     }
 
     /// Acquires the keys of a group one by one, in order, so that a waiting caller holds only smaller keys.
+    ///
+    /// # Errors
+    /// As [`Multi::lock`].
     async fn take_in_turn(&mut self, group: &Group) -> Result<(), Error> {
         for key in &group.keys {
             self.pending = vec![LockFuture::new(
