@@ -551,7 +551,7 @@ impl Leader {
 
 /// A stream of leaders; made by [`Election::observe`].
 ///
-/// The [`Stream`] ends after [`Error::Closed`]. [`next`](Self::next) needs no helpers for streams.
+/// The [`Stream`] ends after [`Error::Closed`]. [`next`](Self::next) needs no extension trait for streams.
 #[must_use = "nothing is observed until the next is awaited"]
 pub struct Observer {
     election: Election,

@@ -1,4 +1,4 @@
-//! What a caller holds, and what its helpers may see of it.
+//! The guard of a lease, and the view of a lease for other tasks.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -25,72 +25,71 @@ use crate::primitives::write::Atomically;
 use crate::protocol::message::Fence;
 use crate::protocol::step::Outcome;
 
-/// The lock is held while this lives and [`is_held`](Self::is_held).
+/// The guard of a lock. The lock is held while the guard lives and [`is_held`](Self::is_held).
 ///
-/// Dropping it releases the lock in the background, also outside of a runtime, and also when the runtime has ended. Where
-/// there are several ([`again`](Self::again)) the last of them does.
+/// Dropping the guard releases the lock in the background, also outside of a runtime, and also after the runtime has ended. If
+/// there are several guards ([`again`](Self::again)), the last one releases the lock.
 #[must_use = "the lock is released as soon as the guard is dropped"]
 pub struct Guard {
     lease: Lease,
-    share: Share,
-    /// It is one of several, whose tasks may differ.
+    state: GuardState,
+    /// Whether [`again`](Self::again) made this guard. Then its task may differ from the one that waited for the grant.
     #[cfg(feature = "tower")]
     is_shared: bool,
 }
 
-/// A guard's share in its holding, which ends with the last of its guards.
+/// Whether a guard still counts in its holding, which ends with the last of its guards.
 #[derive(Clone, Copy)]
-enum Share {
+enum GuardState {
     Held,
-    /// This guard was the last one: it gives the holding back. `lost` says why the lease was lost before, if it was.
+    /// This guard was the last one, so it releases the holding. `lost` says why the lease was lost before, if it was.
     Last {
         lost: Option<LostCause>,
     },
-    /// Nothing is left to do: other guards keep the holding, or it was given back.
+    /// Nothing is left to do: other guards keep the holding, or it was released or passed on.
     Ended,
 }
 
-/// Several guards, which are dropped together.
+/// Several guards that are dropped together, so that their releases share requests.
 #[derive(Default)]
 pub(crate) struct Guards(pub(crate) Vec<Guard>);
 
-/// Sees a lock that somebody else holds: for the handler behind a layer, and for tasks that work under a guard. Cheap
-/// to clone. It does not keep the lock.
+/// A view of the lease of a [`Guard`], for the handler behind a layer and for tasks that work under the guard. Cheap to
+/// clone. A view does not keep the lock.
 #[derive(Clone)]
 pub struct Lease {
     pub(crate) held: Arc<Held>,
 }
 
 impl Lease {
-    /// What is locked.
+    /// Returns the key of the lock.
     pub fn key(&self) -> &Key {
         &self.held.name.key
     }
 
-    /// The fencing token of this holding. It is larger than that of every holding of the key before it. Send it with
-    /// each write, and let the resource refuse smaller ones: no lock can stop a process between its check and its
+    /// Returns the fencing token of this holding. The token is larger than the tokens of all earlier holders of the key. Send
+    /// it with each write, and let the resource refuse smaller tokens: no lock can stop a process between its check and its
     /// write.
     ///
-    /// Holdings that do not exclude each other, those of readers or of a semaphore's permits, are not ordered among
-    /// themselves: a reader that its node lets in by a lease which it has already may have a smaller token than an earlier
-    /// reader of another node. A writer's is larger than those of all readers before it, and smaller than those of all
-    /// after it.
+    /// Readers, and holders of a semaphore's permits, do not exclude each other, so their tokens are not ordered among
+    /// themselves. A reader that shares a lease of its node may have a smaller token than an earlier reader of another node.
+    /// The token of a writer is larger than those of all readers before it, and smaller than those of all readers after it.
     pub fn fence(&self) -> Fence {
         self.held.fence
     }
 
-    /// Nobody else holds the lock at this moment, under the [guarantees](crate#guarantees). It compares the deadline
-    /// with the clock, so a process that was stopped and woke up is told `false` before anything else.
+    /// Returns whether the lock is held at this moment, under the [guarantees](crate#guarantees). Compares the deadline with
+    /// the clock, so a process that was suspended for too long gets `false` as soon as it continues.
     pub fn is_held(&self) -> bool {
         self.held.is_held()
     }
 
-    /// How long it would still be held if no renewal came through; zero when it is held no more.
+    /// Returns how long the lock is still held if no renewal succeeds. Zero if it is no longer held.
     pub fn remaining(&self) -> Duration {
         self.held.remaining()
     }
 
-    /// Waits until it is held no more: lost, or released.
+    /// Waits until the lock is no longer held: its lease was lost or released.
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
@@ -98,14 +97,14 @@ impl Lease {
         holdings::lost(self)
     }
 
-    /// The same as a token: cancelled when it is held no more. Each call makes one of its own, so that whoever cancels
-    /// theirs tells nobody else.
+    /// Returns a token that is cancelled when the lock is no longer held. Each call returns a token of its own: if a caller
+    /// cancels it, the other tokens are not cancelled.
     pub fn lost_token(&self) -> CancellationToken {
         self.end_token().child_token()
     }
 
-    /// Waits until it is renewed no more: it was held for as long as [`max_hold`](crate::Mutex::max_hold) allows, or it is
-    /// over. In the first case [`remaining`](Self::remaining) is what is left to come to an end.
+    /// Waits until the lease is no longer renewed: it was held for as long as [`max_hold`](crate::Mutex::max_hold) allows, or
+    /// it has ended. In the first case the work must end within [`remaining`](Self::remaining).
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
@@ -113,8 +112,8 @@ impl Lease {
         self.held.overdue_token().cancelled_owned()
     }
 
-    /// A guard on the same lease, which then ends with the last of its guards: for what goes on when the handler has
-    /// answered, a stream, an upgraded connection or a task.
+    /// Returns another guard of the same lease, which is then released with its last guard. For work that continues after the
+    /// handler has answered: a stream, an upgraded connection or a task.
     ///
     /// ```
     /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
@@ -127,24 +126,24 @@ impl Lease {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Lost`] when the lease is over, or its last guard was dropped.
+    /// [`Error::Lost`] if the lease has ended, or its last guard was dropped.
     pub fn again(&self) -> Result<Guard, Error> {
-        if !self.is_held() || !self.held.join() {
+        if !self.is_held() || !self.held.add_guard() {
             return Err(self.held.lost());
         }
         Ok(Guard {
             lease: self.clone(),
-            share: Share::Held,
+            state: GuardState::Held,
             #[cfg(feature = "tower")]
             is_shared: true,
         })
     }
 
-    /// Runs `work` with the knowledge that this lock is held: a `lock` of the same key inside of it is
-    /// [`Error::WouldDeadlock`] at once, where it would wait for itself, and a layer inside of it passes this lease on.
-    /// [`run`](Self::run), [`Mutex::with`](crate::Mutex::with) and layers do so by themselves.
+    /// Runs `work` in the scope of this lock. Inside, a `lock` of the same key returns [`Error::WouldDeadlock`] at once
+    /// instead of waiting for itself, and a layer passes this lease on. [`run`](Self::run),
+    /// [`Mutex::with`](crate::Mutex::with) and layers also run their work in this scope.
     ///
-    /// It holds for what is polled inside. Tasks that are spawned inside know nothing of it.
+    /// The scope covers the code that is polled inside. Tasks that are spawned inside are not in the scope.
     ///
     /// # Cancel safety
     /// Dropping the future drops the work.
@@ -152,9 +151,11 @@ impl Lease {
         holdings::scope(self, work)
     }
 
-    /// Redis commands, or a script of yours, that are done only if this lease is current, in one atomic step on the lock's own
-    /// server: no process can be stopped between the check and the write. For data in Redis this does what a resource that
-    /// refuses smaller [fences](Self::fence) does for data elsewhere.
+    /// Begins a write to the Redis server of the lock, which is executed only if this lease is current.
+    ///
+    /// The server checks the lease and executes the commands, or a script of yours, in one atomic step. So no process can be
+    /// stopped between the check and the write. For data in Redis this replaces a resource that refuses smaller
+    /// [fences](Self::fence).
     ///
     /// ```no_run
     /// # async fn sells(guard: tenure::Guard) -> Result<(), tenure::Error> {
@@ -179,48 +180,48 @@ impl Lease {
     /// # let _ = (left, sold); Ok(()) }
     /// ```
     ///
-    /// It takes one round trip, and one more where the server does not know the script yet. It is sent once. The keys are
-    /// yours, as they are called in Redis: our prefix is not put before them. The user of the connection needs the rights to
-    /// them.
+    /// A write takes one round trip, and a second one if the server does not know the script yet. A write is never retried.
+    /// The keys are the full keys in Redis: the prefix of these locks is not added. The user of the connection needs
+    /// permissions for them.
     ///
-    /// Commands give a list of replies, so that of a single command is read as `let (n,): (i64,)`. `let () = ….query().await?`
-    /// reads none of them.
+    /// Commands return a list of replies, so read the reply of a single command as `let (n,): (i64,)`. With
+    /// `let () = ….query().await?` no reply is read.
     ///
-    /// Writes of holders that exclude each other are done in the order of their fences: none is done after the next holder
-    /// has the lock. Readers may write, and holders of permits, and several guards of one lease ([`again`](Self::again)): nothing
-    /// orders theirs among themselves.
+    /// Writes of holders that exclude each other are executed in the order of their fences: no write is executed after the
+    /// next holder has the lock. Readers, holders of permits and several guards of one lease ([`again`](Self::again)) may
+    /// write, too. Their writes have no order among themselves.
     ///
-    /// *Redis does not roll back.* A command that fails ends the rest, and what was written before it stands. And nothing
-    /// else is done while a script runs: one that takes long delays every lease on that server, one that loops ends them. A
-    /// large value delays them, too: some tens of MB are too much beside leases of 1 s.
+    /// *Redis does not roll back.* If a command fails, the commands after it are not executed, and the commands before it
+    /// keep their effect. While a script runs, the server does nothing else: a slow script delays every lease on that server,
+    /// and an endless loop ends them. A large value delays leases, too: some tens of MB are too much beside leases of 1 s.
     ///
     /// # Errors
     ///
     /// | | |
     /// |---|---|
-    /// | [`Error::Lost`] | the lease is not current: nothing was written, and the guard is lost by then |
-    /// | [`Error::Failed`] | the server failed it, in its own words, perhaps half-way: what was written before that stands |
-    /// | [`Error::Unanswered`] | it was sent, and no answer came: it may have been done, and may be done later, while this lease is current |
-    /// | [`Error::Store`] | it was not done: no connection, or the server refused it as a whole |
-    /// | [`Error::Reply`] | it was done, and the reply cannot be read as what was asked for |
-    /// | [`Error::Options`] | it has [too many words](crate::Commands), or a script begins with `#!`: nothing was sent |
-    /// | [`Error::Unsupported`] | the store keeps no data of yours: that in memory |
+    /// | [`Error::Lost`] | the lease is not current: nothing was written, and the guard is lost |
+    /// | [`Error::Failed`] | the write failed on the server, perhaps in part: what was written before the failure stays. The error has the server's text |
+    /// | [`Error::Unanswered`] | the write was sent, and no answer came: it may have been executed, and may still be executed while this lease is current |
+    /// | [`Error::Store`] | the write was not executed: there was no connection, or the server refused it as a whole |
+    /// | [`Error::Reply`] | the write was executed, and its reply cannot be converted to the requested type |
+    /// | [`Error::Options`] | the write has [too many words](crate::Commands), or its script begins with `#!`: nothing was sent |
+    /// | [`Error::Unsupported`] | the store is the one in memory, which keeps no other data |
     ///
-    /// An answer is waited for as long as for that to a renewal: a quarter of the lease, at least 100 ms and at most
-    /// [`request_timeout`](crate::Builder::request_timeout). A lease with a write that has no answer is not handed on within
-    /// this process but given back, so that what is done later is done in nobody else's time. To make it known what became
-    /// of such a write, have it write an id of its own.
+    /// This waits for the answer as long as a renewal does: a quarter of the lease, at least 100 ms and at most
+    /// [`request_timeout`](crate::Builder::request_timeout). A lease with an unanswered write is not handed on within this
+    /// process but released, so a late write cannot be executed while another holder has the lock. To find out later whether
+    /// such a write was executed, let it also write an id of its own.
     #[cfg(feature = "redis")]
     pub fn atomically(&self) -> Atomically {
         Atomically::new([&self.held])
     }
 
-    /// Runs `work` as long as the lock is held; its future is dropped when the lease is lost. The work is in
+    /// Runs `work` while the lock is held. The future of the work is dropped when the lease is lost. The work runs in
     /// [`scope`](Self::scope).
     ///
     /// # Errors
-    /// [`Error::Lost`] when the lease was lost before the work was done, or when the deadline had passed when it was:
-    /// then its last steps were not protected.
+    /// [`Error::Lost`] if the lease was lost before the work was done, or if the deadline had passed when the work was done.
+    /// Then its last steps were not protected.
     ///
     /// # Cancel safety
     /// Dropping the future drops the work.
@@ -240,11 +241,11 @@ impl Holdings for Lease {
 }
 
 impl Guard {
-    /// The first guard of a holding.
+    /// Returns the first guard of a holding.
     pub(crate) fn new(held: Held) -> Self {
         Guard {
             lease: Lease { held: Arc::new(held) },
-            share: Share::Held,
+            state: GuardState::Held,
             #[cfg(feature = "tower")]
             is_shared: false,
         }
@@ -253,7 +254,7 @@ impl Guard {
     /// See [`Lease::again`].
     ///
     /// # Errors
-    /// [`Error::Lost`] when the lease is over.
+    /// [`Error::Lost`] if the lease has ended.
     pub fn again(&self) -> Result<Guard, Error> {
         self.lease.again()
     }
@@ -269,12 +270,12 @@ impl Guard {
         self.lease.atomically()
     }
 
-    /// A view of it, for others. It outlives the guard, and says so.
+    /// Returns a view of the lease for other tasks. The view may outlive the guard, and then reports that the lock is not held.
     pub fn lease(&self) -> Lease {
         self.lease.clone()
     }
 
-    /// What is locked.
+    /// Returns the key of the lock.
     pub fn key(&self) -> &Key {
         self.lease.key()
     }
@@ -345,69 +346,70 @@ impl Guard {
     /// See [`Lease::run`].
     ///
     /// # Errors
-    /// [`Error::Lost`], as there.
+    /// As [`Lease::run`].
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
         self.lease.run(work).await
     }
 
-    /// For what is polled under it; see [`Lease::scope`].
+    /// Enters the scope of the lock for the code that is polled next; see [`Lease::scope`].
     #[cfg(feature = "tower")]
     pub(crate) fn enter(&self) -> scope::Scope {
         scope::enter([&self.lease.held])
     }
 
-    /// Ready when it is over, for the task that waited for the grant: it is woken where it slept then, and that costs no token.
-    /// `None` where this is one of several, whose tasks may differ.
+    /// Polls for the end of the lease, without the cost of a token. Wakes the task that waited for the grant. Returns `None` if
+    /// [`again`](Self::again) made this guard, because its task may differ.
     #[cfg(feature = "tower")]
     pub(crate) fn poll_over(&self, cx: &Context<'_>) -> Option<Poll<()>> {
         (!self.is_shared).then(|| self.lease.held.waiter.poll_over(cx))
     }
 
-    /// Where work goes that outlives its caller.
+    /// Returns the tracker for work that outlives its caller.
     #[cfg(feature = "tower")]
     pub(crate) fn tasks(&self) -> &TaskTracker {
         self.lease.held.handle.tasks()
     }
 
-    /// Told after the store: a recorder that panics does not keep the lock.
-    fn tell_end(&self, over: Option<LostCause>) {
+    /// Records the end of the holding. Called after the store was told, so that a recorder that panics does not keep the lock.
+    fn record_end(&self, over: Option<LostCause>) {
         let held = &self.lease.held;
         let now = || held.handle.node().clock.now().as_nanos();
         observe::held(&held.name, held.began, now, || over);
     }
 
-    /// Gives the lock back, and says whether exclusivity held to this call. While there are other guards of it
-    /// ([`again`](Self::again)) it says so and gives nothing back.
+    /// Releases the lock, and reports whether it was held until this call. If there are other guards of the lease
+    /// ([`again`](Self::again)), only this guard ends, and the result says whether the lock is held.
     ///
     /// # Errors
-    /// [`Error::Lost`] when it did not. [`Error::Store`] when it did, but the store could not be told: the lock is
-    /// released in the background as soon as it can, and ends by itself otherwise.
+    /// [`Error::Lost`] if the lock was not held until this call. [`Error::Store`] if the lock was held, but the store did not
+    /// confirm the release: the lock is released in the background as soon as possible, or its lease ends by itself.
     ///
     /// # Cancel safety
-    /// The lock counts as given back from the first poll; dropping the future only loses the answer.
+    /// The lock counts as released from the first poll. Dropping the future only loses the answer.
     pub async fn release(mut self) -> Result<(), Error> {
         release(slice::from_mut(&mut self)).await
     }
 
-    /// What is held, of which this is a guard.
+    /// Returns the holding of this guard.
     pub(crate) fn held(&self) -> &Arc<Held> {
         &self.lease.held
     }
 
-    /// It is no guard any more, if it was the only one: whoever calls this gives back what was held, or goes on with it.
-    pub(crate) fn take(&mut self) -> bool {
+    /// Ends this guard if it is the only one of its holding, and returns whether it was. Then the caller must release the
+    /// holding or pass it on.
+    pub(crate) fn end_if_only(&mut self) -> bool {
         let held = &self.lease.held;
-        let is_taken = held.part_alone();
-        if is_taken {
+        let is_ended = held.remove_only_guard();
+        if is_ended {
             let over = held.waiter.over();
             held.waiter.mark_over();
-            self.share = Share::Ended;
-            self.tell_end(over);
+            self.state = GuardState::Ended;
+            self.record_end(over);
         }
-        is_taken
+        is_ended
     }
 
-    /// As [`release`](Self::release), for code that is not async: the thread sleeps until the store has answered.
+    /// Releases as [`release`](Self::release), for code that is not async: the thread sleeps until the store has answered.
     ///
     /// # Errors
     /// As [`release`](Self::release).
@@ -419,54 +421,57 @@ impl Guard {
         block_on(self.release())
     }
 
-    /// Gives a job back whose tick was run to its end, and says whether that went well. While there are other guards of it
-    /// the store is not told: it is with the last of them.
+    /// Releases the lease of a job whose tick was run to its end. `well` says whether the run succeeded. If there are other
+    /// guards, the store is told with the last one.
     #[cfg(feature = "scheduler")]
     pub(crate) async fn finish(self, well: bool) -> Result<(), Error> {
         self.lease.held.finish(well);
         self.release().await
     }
 
-    /// Ends this guard's share. If it was the last one, the holding counts as given back, and the key machine must be told.
+    /// Ends this guard. If it was the last one, the holding counts as released, and the caller must tell the key machine.
     ///
     /// # Errors
-    /// [`Error::Closed`] in a fork, whose parent holds it. [`Error::Lost`] if other guards keep it, and it is over.
-    fn part(&mut self) -> Result<(), Error> {
+    /// [`Error::Closed`] in a fork, whose parent holds the lock. [`Error::Lost`] if other guards keep a lease that has ended.
+    fn leave_holding(&mut self) -> Result<(), Error> {
         let held = &self.lease.held;
-        self.share = Share::Ended;
+        self.state = GuardState::Ended;
         held.not_forked()?;
         let lost = held.waiter.over();
-        if !held.part_alone() {
-            // Asked before: as soon as this guard is gone another one may be the last, and give it back.
+        if !held.remove_only_guard() {
+            // Read before the removal: after it, another guard may become the last one and release the lock.
             let is_held = held.is_held();
-            if !held.part() {
+            if !held.remove_guard() {
                 return if is_held { Ok(()) } else { Err(held.lost()) };
             }
         }
         held.waiter.mark_over();
-        self.share = Share::Last { lost };
+        self.state = GuardState::Last { lost };
         Ok(())
     }
 
-    /// What became of the release.
-    async fn given_back(&self) -> Result<(), Error> {
+    /// Waits for the outcome of the release.
+    ///
+    /// # Errors
+    /// As [`release`](Self::release).
+    async fn release_outcome(&self) -> Result<(), Error> {
         let held = &self.lease.held;
         let node = held.handle.node();
         let outcome = poll_fn(|cx| held.waiter.poll_outcome(cx)).await;
         let key = || held.name.key.clone();
-        // It may have ended between the last look and the request to give it back.
-        let told = held.lost_before();
+        // The lease may have ended between the last check and the release.
+        let earlier_cause = held.lost_before();
         match outcome {
             Outcome::Kept => {
                 observe::released(node.events.label(), &held.name);
                 Ok(())
             }
             Outcome::Lost(cause) => {
-                // Found only now. Any other loss was told when it happened.
+                // This loss is found by the release only. Other losses were reported when they happened.
                 if cause == LostCause::Gone {
                     node.events.push_loss(&held.name, cause, None);
                 }
-                let cause = told.unwrap_or(cause);
+                let cause = earlier_cause.unwrap_or(cause);
                 Err(Error::Lost { key: key(), cause })
             }
             Outcome::Unconfirmed(source) => {
@@ -477,45 +482,49 @@ impl Guard {
     }
 }
 
-/// Gives holdings back, of each that these guards were the last of, and returns whether all were held until this call.
+/// Releases the guards, and each holding whose last guard is among them.
+///
+/// # Errors
+/// As [`Guard::release`], about the first guard that failed. All guards are released.
 pub(crate) async fn release(guards: &mut [Guard]) -> Result<(), Error> {
     let mut all = Ok(());
     for guard in &mut *guards {
-        all = all.and(guard.part());
+        all = all.and(guard.leave_holding());
     }
-    give_back(guards, true);
-    for (guard, _) in parted(guards) {
-        all = all.and(guard.given_back().await);
+    send_releases(guards, true);
+    for (guard, _) in last_guards(guards) {
+        all = all.and(guard.release_outcome().await);
     }
     all
 }
 
-/// Tells the key machines that the holdings of these guards are given back, those of one node together. `is_awaited` if the
+/// Tells the key machines that the holdings of these guards are released, with one call per node. `is_awaited` says whether the
 /// caller waits for the answers.
-fn give_back(guards: &[Guard], is_awaited: bool) {
+fn send_releases(guards: &[Guard], is_awaited: bool) {
     for of_node in guards.chunk_by(|one, other| one.held().is_of(other.held().handle.node())) {
-        let inputs = parted(of_node).map(|(guard, _)| (&guard.held().name, guard.held().end(is_awaited)));
+        let inputs =
+            last_guards(of_node).map(|(guard, _)| (&guard.held().name, guard.held().end(is_awaited)));
         of_node[0].held().handle.node().drive_each(inputs);
     }
-    parted(guards).for_each(|(guard, lost)| guard.tell_end(lost));
+    last_guards(guards).for_each(|(guard, lost)| guard.record_end(lost));
 }
 
 /// Returns the guards that were the last ones of their holdings, and why each lease was lost before, if it was.
-fn parted(guards: &[Guard]) -> impl Iterator<Item = (&Guard, Option<LostCause>)> {
-    guards.iter().filter_map(|guard| match guard.share {
-        Share::Last { lost } => Some((guard, lost)),
-        Share::Held | Share::Ended => None,
+fn last_guards(guards: &[Guard]) -> impl Iterator<Item = (&Guard, Option<LostCause>)> {
+    guards.iter().filter_map(|guard| match guard.state {
+        GuardState::Last { lost } => Some((guard, lost)),
+        GuardState::Held | GuardState::Ended => None,
     })
 }
 
-/// Drops guards together. Guards that were released together are not given back again.
+/// Releases guards that are dropped together, unless they were released before.
 fn drop_all(guards: &mut [Guard]) {
-    if guards.iter().all(|guard| matches!(guard.share, Share::Held)) {
+    if guards.iter().all(|guard| matches!(guard.state, GuardState::Held)) {
         for guard in &mut *guards {
-            // The lease itself tells that it is over.
-            let _ = guard.part();
+            // No caller gets this error. The views of the lease report its end.
+            let _ = guard.leave_holding();
         }
-        give_back(guards, false);
+        send_releases(guards, false);
     }
 }
 

@@ -93,8 +93,8 @@ impl Held {
         self.name == *name && self.is_of(node)
     }
 
-    /// Adds a guard, unless the last one is gone. Returns whether it did.
-    pub(crate) fn join(&self) -> bool {
+    /// Counts one guard more. Returns false, and counts nothing, if the last guard is gone.
+    pub(crate) fn add_guard(&self) -> bool {
         let more = |guards| (guards > 0).then_some(guards + 1);
         let joined = self
             .guards
@@ -102,16 +102,16 @@ impl Held {
         joined.is_ok()
     }
 
-    /// Removes the guard if it is the only one. Returns whether it did.
-    pub(crate) fn part_alone(&self) -> bool {
-        let parted = self
+    /// Removes the guard if it is the only one, and returns whether it was.
+    pub(crate) fn remove_only_guard(&self) -> bool {
+        let removed = self
             .guards
             .compare_exchange(1, 0, Ordering::AcqRel, Ordering::Acquire);
-        parted.is_ok()
+        removed.is_ok()
     }
 
-    /// Removes a guard, and returns whether it was the last one.
-    pub(crate) fn part(&self) -> bool {
+    /// Removes one guard, and returns whether it was the last one.
+    pub(crate) fn remove_guard(&self) -> bool {
         self.guards.fetch_sub(1, Ordering::AcqRel) == 1
     }
 

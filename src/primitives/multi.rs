@@ -1,4 +1,4 @@
-//! Several locks at once: all of them, or none.
+//! Locks on several keys at once: a caller gets all of them, or none.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -20,18 +20,20 @@ use crate::primitives::within::within;
 use crate::protocol::message::{Mode, Name};
 use crate::protocol::step::LockOptions;
 
-/// So many keys at most.
-const MOST: usize = 64;
+/// The largest number of keys of a multi-lock.
+const MAX_KEYS: usize = 64;
 
-/// One of the locks of a [`Multi`]: a key, and whether it is written or read. Whatever is a [`Key`] is one that is written,
-/// which is the lock of a [`Mutex`](crate::Mutex).
+/// One lock of a [`Multi`]: a key, and whether it is locked for writing or for reading.
+///
+/// Every value that converts into a [`Key`] also converts into a `MultiKey` for writing. That is the lock of a
+/// [`Mutex`](crate::Mutex).
 ///
 /// ```
 /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
 /// # let locks = tenure::Locks::memory();
 /// use tenure::MultiKey;
 ///
-/// // A payment changes an account by the rates of the day, which many may read meanwhile.
+/// // A payment changes an account and reads the rates of the day. Other processes may read the rates meanwhile.
 /// let payment = locks.multi([MultiKey::write("account:1"), MultiKey::read("rates")]);
 /// let guard = payment.lock().await?;
 /// assert!(locks.rw_lock("rates").try_read().await?.is_some());
@@ -45,7 +47,7 @@ pub struct MultiKey {
 }
 
 impl MultiKey {
-    /// A key that is read: beside other readers, as [`RwLock::read`](crate::RwLock::read).
+    /// Returns a key for reading. Other readers may hold it too, as with [`RwLock::read`](crate::RwLock::read).
     pub fn read(key: impl Into<Key>) -> MultiKey {
         MultiKey {
             name: Name::lock(key.into()),
@@ -53,7 +55,7 @@ impl MultiKey {
         }
     }
 
-    /// A key that is written: beside nobody, as [`RwLock::write`](crate::RwLock::write) and
+    /// Returns a key for writing. It has one holder, as with [`RwLock::write`](crate::RwLock::write) and
     /// [`Mutex::lock`](crate::Mutex::lock).
     pub fn write(key: impl Into<Key>) -> MultiKey {
         MultiKey {
@@ -62,7 +64,7 @@ impl MultiKey {
         }
     }
 
-    /// Which lock it is.
+    /// Returns the key.
     pub fn key(&self) -> &Key {
         &self.name.key
     }
@@ -74,31 +76,34 @@ impl<K: Into<Key>> From<K> for MultiKey {
     }
 }
 
-/// Locks on 1 to 64 keys, each written or [read](MultiKey::read), taken together. Made by [`Locks::multi`](crate::Locks::multi); cheap to clone.
+/// Locks on 1 to 64 keys, each for writing or for [reading](MultiKey::read), acquired together. Made by
+/// [`Locks::multi`](crate::Locks::multi); cheap to clone.
 ///
-/// Where all keys can be had and nobody waits for any of them, one request takes them all: what is written is free, and
-/// what is read is free or held by readers of other processes. The store grants every one of
-/// them, or none; so does a process where callers of its own are in the way. Else they are taken one after the other, in
-/// the order of their bytes, each with the patience of a [`Mutex`](crate::Mutex) or a reader's: whoever waits holds only
-/// smaller keys than the one that it waits for, so callers of `multi` never wait for each other in a circle, whatever they
-/// want. A key that is named twice is one, and written if it is written once.
+/// First, one request tries all keys. The store grants all of them or none. It grants them if no caller waits for any key,
+/// each key for writing is free, and each key for reading is free or has readers only. The request is not sent if the
+/// keys are on several servers, or if a caller of this process holds or wants one of them, even as a reader.
 ///
-/// The argument ends where a task that *holds* something waits for more. A `lock` inside of a held multi-lock, of a key that
-/// is smaller than one that is held, can be one side of a deadlock: take all keys at once. In the
-/// [scope](MultiGuard::scope) of the guard a key that it holds is [`Error::WouldDeadlock`].
+/// Otherwise the keys are acquired one by one, in the order of their bytes. Each waits as a [`Mutex`](crate::Mutex) or a
+/// reader does. A waiting caller holds only smaller keys than the key that it waits for. So callers of `multi` never wait for
+/// each other in a circle, for any set of keys. A key that is named twice counts once, and is for writing if one of the two
+/// is for writing.
+///
+/// A task that *holds* a lock and waits for another one is outside of this rule. If a task holds a multi-lock and locks a
+/// smaller key, it can be one side of a deadlock: acquire all keys at once. In the [scope](MultiGuard::scope) of the guard,
+/// a lock of a key that it holds returns [`Error::WouldDeadlock`].
 ///
 /// A multi-lock, a mutex and an [`RwLock`](crate::RwLock) of one key are one lock, with one queue.
 ///
-/// What it costs: one trip for free keys, and one to give them back. Beside others a trip for each key, and a wait for
-/// each that is held, with the smaller ones held meanwhile. Each lease is renewed, unless it is [`fixed`](Self::fixed).
+/// Free keys take one round trip to acquire and one to release. If a key is not available, each key takes a round trip, and
+/// a wait if it is held; the smaller keys are held meanwhile. Each lease is renewed, unless it is [`fixed`](Self::fixed).
 #[derive(Clone)]
 #[must_use = "a multi-lock does nothing until it is locked"]
 pub struct Multi {
-    /// Of one `Locks` each.
+    /// One group for each `Locks`, in the order in which they are locked.
     groups: Vec<Group>,
 }
 
-/// The keys of one `Locks`, in order, each once.
+/// The keys of one `Locks`, in the order of their bytes, each once.
 #[derive(Clone)]
 struct Group {
     handle: Handle,
@@ -107,9 +112,9 @@ struct Group {
 }
 
 impl Group {
-    /// Others of the same `Locks` join it.
+    /// Adds keys of the same `Locks`.
     fn add(&mut self, keys: impl IntoIterator<Item = MultiKey>) {
-        /// What is written comes before the same that is read, so that it stays.
+        /// Sorts a key for writing before the same key for reading, because only the first of the two is kept.
         fn rank(key: &MultiKey) -> (&Name, bool) {
             (&key.name, key.mode == Mode::Read)
         }
@@ -140,11 +145,11 @@ impl Multi {
         Multi { groups: vec![group] }
     }
 
-    /// And those of other [`Locks`](crate::Locks), which are taken after these, with the options that they were given. Keys
-    /// of a `Locks` that is named already join its keys.
+    /// Adds keys of other [`Locks`](crate::Locks), which are acquired after these keys, with the options of `others`. Keys of
+    /// a `Locks` that this multi-lock has already are added to its group, and get its options.
     ///
     /// Callers that name the same `Locks` in the same order never wait for each other in a circle. Two `Locks` on one
-    /// store are two processes to each other: a key that both name is waited for without end.
+    /// store are like two processes: if both name one key, the second acquisition waits for the first without end.
     pub fn and(mut self, others: Multi) -> Self {
         for other in others.groups {
             let mut groups = self.groups.iter_mut();
@@ -156,34 +161,37 @@ impl Multi {
         self
     }
 
-    /// Leases of this length, as [`Mutex::lease`](crate::Mutex::lease).
+    /// Sets the length of the leases, as [`Mutex::lease`](crate::Mutex::lease) does.
     pub fn lease(self, lease: Duration) -> Self {
         self.set(|options, limits| (options.term, options.fixed) = (limits.times(lease), false))
     }
 
-    /// Leases of exactly this length, never renewed, as [`Mutex::fixed`](crate::Mutex::fixed). Each begins when its key is
-    /// granted: one that was granted while others had to be waited for ends first, and may be over before all are held
-    /// ([`Error::Lost`]).
+    /// Sets leases of exactly this length, which are never renewed, as [`Mutex::fixed`](crate::Mutex::fixed) does.
+    ///
+    /// Each lease begins when its key is granted. If one lease ends while this waits for another key, the result is
+    /// [`Error::Lost`].
     pub fn fixed(self, lease: Duration) -> Self {
         self.set(|options, limits| (options.term, options.fixed) = (limits.times(lease), true))
     }
 
-    /// First come, first served at each key, as [`Mutex::fair`](crate::Mutex::fair), at the same price.
+    /// Serves the callers of each key in the order in which they came, as [`Mutex::fair`](crate::Mutex::fair) does, at the same
+    /// cost.
     pub fn fair(self) -> Self {
         self.set(|options, _| options.solo = true)
     }
 
-    /// Refuse with [`Error::QueueFull`] when so many callers of this process already wait for a key that is waited for, as
-    /// [`Mutex::max_waiters`](crate::Mutex::max_waiters).
+    /// Limits how many callers of this process may wait for a key, as [`Mutex::max_waiters`](crate::Mutex::max_waiters) does.
+    /// A further caller that must wait for that key gets [`Error::QueueFull`].
     pub fn max_waiters(self, limit: usize) -> Self {
         self.set(|options, _| options.limit = limit)
     }
 
-    /// Renew the leases no longer than this, as [`Mutex::max_hold`](crate::Mutex::max_hold): each from the grant of its key, so
-    /// the wait for the keys after it counts. The holder is told when the first is renewed no more
-    /// ([`MultiLease::overdue`]).
-    pub fn max_hold(self, most: Duration) -> Self {
-        self.set(|options, _| options.max_hold = Some(most))
+    /// Limits how long each lease is renewed, as [`Mutex::max_hold`](crate::Mutex::max_hold) does.
+    ///
+    /// The time counts from the grant of each key, so it includes the wait for the keys after it. When the first lease is no
+    /// longer renewed, [`MultiLease::overdue`] resolves.
+    pub fn max_hold(self, max: Duration) -> Self {
+        self.set(|options, _| options.max_hold = Some(max))
     }
 
     fn set(mut self, set: impl Fn(&mut LockOptions, &Options)) -> Self {
@@ -193,7 +201,7 @@ impl Multi {
         self
     }
 
-    /// What it locks, in the order in which it is locked.
+    /// Returns the keys, in the order in which they are locked.
     pub fn keys(&self) -> impl Iterator<Item = &Key> {
         self.multi_keys().map(MultiKey::key)
     }
@@ -202,53 +210,55 @@ impl Multi {
         self.groups.iter().flat_map(|group| &group.keys)
     }
 
-    /// Waits until it holds all of them.
+    /// Acquires all keys, and waits until it holds all of them.
     ///
     /// # Errors
-    /// As [`Mutex::lock`](crate::Mutex::lock), about the first key that failed; what was taken by then is given back.
-    /// [`Error::Options`] for no key, and for more than 64. [`Error::Lost`] when a lease was lost while others were waited
-    /// for: nothing was done, try again.
+    /// As [`Mutex::lock`](crate::Mutex::lock), about the first key that failed; the keys acquired by then are released.
+    /// [`Error::Options`] for no key, or for more than 64 keys. [`Error::Lost`] if a lease was lost while this waited for
+    /// another key: no work was done, so try again.
     ///
     /// # Cancel safety
-    /// Dropping the future at any point gives up the place in the line, and what was granted meanwhile, in the background.
+    /// Dropping the future gives up the place in the queue. Leases that were granted meanwhile are released in the background.
     pub fn lock(&self) -> impl Future<Output = Result<MultiGuard, Error>> + Send + use<> {
-        let mut pursuit = Pursuit::new(self, true);
-        async move { pursuit.run().await }
+        let mut attempt = MultiAcquire::new(self, true);
+        async move { attempt.run().await }
     }
 
-    /// Takes all of them if each is free, or read where it is read, and nobody waits for it; `None` if not.
+    /// Acquires all keys if each is available and no caller waits for it, else returns `None`.
+    ///
+    /// A key for reading is also available if it has only readers.
     ///
     /// # Errors
-    /// As [`lock`](Self::lock); that somebody else has one of them is no error.
+    /// As [`lock`](Self::lock). A key with another holder is not an error.
     ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).
     pub async fn try_lock(&self) -> Result<Option<MultiGuard>, Error> {
-        unless_busy(Pursuit::new(self, false).run().await)
+        unless_busy(MultiAcquire::new(self, false).run().await)
     }
 
-    /// Waits until it holds all of them, but no longer than `wait`.
+    /// Acquires all keys, and waits for at most `wait`. With zero it tries once.
     ///
     /// # Errors
-    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout), about a key that was waited for when the wait was over; else
-    /// as [`lock`](Self::lock).
+    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout), about a key that this waits for when `wait` ends. Otherwise as
+    /// [`lock`](Self::lock).
     ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).
     ///
     /// # Panics
-    /// Where it has to wait, outside of a tokio runtime with time enabled.
+    /// If it must wait outside of a tokio runtime with time enabled.
     pub async fn lock_timeout(&self, wait: Duration) -> Result<MultiGuard, Error> {
-        let mut pursuit = Pursuit::new(self, !wait.is_zero());
+        let mut attempt = MultiAcquire::new(self, !wait.is_zero());
         if wait.is_zero() {
-            return pursuit.run().await;
+            return attempt.run().await;
         }
         let nodes = self.groups.iter().map(|group| group.handle.node());
-        let answer = within(nodes, wait, pin!(pursuit.run())).await;
-        answer.unwrap_or_else(|| Err(pursuit.gave_up(wait)))
+        let answer = within(nodes, wait, pin!(attempt.run())).await;
+        answer.unwrap_or_else(|| Err(attempt.timeout_error(wait)))
     }
 
-    /// As [`lock`](Self::lock), for code that is not async: the thread sleeps until it holds all of them.
+    /// Locks as [`lock`](Self::lock), for code that is not async: the thread sleeps until it holds all keys.
     ///
     /// # Errors
     /// As [`lock`](Self::lock).
@@ -260,7 +270,7 @@ impl Multi {
         block_on(self.lock())
     }
 
-    /// As [`try_lock`](Self::try_lock), for code that is not async: the thread sleeps until the store has answered.
+    /// Tries once as [`try_lock`](Self::try_lock), for code that is not async: the thread sleeps until the store has answered.
     ///
     /// # Errors
     /// As [`try_lock`](Self::try_lock).
@@ -272,7 +282,7 @@ impl Multi {
         block_on(self.try_lock())
     }
 
-    /// As [`lock_timeout`](Self::lock_timeout), for code that is not async: the thread sleeps, but no longer than `wait`.
+    /// Locks as [`lock_timeout`](Self::lock_timeout), for code that is not async: the thread sleeps for at most `wait`.
     ///
     /// # Errors
     /// As [`lock_timeout`](Self::lock_timeout).
@@ -284,7 +294,7 @@ impl Multi {
         block_on(self.lock_timeout(wait))
     }
 
-    /// Runs `work` under all locks and releases them. The work's future is dropped when one of the leases is lost.
+    /// Acquires all keys, runs `work` and releases them. The future of the work is dropped when one of the leases is lost.
     ///
     /// ```
     /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
@@ -297,8 +307,8 @@ impl Multi {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Lost`] when exclusivity did not hold to the end, even if the work was done; else as
-    /// [`lock`](Self::lock) and [`MultiGuard::release`].
+    /// [`Error::Lost`] if a lease was lost before the end, even if the work was done. Otherwise as [`lock`](Self::lock) and
+    /// [`MultiGuard::release`].
     ///
     /// # Cancel safety
     /// Dropping the future drops the work and releases the locks in the background.
@@ -321,25 +331,32 @@ impl fmt::Debug for Multi {
     }
 }
 
-/// The way to all of them. Dropping it gives up.
-struct Pursuit {
+/// The acquisition of all keys of a [`Multi`]. Dropping it releases what it holds and abandons its requests.
+struct MultiAcquire {
+    /// The keys; empty as soon as [`run`](Self::run) has taken them.
     groups: Vec<Group>,
+    /// Whether the caller waits for keys that are held.
     wait: bool,
+    /// The guards of the keys granted so far.
     guards: Guards,
-    /// Those that are not answered. Dropped last, so that the guards are given back first.
-    asked: Vec<LockFuture>,
+    /// The acquisitions without an answer. Dropped last, so that the guards are released first.
+    pending: Vec<LockFuture>,
 }
 
-impl Pursuit {
+impl MultiAcquire {
     fn new(multi: &Multi, wait: bool) -> Self {
-        Pursuit {
+        MultiAcquire {
             groups: multi.groups.clone(),
             wait,
             guards: Guards::default(),
-            asked: Vec::new(),
+            pending: Vec::new(),
         }
     }
 
+    /// Acquires the keys of all groups, and waits if the caller waits.
+    ///
+    /// # Errors
+    /// As [`Multi::lock`].
     async fn run(&mut self) -> Result<MultiGuard, Error> {
         self.check()?;
         for group in std::mem::take(&mut self.groups) {
@@ -347,10 +364,10 @@ impl Pursuit {
             if !self.take_together(&group).await? {
                 self.take_in_turn(&group).await?;
             }
-            // As they are answered in any order.
+            // The answers of a group come in any order.
             self.guards.0[before..].sort_by(|one, other| one.key().cmp(other.key()));
         }
-        // One may have been lost while others were waited for.
+        // A lease may have been lost while this waited for another key.
         match self.guards.0.iter().find(|guard| !guard.is_held()) {
             None => Ok(MultiGuard::new(std::mem::take(&mut self.guards))),
             Some(guard) => Err(match guard.held().lost() {
@@ -360,12 +377,15 @@ impl Pursuit {
         }
     }
 
-    /// Bad input is told before anything is asked.
+    /// Checks all input before the first request.
+    ///
+    /// # Errors
+    /// Bad input.
     fn check(&self) -> Result<(), Error> {
         let keys: usize = self.groups.iter().map(|group| group.keys.len()).sum();
-        if !(1..=MOST).contains(&keys) {
+        if !(1..=MAX_KEYS).contains(&keys) {
             return Err(Error::Options(OptionsError(format!(
-                "a multi-lock has 1 to {MOST} keys, not {keys}: name what is locked, or lock something that stands for many"
+                "a multi-lock has 1 to {MAX_KEYS} keys, not {keys}: name at least one key, or use one key for many resources"
             ))));
         }
         for group in &self.groups {
@@ -376,7 +396,11 @@ impl Pursuit {
         Ok(())
     }
 
-    /// All of a group by one request. False when somebody is in the way, and others are to be waited for.
+    /// Acquires all keys of a group by one request. Returns false if a key is not available, and the caller must acquire them
+    /// one by one.
+    ///
+    /// # Errors
+    /// [`Error::Busy`] if a key is not available and the caller does not wait; other errors as [`Multi::lock`].
     async fn take_together(&mut self, group: &Group) -> Result<bool, Error> {
         let wanted = group.keys.iter().map(|key| {
             let options = LockOptions {
@@ -386,14 +410,14 @@ impl Pursuit {
             };
             (key.name.clone(), options)
         });
-        let Some(asked) = LockFuture::together(&group.handle, wanted)? else {
+        let Some(pending) = LockFuture::together(&group.handle, wanted)? else {
             return Ok(false);
         };
         let before = self.guards.0.len();
-        self.asked = asked;
-        match self.answers().await {
+        self.pending = pending;
+        match self.await_answers().await {
             Ok(()) => Ok(true),
-            // Where an answer was lost some may have been granted on a second try.
+            // If an answer was lost, a retry may have granted some of the keys.
             Err(Error::Busy { .. }) if self.wait => {
                 drop(Guards(self.guards.0.split_off(before)));
                 Ok(false)
@@ -402,30 +426,36 @@ impl Pursuit {
         }
     }
 
-    /// One after the other, in order: whoever waits holds only what comes before.
+    /// Acquires the keys of a group one by one, in order, so that a waiting caller holds only smaller keys.
+    ///
+    /// # Errors
+    /// As [`Multi::lock`].
     async fn take_in_turn(&mut self, group: &Group) -> Result<(), Error> {
         for key in &group.keys {
-            self.asked = vec![LockFuture::new(
+            self.pending = vec![LockFuture::new(
                 &group.handle,
                 &key.name,
                 group.options(key, self.wait),
             )];
-            self.answers().await?;
+            self.await_answers().await?;
         }
         Ok(())
     }
 
-    /// Until all that are asked for are answered.
-    async fn answers(&mut self) -> Result<(), Error> {
-        let Pursuit { asked, guards, .. } = self;
+    /// Waits until every pending acquisition is answered, and keeps the guards.
+    ///
+    /// # Errors
+    /// A refusal of one key; another reason comes before a busy key.
+    async fn await_answers(&mut self) -> Result<(), Error> {
+        let MultiAcquire { pending, guards, .. } = self;
         let mut refused: Option<Error> = None;
         poll_fn(|cx| {
-            asked.retain_mut(|lock| {
+            pending.retain_mut(|lock| {
                 match Pin::new(lock).poll(cx) {
                     Poll::Pending => return true,
                     Poll::Ready(Ok(guard)) => guards.0.push(guard),
                     Poll::Ready(Err(error)) => {
-                        // That a key is busy says least.
+                        // A busy key is the least informative reason.
                         let says_more = |before: &Error| before.is_busy() && !error.is_busy();
                         if refused.as_ref().is_none_or(says_more) {
                             refused = Some(error);
@@ -434,7 +464,7 @@ impl Pursuit {
                 }
                 false
             });
-            if asked.is_empty() {
+            if pending.is_empty() {
                 Poll::Ready(())
             } else {
                 Poll::Pending
@@ -444,9 +474,10 @@ impl Pursuit {
         refused.map_or(Ok(()), Err)
     }
 
-    /// What to tell a caller who gives up now, while something is asked for.
-    fn gave_up(&self, waited: Duration) -> Error {
-        let asked = self.asked.first().expect("who waits has asked");
-        asked.gave_up(waited)
+    /// Returns the error of a caller whose timeout ends while an acquisition is pending.
+    fn timeout_error(&self, waited: Duration) -> Error {
+        let pending = self.pending.first();
+        let pending = pending.expect("a waiting caller has a pending acquisition");
+        pending.gave_up(waited)
     }
 }

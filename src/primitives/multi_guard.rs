@@ -1,4 +1,4 @@
-//! What a caller holds of several locks.
+//! The guard of a multi-lock, and views of its leases.
 
 use std::fmt;
 use std::future::{Future, poll_fn};
@@ -18,50 +18,51 @@ use crate::primitives::holdings::{self, Holdings};
 use crate::primitives::write::Atomically;
 use crate::protocol::message::Fence;
 
-/// All locks of a [`Multi`](crate::Multi) are held while this lives and [`is_held`](Self::is_held).
+/// The guard of a [`Multi`](crate::Multi). All its locks are held while the guard lives and [`is_held`](Self::is_held).
 ///
-/// Dropping it releases them in the background, as a [`Guard`] does.
+/// Dropping it releases the locks in the background, as with a [`Guard`].
 #[must_use = "the locks are released as soon as the guard is dropped"]
 pub struct MultiGuard {
     lease: MultiLease,
     guards: Guards,
 }
 
-/// Sees several locks that somebody else holds: for tasks that work under a [`MultiGuard`]. Cheap to clone. It does not keep
-/// the locks.
+/// A view of the leases of a [`MultiGuard`], for tasks that work under it. Cheap to clone. A view does not keep the locks.
 #[derive(Clone)]
 pub struct MultiLease {
     held: Arc<[Arc<Held>]>,
-    /// Cancelled when one of them is over. Made when it is asked for.
+    /// Cancelled when one of the leases ends. Made when it is first needed.
     end: Arc<OnceLock<CancellationToken>>,
 }
 
 impl MultiLease {
-    /// What is locked, in the order in which it was locked, and the fencing token of each: see [`Lease::fence`](crate::Lease::fence).
+    /// Returns the keys, in the order in which they were locked, and the fencing token of each; see
+    /// [`Lease::fence`](crate::Lease::fence).
     pub fn fences(&self) -> impl Iterator<Item = (&Key, Fence)> {
         self.held.iter().map(|held| (&held.name.key, held.fence))
     }
 
-    /// The fencing token of a key. `None` for a key that is none of these. Of several [`Locks`](crate::Locks) that have the
-    /// key, the first one's.
+    /// Returns the fencing token of a key, or `None` if the key is not locked here. If several [`Locks`](crate::Locks) have the
+    /// key, returns the token of the first.
     pub fn fence(&self, key: impl Into<Key>) -> Option<Fence> {
         let key = key.into();
         let mut fences = self.fences();
-        fences.find(|(of, _)| **of == key).map(|(_, fence)| fence)
+        fences.find(|(locked, _)| **locked == key).map(|(_, fence)| fence)
     }
 
-    /// Nobody else holds any of the locks at this moment, but for others who read what this reads; see [`Lease::is_held`](crate::Lease::is_held).
+    /// Returns whether all locks are held at this moment; see [`Lease::is_held`](crate::Lease::is_held). Keys for reading may
+    /// have other readers.
     pub fn is_held(&self) -> bool {
         self.held.iter().all(|held| held.is_held())
     }
 
-    /// How long all of them would still be held if no renewal came through; zero when one of them is held no more.
+    /// Returns how long all locks are still held if no renewal succeeds. Zero if one of them is no longer held.
     pub fn remaining(&self) -> Duration {
         let left = self.held.iter().map(|held| held.remaining());
         left.min().unwrap_or_default()
     }
 
-    /// Waits until one of them is held no more: lost, or released.
+    /// Waits until one of the locks is no longer held: its lease was lost or released.
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
@@ -69,13 +70,13 @@ impl MultiLease {
         holdings::lost(self)
     }
 
-    /// The same as a token: cancelled when one of them is held no more. Each call makes one of its own.
+    /// Returns a token that is cancelled when one of the locks is no longer held. Each call returns a token of its own.
     pub fn lost_token(&self) -> CancellationToken {
         self.end_token().child_token()
     }
 
-    /// Waits until one of them is renewed no more: it was held for as long as [`max_hold`](crate::Multi::max_hold) allows, or
-    /// it is over. In the first case [`remaining`](Self::remaining) is what is left to come to an end.
+    /// Waits until one of the leases is no longer renewed: it was held for as long as [`max_hold`](crate::Multi::max_hold)
+    /// allows, or it has ended. In the first case the work must end within [`remaining`](Self::remaining).
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
@@ -92,8 +93,10 @@ impl MultiLease {
         })
     }
 
-    /// Begins a write to the locks' own Redis that is done only while *each* of these leases is current: checked and done in
-    /// one step, as [`Lease::atomically`](crate::Lease::atomically) does it for one lease. Say, a transfer between two accounts:
+    /// Begins a write to the Redis server of the locks, which is executed only if *each* of these leases is current.
+    ///
+    /// The server checks the leases and executes the write in one atomic step, as [`Lease::atomically`](crate::Lease::atomically)
+    /// does for one lease. This example moves money between two accounts:
     ///
     /// ```no_run
     /// # async fn of(locks: tenure::Locks) -> Result<(), tenure::Error> {
@@ -111,18 +114,19 @@ impl MultiLease {
     /// # let _ = (from, to); Ok(()) }
     /// ```
     ///
-    /// Keys that are read and keys that are written may be mixed. One trip does it, whatever the number of keys. An answer is
-    /// waited for by the shortest of the leases.
+    /// The locks may be for reading, for writing, or both. Takes one round trip for any number of keys. The shortest lease
+    /// limits how long this waits for the answer.
     ///
     /// # Errors
-    /// As [`Lease::atomically`](crate::Lease::atomically). [`Error::Lost`] names the first key whose lease is not current; the leases that are, stay.
-    /// [`Error::Unsupported`] if the leases are of several [`Locks`](crate::Locks). All other errors name the first key.
+    /// As [`Lease::atomically`](crate::Lease::atomically). [`Error::Lost`] names the first key whose lease is not current; the
+    /// other leases stay. [`Error::Unsupported`] if the leases are of several [`Locks`](crate::Locks). All other errors name
+    /// the first key.
     #[cfg(feature = "redis")]
     pub fn atomically(&self) -> Atomically {
         Atomically::new(self.held.iter())
     }
 
-    /// Runs `work` with the knowledge that these locks are held; see [`Lease::scope`](crate::Lease::scope).
+    /// Runs `work` in the scope of these locks; see [`Lease::scope`](crate::Lease::scope).
     ///
     /// # Cancel safety
     /// Dropping the future drops the work.
@@ -130,11 +134,11 @@ impl MultiLease {
         holdings::scope(self, work)
     }
 
-    /// Runs `work` as long as all locks are held; its future is dropped when one of the leases is lost. The work is in
-    /// [`scope`](Self::scope).
+    /// Runs `work` while all locks are held. The future of the work is dropped when one of the leases is lost. The work runs
+    /// in [`scope`](Self::scope).
     ///
     /// # Errors
-    /// [`Error::Lost`], as [`Lease::run`](crate::Lease::run), about the first that was lost.
+    /// [`Error::Lost`] as [`Lease::run`](crate::Lease::run), about the first lease that was lost.
     ///
     /// # Cancel safety
     /// Dropping the future drops the work.
@@ -173,15 +177,17 @@ impl MultiGuard {
         }
     }
 
-    /// A view of it, for others. It outlives the guard, and says so.
+    /// Returns a view of the leases for other tasks. The view may outlive the guard, and then reports that the locks are not
+    /// held.
     pub fn lease(&self) -> MultiLease {
         self.lease.clone()
     }
 
-    /// Another guard on the same leases, which then end with the last of their guards; see [`Lease::again`](crate::Lease::again).
+    /// Returns another guard of the same leases, which are then released with their last guard; see
+    /// [`Lease::again`](crate::Lease::again).
     ///
     /// # Errors
-    /// [`Error::Lost`] when one of the leases is over.
+    /// [`Error::Lost`] if one of the leases has ended.
     pub fn again(&self) -> Result<MultiGuard, Error> {
         let guards: Result<Vec<_>, _> = self.guards.0.iter().map(Guard::again).collect();
         Ok(MultiGuard {
@@ -239,23 +245,23 @@ impl MultiGuard {
     /// See [`MultiLease::run`].
     ///
     /// # Errors
-    /// [`Error::Lost`], as there.
+    /// As [`MultiLease::run`].
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
         self.lease.run(work).await
     }
 
-    /// Gives all locks back by one request, and says whether exclusivity held to this call for each of them.
+    /// Releases all locks in one request, and reports whether each of them was held until this call.
     ///
     /// # Errors
-    /// As [`Guard::release`], about the first that failed. All of them are given back.
+    /// As [`Guard::release`], about the first lock that failed. All locks are released.
     ///
     /// # Cancel safety
-    /// The locks count as given back from the first poll; dropping the future only loses the answer.
+    /// The locks count as released from the first poll. Dropping the future only loses the answer.
     pub async fn release(mut self) -> Result<(), Error> {
         release(&mut self.guards.0).await
     }
 
-    /// As [`release`](Self::release), for code that is not async: the thread sleeps until the store has answered.
+    /// Releases as [`release`](Self::release), for code that is not async: the thread sleeps until the store has answered.
     ///
     /// # Errors
     /// As [`release`](Self::release).

@@ -303,7 +303,7 @@ impl Guard {
             return Ok(self);
         }
         let key = self.key().clone();
-        if !self.take() {
+        if !self.end_if_only() {
             let error = OptionsError(format!(
                 "cannot downgrade `{key}`: there are other guards of the same lease, release them first"
             ));

@@ -1,4 +1,4 @@
-//! A lease on its way from one process to another: what its holder writes down, and what others do with that.
+//! Transfers: a lease moves from its holder to another process, which gets a text that names the lease.
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,19 +17,20 @@ use crate::primitives::mutex::Mutex;
 use crate::protocol::message::{Call, ClaimId, Fence, GrantNumber, Kind, LeaseTimes, Mode, Name, Permits};
 use crate::protocol::step::{AcquireError, CallAnswer, Input, LockOptions, Ticket};
 
-/// How a text begins, and which format it is.
+/// The first word of a text. It names the version of the format.
 const FORMAT: &str = "tenure1";
-/// What stands in a text as it is.
-const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_');
+/// The bytes that are percent-encoded in a text.
+const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_');
 
-/// A lease that its holder gave up to whoever has this: made by [`Guard::into_transfer`] or
-/// [`Semaphore::acquire_for`](crate::Semaphore::acquire_for), written down as a text, and taken over elsewhere by
-/// [`Locks::adopt`](crate::Locks::adopt). A handler of a request takes the lock, a worker in another process finishes the job and
-/// gives it back.
+/// A lease that its holder gave up to another process. Made by [`Guard::into_transfer`] or
+/// [`Semaphore::acquire_for`](crate::Semaphore::acquire_for), sent as a text, and adopted by
+/// [`Locks::adopt`](crate::Locks::adopt). For example, the handler of a request acquires the lock, and a worker in another
+/// process finishes the job and releases the lock.
 ///
-/// Nobody renews it on its way. It ends by itself when its time is over, unless a process [extends](crate::Locks::extend) it. Whoever has
-/// the text can do so, adopt it and give it back: it holds a random number that was never sent anywhere else, so treat it as a
-/// password. It is no part of what [`Debug`](fmt::Debug) shows.
+/// No process renews the lease before it is adopted. It ends by itself when its time is over, unless a process
+/// [extends](crate::Locks::extend) it. A process that has the text can extend, adopt and release the lease. Treat the text as
+/// a password: it contains a random number that is otherwise sent to the store only. [`Debug`](fmt::Debug) does not show
+/// that number.
 ///
 /// ```
 /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -46,7 +47,7 @@ const PLAIN: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_');
 /// # Ok(()) }
 /// ```
 #[derive(Clone, PartialEq, Eq)]
-#[must_use = "the lease is nobody's until it is adopted, given back, or at its end"]
+#[must_use = "a transfer that is not used keeps the lock until its time ends"]
 pub struct Transfer {
     prefix: Box<[u8]>,
     name: Name,
@@ -56,18 +57,18 @@ pub struct Transfer {
     number: GrantNumber,
 }
 
-/// Why a lease was not given up to others ([`Guard::into_transfer`]), or a writer did not become a reader
+/// The reason why a lease was not transferred ([`Guard::into_transfer`]), or a writer did not become a reader
 /// ([`Guard::downgrade`]).
 ///
-/// It converts into an [`Error`], so `?` works where a function returns that. A guard that is still held is then in the error,
-/// [`Error::StillHeld`], and [`Error::into_guard`] takes it out.
+/// A `TransferError` converts into an [`Error`], so `?` works in a function that returns `Error`. A guard that is still held
+/// is then in [`Error::StillHeld`], and [`Error::into_guard`] returns it.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransferError {
-    /// Nothing was changed, and the guard is still held: the call cannot be served, or the store refused it and did nothing.
+    /// Nothing was changed, and the guard is still held. The call cannot be served, or the store refused it and did nothing.
     #[error("{1}")]
     Refused(Guard, #[source] Error),
-    /// The lease was lost, or the outcome is not known, as the store did not answer: nothing is held here any more.
+    /// The lease was lost, or the outcome is unknown because the store did not answer. This process no longer holds the lease.
     #[error("{0}")]
     Failed(#[source] Error),
 }
@@ -86,7 +87,7 @@ pub enum TransferError {
 struct TransferErrorIsNonExhaustive;
 
 impl From<TransferError> for Error {
-    /// Keeps a guard that is still held in the error.
+    /// Converts the error, and keeps a guard that is still held in it.
     fn from(error: TransferError) -> Error {
         match error {
             TransferError::Refused(guard, error) => Error::StillHeld {
@@ -99,8 +100,8 @@ impl From<TransferError> for Error {
 }
 
 impl Error {
-    /// Takes the guard out of [`Error::StillHeld`]. Returns `None` for any other error, and if a clone of this error was asked
-    /// before.
+    /// Returns the guard of [`Error::StillHeld`]. Returns `None` for any other error, and if a clone of this error has returned
+    /// the guard before.
     pub fn into_guard(self) -> Option<Guard> {
         match self {
             Error::StillHeld { guard, .. } => guard.take(),
@@ -109,38 +110,39 @@ impl Error {
     }
 }
 
-/// A text that is no [`Transfer`].
+/// The reason why a text is not a [`Transfer`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseTransferError {
-    /// It never was one, or was cut short or changed on its way.
-    #[error("this is no lease that was handed on, or not the whole text of one")]
+    /// The text never was a transfer, or it was truncated or changed.
+    #[error("the text is not a transfer, or it was truncated or changed: send the whole text")]
     Malformed,
-    /// A later version of this crate wrote it.
+    /// A later version of this crate wrote the text.
     #[error(
-        "this lease was handed on by a later version of tenure: upgrade this service before those that hand on"
+        "a later version of tenure wrote this transfer: upgrade the services that adopt before those that transfer"
     )]
     Newer,
 }
 
 impl Transfer {
-    /// What is locked.
+    /// Returns the key of the lock.
     pub fn key(&self) -> &Key {
         &self.name.key
     }
 
-    /// The fencing token of the lease while nobody has adopted it. Larger than that of the holder who gave it up, and smaller than
-    /// that of whoever adopts it.
+    /// Returns the fencing token of the lease until it is adopted. The token is larger than that of the guard that was
+    /// transferred, and smaller than that of the guard that `adopt` returns.
     pub fn fence(&self) -> Fence {
         Fence::new(self.number, 0)
     }
 
-    /// For how long it was to be kept, counted from when it was made; the store adds the margin.
+    /// Returns for how long the lease is kept, counted from when the transfer was made. The store adds the margin. An extension
+    /// does not change the value.
     pub fn lease(&self) -> Duration {
         self.lease
     }
 
-    /// Takes it over, as [`Locks::adopt`](crate::Locks::adopt).
+    /// Adopts the lease; see [`Locks::adopt`](crate::Locks::adopt).
     pub(crate) async fn adopt(&self, handle: &Handle) -> Result<Guard, Error> {
         self.check_prefix(handle)?;
         let options = LockOptions {
@@ -179,7 +181,7 @@ impl Transfer {
             Ok(())
         } else {
             Err(Error::Options(OptionsError(format!(
-                "the lease on `{}` was given up under the prefix `{}`, these locks have `{}`: build them with the same prefix",
+                "the lease on `{}` was transferred under the prefix `{}`, not `{}`: build these locks with the same prefix",
                 self.key(),
                 Key::from(&*self.prefix),
                 Key::from(prefix.as_slice()),
@@ -195,42 +197,48 @@ impl Transfer {
 }
 
 impl Guard {
-    /// Gives the lease up to whoever is told of it: from now on it is the [`Transfer`]'s, for `keep` and the
-    /// [margin](crate::Builder::margin), whoever waits for the key. Then the lock is free, and who adopts it is told
-    /// [`Error::Gone`]. In one step: nobody has it in between. A trip to the store.
+    /// Gives up the lease and returns a [`Transfer`], by which another process adopts it.
     ///
-    /// `keep` is 400 ms to 30 days. It counts from this call, so a queue's delay is part of it.
+    /// From this call on, the transfer keeps the lock for `keep` and the [margin](crate::Builder::margin), also while other
+    /// callers wait for the key. No other caller has the lock in between. After that time the lock is free, and
+    /// [`adopt`](crate::Locks::adopt) returns [`Error::Gone`]. Takes one round trip.
+    ///
+    /// `keep` is 400 ms to 30 days. It counts from this call, so it includes the delay of a queue.
     ///
     /// # Errors
-    /// [`TransferError::Refused`] with the guard, which goes on: there are other guards of the lease
-    /// ([`again`](Self::again)), others of this process read by it, it is that of a job's tick, or `keep` is no lease that the
-    /// [`Builder`](crate::Builder) would take; or the store refused, or was not asked, and surely did nothing. Then the guard has
-    /// its fence and its deadline as before. What watches the lease ([`lease`](Self::lease)) was told that it is released when
-    /// this was called, so take a new view of it. [`TransferError::Failed`] when the lease was lost, or the store did
-    /// not answer. A refusal is told at once. An answer is waited for twice at most, each time for a quarter of `keep`, 100 ms
-    /// at least and the [request timeout](crate::Builder::request_timeout) at most. Then nothing is held here any more: the
-    /// lease is given back in the background, or ends by itself.
+    /// [`TransferError::Refused`] with the guard, which is still held. The reasons are:
+    ///
+    /// * There are other guards of the lease ([`again`](Self::again)), or other callers of this process read by it.
+    /// * The lease is of a job's tick or of an election.
+    /// * `keep` is not a lease that the [`Builder`](crate::Builder) accepts.
+    /// * The store refused or was not asked, and certainly did nothing. Then the guard keeps its fence and its deadline. Its
+    ///   [`lease`](Self::lease) reported a release when this was called, so call `lease` again.
+    ///
+    /// [`TransferError::Failed`] if the lease was lost, or the store did not answer. Then this process no longer holds the
+    /// lease: it is released in the background, or ends by itself.
+    ///
+    /// A refusal is returned at once. This waits for an answer at most twice, each time for a quarter of `keep`, at least
+    /// 100 ms and at most the [request timeout](crate::Builder::request_timeout).
     ///
     /// # Cancel safety
-    /// The lease counts as given up from the first poll. Dropping the future gives it back. A caller that is dropped later,
-    /// before it has sent the message, leaves the key locked for `keep`: where that may happen do both in a task of its own,
-    /// and [release](crate::Locks::release) the transfer if it cannot be sent.
+    /// The lease counts as given up from the first poll. Dropping the future releases it. A caller that is dropped later, but
+    /// before it has sent the message, leaves the key locked for `keep`. If that may happen, do both in a spawned task, and
+    /// [release](crate::Locks::release) the transfer if it cannot be sent.
     pub async fn into_transfer(mut self, keep: Duration) -> Result<Transfer, TransferError> {
         let held = self.held().clone();
         let (node, key) = (held.handle.node(), held.name.key.clone());
         held.not_forked().map_err(TransferError::Failed)?;
-        let refused =
-            |text: &str| OptionsError(format!("cannot give up the lease on `{key}` to others: {text}"));
+        let refused = |text: &str| OptionsError(format!("cannot transfer the lease on `{key}`: {text}"));
         let term = match held.handle.options().term(keep) {
-            _ if held.name.kind == Kind::Job => Err(refused("it is that of a job's tick")),
-            _ if held.name.kind == Kind::Election => Err(refused("it is that of an election")),
+            _ if held.name.kind == Kind::Job => Err(refused("it is the lease of a job's tick")),
+            _ if held.name.kind == Kind::Election => Err(refused("it is the lease of an election")),
             Err(error) => Err(error),
             Ok(_) if held.is_held() && node.reads_with_others(&held.name, held.ticket) => Err(refused(
-                "others of this process read by it, give them time or take a fixed lease",
+                "other callers of this process read by it: try again later, or use a fixed lease",
             )),
-            Ok(_) if !self.take() => Err(refused(
-                "there are other guards of it, give them back first; that of a `LockLayer` lasts as long as its handler, so lock \
-                 a mutex in the handler instead",
+            Ok(_) if !self.end_if_only() => Err(refused(
+                "there are other guards of it: release them first. A `LockLayer` keeps its guard as long as its handler runs, so \
+                 lock a mutex in the handler instead",
             )),
             Ok(term) => Ok(term),
         };
@@ -238,13 +246,14 @@ impl Guard {
             Ok(term) => term,
             Err(error) => return Err(TransferError::Refused(self, Error::Options(error))),
         };
-        // A lease of fixed length, which is kept for others.
+        // The lease is fixed: this process does not renew it for the adopting process.
         let input = |ticket| Input::Transfer(held.ticket, ticket, term);
         let made = self.pass(held.mode, true, input).await?;
         made.hand_out(term).map_err(TransferError::Failed)
     }
 
-    /// Passes the lease on to what it becomes. After a refusal the lease goes on as before, under a guard of its own.
+    /// Passes the lease to a fresh claim in `mode`, and returns its guard. After a refusal the lease continues as before, under
+    /// the guard in the error.
     pub(crate) async fn pass(
         &self,
         mode: Mode,
@@ -268,11 +277,11 @@ impl Guard {
         }
     }
 
-    /// What others are to be told of it. Its lease is none of this process's any more.
+    /// Turns the guard of a passed lease into the transfer. This process forgets the lease, and does not release it.
     fn hand_out(mut self, term: LeaseTimes) -> Result<Transfer, Error> {
         let held = self.held().clone();
         let node = held.handle.node();
-        let Some(holding) = held.holding().filter(|_| self.take()) else {
+        let Some(holding) = held.holding().filter(|_| self.end_if_only()) else {
             return Err(held.lost());
         };
         node.drive(&held.name, Input::HandedOut(held.ticket));
@@ -287,8 +296,8 @@ impl Guard {
     }
 }
 
-/// `tenure1.<kind>.<mode>.<lease in ms>.<claim_id>.<number>.<prefix>.<key>.`, prefix and key percent-encoded. A text that was cut
-/// short has no end.
+/// Writes `tenure1.<kind>.<mode>.<lease in ms>.<claim id>.<grant number>.<prefix>.<key>.<checksum>`. The prefix and the key are
+/// percent-encoded.
 impl fmt::Display for Transfer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mode = match self.mode {
@@ -302,15 +311,15 @@ impl fmt::Display for Transfer {
             self.lease.as_millis(),
             self.claim_id,
             self.number,
-            percent_encode(&self.prefix, PLAIN),
-            percent_encode(self.name.key.as_bytes(), PLAIN),
+            percent_encode(&self.prefix, ESCAPED),
+            percent_encode(self.name.key.as_bytes(), ESCAPED),
         );
         write!(f, "{text}.{:016x}", checksum(&text))
     }
 }
 
-/// A text that was changed on its way is none: with another number its fence would lock out others. No secret, SipHash-2-4 of
-/// the text before it.
+/// Returns the SipHash-2-4 of `text`, by which a changed or truncated text is refused. A changed grant number would be a fence
+/// that locks out other holders. The hash has no secret key.
 fn checksum(text: &str) -> u64 {
     SipHasher24::new().hash(text.as_bytes())
 }
@@ -336,14 +345,14 @@ impl FromStr for Transfer {
         }
         let parsed = || {
             let kind: Kind = kind.parse().ok()?;
-            let mode = mode_of(mode)?;
+            let mode = parse_mode(mode)?;
             let key: Vec<u8> = percent_decode_str(key).collect();
             let lease = Duration::from_millis(lease.parse().ok()?);
-            let is_whole = !key.is_empty()
+            let is_valid = !key.is_empty()
                 && matches!(kind, Kind::Lock | Kind::Semaphore)
                 && mode.is_permits() == (kind == Kind::Semaphore)
                 && lease <= LONGEST_LEASE;
-            is_whole.then_some(Transfer {
+            is_valid.then_some(Transfer {
                 prefix: percent_decode_str(prefix).collect(),
                 name: Name {
                     kind,
@@ -362,7 +371,7 @@ impl FromStr for Transfer {
     }
 }
 
-fn mode_of(text: &str) -> Option<Mode> {
+fn parse_mode(text: &str) -> Option<Mode> {
     match text {
         "w" => Some(Mode::Exclusive),
         "r" => Some(Mode::Read),
@@ -429,7 +438,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_text_is_read_as_it_was_written(
+        fn a_parsed_text_equals_the_transfer(
             key in prop::collection::vec(any::<u8>(), 1..40),
             mode in modes(),
             lease_ms in 0..2_000_000_000_u64,
@@ -439,13 +448,13 @@ mod tests {
             let text = made.to_string();
             prop_assert!(text.bytes().all(|byte| byte.is_ascii_graphic()));
             prop_assert_eq!(text.parse::<Transfer>(), Ok(made));
-            // Cut short at any place, or with something behind it, it is none.
+            // A truncated text is refused, and so is a longer one.
             for length in 0..text.len() {
                 prop_assert!(text[..length].parse::<Transfer>().is_err());
             }
             let longer = format!("{text}.");
             prop_assert!(longer.parse::<Transfer>().is_err());
-            // So is one of which a byte was changed.
+            // A text with a changed byte is refused.
             for (at, was) in text.char_indices().skip(nonce as usize % 8).step_by(8) {
                 let other = if was == '1' { "2" } else { "1" };
                 let mut changed = text.clone();
@@ -455,21 +464,21 @@ mod tests {
         }
 
         #[test]
-        fn no_text_is_too_bad_to_be_refused(text in ".{0,200}", bytes in "tenure1\\.[a-z.0-9:/%-]{0,120}\\.") {
+        fn parsing_never_panics(text in ".{0,200}", bytes in "tenure1\\.[a-z.0-9:/%-]{0,120}\\.") {
             let _ = (text.parse::<Transfer>(), bytes.parse::<Transfer>());
         }
     }
 
-    /// With one part of it exchanged, and whole otherwise.
-    fn exchanged(text: &str, from: &str, to: &str) -> String {
-        let (before, _) = text.rsplit_once('.').expect("it has a checksum");
+    /// Returns the text with one part replaced, and a valid checksum.
+    fn replaced(text: &str, from: &str, to: &str) -> String {
+        let (before, _) = text.rsplit_once('.').expect("a text ends with a checksum");
         let bad = before.replacen(from, to, 1);
         assert_ne!(bad, before, "{from}");
         format!("{bad}.{:016x}", checksum(&bad))
     }
 
     #[test]
-    fn what_a_text_says_is_possible() {
+    fn a_text_with_impossible_parts_is_refused() {
         let good = transfer(b"order:7", Mode::Exclusive, 60_000, 3).to_string();
         for (from, to, error) in [
             ("tenure1.", "tenure2.", Newer),
@@ -482,18 +491,18 @@ mod tests {
             (".1795000000000000.", ".9995000000000000.", Malformed),
             ("order%3A7", "", Malformed),
         ] {
-            let bad = exchanged(&good, from, to);
+            let bad = replaced(&good, from, to);
             assert_eq!(bad.parse::<Transfer>(), Err(error), "{bad}");
         }
-        let permits = transfer(b"k", mode_of("p2/3").unwrap(), 9, 3).to_string();
+        let permits = transfer(b"k", parse_mode("p2/3").unwrap(), 9, 3).to_string();
         for bad in ["p0/3", "p4/3", "p/3", "p2", "2/3"] {
-            let text = exchanged(&permits, "p2/3", bad);
+            let text = replaced(&permits, "p2/3", bad);
             assert_eq!(text.parse::<Transfer>(), Err(Malformed), "{text}");
         }
     }
 
     #[test]
-    fn its_secret_is_not_shown() {
+    fn debug_does_not_show_the_nonce() {
         let made = transfer(b"k", Mode::Exclusive, 9, 0x1234_5678_9abc_def0);
         let shown = format!("{made:?} {made:#?}");
         assert!(

@@ -243,7 +243,7 @@ pub async fn what_others_share_is_not_given_up(one: &Locks, other: &Locks) {
         soon(one.rw_lock("order").read()).await.unwrap(),
     );
     let (first, why) = refused(soon(first.into_transfer(MINUTE)).await);
-    assert!(why.contains("others of this process read"), "{why}");
+    assert!(why.contains("other callers of this process read"), "{why}");
     soon(second.release()).await.unwrap();
     let transfer = soon(first.into_transfer(MINUTE)).await.unwrap();
     let adopted = soon(other.adopt(&transfer)).await.unwrap();
