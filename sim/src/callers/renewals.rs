@@ -10,7 +10,7 @@ use crate::world::caller::{Caller, CallerAction, CallerState, TakeUp};
 use crate::world::event::Event;
 
 impl World {
-    /// Plans two renewals of a fixed lease, in a quarter of all worlds. Nothing is drawn, so every other world stays the
+    /// Plans two renewals of a fixed lease, in an eighth of all worlds. Nothing is drawn, so every other world stays the
     /// same. Returns for how long the caller then holds, instead of `hold`.
     pub(crate) fn plan_renewals(
         &mut self,
@@ -19,7 +19,7 @@ impl World {
         options: &LockOptions,
         hold: u64,
     ) -> u64 {
-        if !options.fixed || self.profile.crowd || self.setup.seed % 4 != 3 || self.draining {
+        if !options.fixed || self.profile.crowd || self.setup.seed % 8 != 7 || self.draining {
             return hold;
         }
         let (life, lease) = (self.nodes[slot].life, options.term.lease_ms * MS);

@@ -64,7 +64,9 @@ impl World {
             .ledger
             .record(&request.name, us)
             .is_some_and(|record| matches!(record.owner, RecordOwner::Claim(owner, _) if owner == of));
-        if before != job.saved && !(is_owner && job.mark == request.mark) {
+        // The request may hand the job over first: the checkpoint of the tick before is then gone, and none is kept.
+        let is_kept = job.saved.is_some() && before != job.saved;
+        if is_kept && !(is_owner && job.mark == request.mark) {
             self.report(Violation::CheckpointOfNonOwner, Some(key), || {
                 format!(
                     "{of} of {:?} saved a checkpoint, the job is {job:?}",
