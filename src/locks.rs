@@ -360,11 +360,11 @@ impl Locks {
         given.clone().unwrap_or_else(|| self.node().to_string())
     }
 
-    /// Returns how many keys have a lease or a waiter in this process: held, waited for, or being released.
+    /// Returns how many keys have state in this process: a lease, a waiter, or a request in flight.
     ///
-    /// Locks, semaphores, elections and jobs count. A lock and a semaphore of one key count as two; a key counts once,
-    /// whatever the number of its guards and waiters. Latches and observers have no lease and do not count. A forked child
-    /// counts none.
+    /// A key counts once for any number of guards and waiters. A lock and a semaphore of one key count as two. Latches and
+    /// observed elections count while a caller waits for them. A lease counts until the store has answered its release. A
+    /// forked child counts none.
     pub fn keys(&self) -> usize {
         self.handle.node().keys()
     }

@@ -4,7 +4,10 @@ use std::time::Duration;
 
 use tenure::error::{LostCause, OptionsError, StoreError, StoreRefusal};
 use tenure::protocol::message::ClaimId;
-use tenure::{Builder, Error, Fence, Guard, Key, Lease, LockFuture, Locks, MemoryStore, Mutex, NodeId};
+use tenure::{
+    Builder, Election, Error, Fence, Guard, Key, Latch, Lease, LockFuture, Locks, MemoryStore, Multi,
+    MultiGuard, MultiLease, Mutex, NodeId, RwLock, Semaphore, Transfer, TransferError,
+};
 
 fn shared<T: Send + Sync + Unpin + 'static>() {}
 fn cheap<T: Clone>() {}
@@ -21,6 +24,14 @@ fn types_are_send_and_sync() {
     shared::<Locks>();
     shared::<Builder>();
     shared::<Mutex>();
+    shared::<RwLock>();
+    shared::<Semaphore>();
+    shared::<Latch>();
+    shared::<Election>();
+    shared::<Multi>();
+    shared::<MultiGuard>();
+    shared::<MultiLease>();
+    shared::<Transfer>();
     shared::<LockFuture>();
     shared::<Guard>();
     shared::<Lease>();
@@ -38,6 +49,7 @@ fn types_are_send_and_sync() {
     cheap::<Key>();
     cheap::<Error>();
     error::<Error>();
+    error::<TransferError>();
     error::<StoreError>();
     error::<OptionsError>();
     #[cfg(feature = "redis")]
@@ -60,6 +72,12 @@ async fn futures_are_send_and_static() {
     assert_eq!(lost.await, LostCause::Released);
     let done = sent(mutex.with(|lease| async move { lease.is_held() })).await;
     assert!(done.unwrap());
+    let (rw_lock, semaphore) = (locks.rw_lock("a"), locks.semaphore("a", 1));
+    sent(rw_lock.read_with(async |_| ())).await.unwrap();
+    sent(rw_lock.write_with(async |_| ())).await.unwrap();
+    sent(semaphore.acquire_with(async |_| ())).await.unwrap();
+    let latch: Latch = locks.latch("a");
+    assert!(sent(latch.try_set_count(1)).await.unwrap());
     sent(locks.ping()).await.unwrap();
     sent(locks.idle()).await;
     sent(locks.shutdown()).await;

@@ -143,18 +143,24 @@ async fn a_limit_of_waiters_of_a_lock_replaces_that_of_the_node() {
     assert_eq!(limit(soon(mutex.clone().max_waiters(1).lock()).await), 1);
 }
 
-/// A key counts once for each kind, as long as it has a lease or a waiter. A latch and an observer have neither.
+/// A key counts once for each kind, as long as a lease, a waiter or a call of it is in this process.
 #[tokio::test]
-async fn keys_counts_what_has_a_lease_or_a_waiter() {
+async fn keys_counts_keys_with_a_lease_a_waiter_or_a_call() {
     let (locks, other) = two(&MemoryStore::new());
-    assert!(locks.latch("a").try_set_count(1).await.unwrap());
     let latch = locks.latch("a");
-    let mut waits = Box::pin(latch.wait());
-    assert!(poll_once(&mut waits).await.is_none());
+    assert!(soon(latch.try_set_count(1)).await.unwrap());
     let mut observer = locks.election("a").observe();
     assert!(soon(observer.next()).await.unwrap().is_none());
+    soon(locks.idle()).await;
+    assert_eq!(locks.keys(), 0, "a latch that is set has no state here");
+    let mut waits = Box::pin(latch.wait());
+    assert!(poll_once(&mut waits).await.is_none());
+    assert_eq!(locks.keys(), 1, "a waiter of a latch");
     let mut observes = Box::pin(observer.next());
     assert!(poll_once(&mut observes).await.is_none());
+    assert_eq!(locks.keys(), 2, "an observer");
+    drop((waits, observes));
+    soon(locks.idle()).await;
     assert_eq!(locks.keys(), 0);
     let guard = soon(locks.mutex("a").lock()).await.unwrap();
     let again = guard.again().unwrap();
@@ -167,7 +173,7 @@ async fn keys_counts_what_has_a_lease_or_a_waiter() {
     let mut waiter = Box::pin(other.mutex("b").lock());
     assert!(poll_once(&mut waiter).await.is_none());
     assert_eq!(other.keys(), 1);
-    drop((waits, observes, waiter, next, guard, again, permit, multi));
+    drop((waiter, next, guard, again, permit, multi));
     soon(async { tokio::join!(locks.idle(), other.idle()) }).await;
     assert_eq!((locks.keys(), other.keys()), (0, 0));
 }
