@@ -362,9 +362,9 @@ impl Locks {
 
     /// Returns how many keys have state in this process: a lease, a waiter, or a request in flight.
     ///
-    /// A key counts once for any number of guards and waiters. A lock and a semaphore of one key count as two. Latches and
-    /// observed elections count while a caller waits for them. A lease counts until the store has answered its release. A
-    /// forked child counts none.
+    /// A key counts once for any number of guards and waiters. A lock and a semaphore of one key count as two. A latch
+    /// counts while a caller waits for it, an election also while an [`Observer`](crate::Observer) waits for a change. A lease
+    /// counts until the store has answered its release. A forked child counts none.
     pub fn keys(&self) -> usize {
         self.handle.node().keys()
     }

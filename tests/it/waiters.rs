@@ -159,7 +159,9 @@ async fn keys_counts_keys_with_a_lease_a_waiter_or_a_call() {
     let mut observes = Box::pin(observer.next());
     assert!(poll_once(&mut observes).await.is_none());
     assert_eq!(locks.keys(), 2, "an observer");
-    drop((waits, observes));
+    drop(observes);
+    assert_eq!(locks.keys(), 2, "an observer between two calls of `next`");
+    drop((waits, observer));
     soon(locks.idle()).await;
     assert_eq!(locks.keys(), 0);
     let guard = soon(locks.mutex("a").lock()).await.unwrap();
