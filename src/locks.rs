@@ -1,37 +1,38 @@
-//! The front door: a store, and the locks on it.
+//! The entry point of the crate: [`Locks`] on one store, and its [`Builder`].
 //!
 //! # Which one for what
 //!
-//! | what must not happen twice at once | take | what it costs, and what to know |
+//! | what must be exclusive, limited or ordered | use | cost, and what to know |
 //! |---|---|---|
-//! | work on one thing: an account, an order, a file | [`Locks::mutex`] and [`lock`](Mutex::lock) | a trip to lock and one to release; none where it is handed on within the process |
-//! | the same, if somebody is at it already there is nothing to do | [`try_lock`](Mutex::try_lock) | a trip; none when this process holds it |
-//! | the same, and the caller has not all day | [`lock_timeout`](Mutex::lock_timeout) | says *busy* only if somebody is known to have it |
-//! | the same, for "ten seconds, then let go" | [`Mutex::fixed`] | never renewed, never handed on within the process |
-//! | the same, in the order in which they came, across processes | [`Mutex::fair`] | a place in the store's queue, a trip and a renewal for each caller: for tens of waiters |
-//! | many may read, while nobody changes it | [`Locks::rw_lock`] | as a mutex; readers of a process share one lease, and a writer waits for those that came before it |
-//! | no more than so many at a time: calls to a partner, exports, jobs of a tenant | [`Locks::semaphore`] | as a mutex; each holder has a lease that is renewed on its own |
-//! | one goes on when all others are through: parts of an import | [`Locks::latch`] | a trip to set it, to count down and to wait; who waits looks each third of a lease, all tasks of a process together. No lease: nobody holds it |
-//! | one of several processes leads for as long as it lives: a relay, a poller, a cache warmer | [`Locks::election`] | a trip to lead and one to hand over; who stands by or observes looks each third of a lease |
-//! | a write to Redis that must not come after the lease is over | [`Lease::atomically`](crate::Lease::atomically), under several leases [`MultiLease::atomically`](crate::MultiLease::atomically) | a trip, checked and done in one step; for SQL send the [fence](crate::Guard::fence) |
-//! | work on several things together: a transfer between two accounts | [`Locks::multi`]; of what is only read [`MultiKey::read`] | one trip each way for keys that can be had; beside others a trip for each key, and no deadlock |
-//! | work that one process begins and another finishes: a handler and a worker behind a queue | [`Guard::into_transfer`](crate::Guard::into_transfer) and [`Locks::adopt`] | a trip each; on its way nobody renews it, and it ends by itself |
+//! | work on one thing: an account, an order, a file | [`Locks::mutex`] and [`lock`](Mutex::lock) | a round trip to lock and one to release; none if the lease is handed on within the process |
+//! | work that is skipped if another caller does it already | [`try_lock`](Mutex::try_lock) | a round trip; none if this process holds the lock |
+//! | work whose caller waits for a limited time | [`lock_timeout`](Mutex::lock_timeout) | returns *busy* only if the store reported a holder |
+//! | work of limited time: "ten seconds, then let go" | [`Mutex::fixed`] | never renewed in the background, never handed on within the process |
+//! | work in the order in which callers of all processes came | [`Mutex::fair`] | a place in the store's queue, a round trip and a renewal for each caller: for tens of waiters |
+//! | a function that may run only under a lock | [`Mutex::is_held_here`] | no round trip |
+//! | many readers, or one writer: prices, a configuration | [`Locks::rw_lock`] | as a mutex; readers of a process share one lease, and a writer waits for the readers that came before it |
+//! | at most n at a time: calls to a partner, exports, jobs of a tenant | [`Locks::semaphore`] | as a mutex; each holder has a lease that is renewed on its own |
+//! | one waits until n others have finished: parts of an import | [`Locks::latch`] | a round trip to set it, to count down and to wait. The waiters of a process look together, each third of a lease. A latch has no lease and no holder |
+//! | one process leads, as long as it lives: a relay, a poller, a cache warmer | [`Locks::election`] | a round trip to lead and one to hand over; candidates and observers look each third of a lease |
+//! | a write to Redis that must be refused once the lease is lost | [`Lease::atomically`](crate::Lease::atomically), under several leases [`MultiLease::atomically`](crate::MultiLease::atomically) | a round trip, checked and done in one step; for SQL send the [fence](crate::Guard::fence) |
+//! | work on several things together: a transfer between two accounts | [`Locks::multi`]; [`MultiKey::read`] for a key that is only read | one round trip each way if all keys are free; otherwise a round trip for each key, and no deadlock |
+//! | one process acquires the lock and another finishes the work: a handler and a worker behind a queue | [`Guard::into_transfer`](crate::Guard::into_transfer) and [`Locks::adopt`] | a round trip each; between the two the lease is not renewed, and it ends by itself |
 //! | a handler of an HTTP service, for one account, order or `Idempotency-Key` | `LockLayer`, see [the front page](crate#the-layer) | as a mutex; refusals are responses |
-//! | a cron job on several replicas | `Locks::cron`, see [the front page](crate#cron-jobs) | a mutex does not do it: replicas never fire at the same moment |
+//! | a cron job on several replicas | `Locks::cron`, see [the front page](crate#cron-jobs) | a mutex is not enough: replicas never fire at the same moment |
 //!
-//! Code that is not async calls [`blocking_lock`](Mutex::blocking_lock) and its like. A guard of each kind is renewed while it
-//! lives, says when it is lost, and has a [fence](crate::Guard::fence) for what it writes.
+//! Code that is not async calls the blocking form of each method, such as [`blocking_lock`](Mutex::blocking_lock). The lease of
+//! a guard is renewed while the guard lives. A guard reports its loss, and has a [fence](crate::Guard::fence) for writes.
 //!
-//! Something else serves better where [a lease is not needed](crate#when-not-to-use-it). To try them out:
+//! [When not to use it](crate#when-not-to-use-it) lists work that needs no lease. Examples to run:
 //!
-//! | example | the story |
+//! | example | what it shows |
 //! |---|---|
 //! | `cargo run --example flash_sale` | three hundred buyers of a hundred items, on a mutex |
-//! | `cargo run --example prices` | forty readers of two prices and somebody who changes them, on a read-write lock |
-//! | `cargo run --example orders` | orders taken by one process and shipped by another, a lock that travels with the message |
-//! | `cargo run --example partner` | two replicas and a partner who answers three calls at a time, on a semaphore |
-//! | `cargo run --example nightly_import` | an import in parts by two replicas, and books that are opened when all are in, on a latch |
-//! | `cargo run --example leader` | a relay of three processes, of which the leader is killed, on an election |
+//! | `cargo run --example prices` | forty readers of two prices and one writer, on a read-write lock |
+//! | `cargo run --example orders` | orders taken by one process and shipped by another: the lock goes with the message |
+//! | `cargo run --example partner` | two replicas and a partner that answers three calls at a time, on a semaphore |
+//! | `cargo run --example nightly_import` | an import in parts by two replicas; the books are opened after the last part, on a latch |
+//! | `cargo run --example leader` | three processes of a relay; the leader is killed, on an election |
 //! | `cargo run --example transfers` | money between accounts, on a multi-lock, and a teller that sleeps too long |
 //! | `cargo run --example accounts` | two replicas of a bank behind the layer |
 //! | `cargo run --example reconcile` | three replicas and one cron job |
@@ -71,39 +72,42 @@ use crate::store::memory::MemoryStore;
 #[cfg(feature = "redis")]
 use crate::store::redis::RedisStore;
 
-/// How long `redis` and `pool` wait for the inbox; without it waiting goes by timers.
+/// Limits how long `redis`, `client` and `pool` wait for the inbox. Without an inbox waiters use timers.
 #[cfg(feature = "redis")]
-const INBOX_WAIT: Duration = Duration::from_millis(500);
+const MAX_INBOX_WAIT: Duration = Duration::from_millis(500);
 
-/// Locks on one store. Make one per process and clone it: clones share connections, renewals and lines.
+/// Locks on one store. Make one per process and clone it: clones share connections, renewals and local queues.
 ///
-/// Works from any tokio runtime, from several, and from several in a row. Dropping the last clone, and the last guard
-/// and mutex made from it, lets the background thread give back what is still under way, and end. It waits for nothing:
-/// a program that must leave nothing behind calls [`shutdown`](Self::shutdown).
+/// Works from any tokio runtime, from several at once, and from several one after the other. When the last clone is dropped,
+/// and the last guard and mutex made from it, the background thread releases what is still held or requested, and ends. A
+/// drop does not wait: a program that must leave nothing behind calls [`shutdown`](Self::shutdown).
 ///
-/// Wakers of yours run on the background thread, which renews. One that panics does no harm; one that blocks stops it.
+/// Wakers are called on the background thread, which renews all leases. A waker that panics does no harm. A waker that
+/// blocks stops all renewals.
 #[derive(Clone)]
 pub struct Locks {
     handle: Handle,
 }
 
 impl Locks {
-    /// Locks in this process's memory, with defaults: exclusive between everybody who has a clone.
+    /// Makes locks in this process's memory, with defaults. The callers of all clones exclude each other.
     ///
     /// # Panics
-    /// When the operating system gives no thread.
+    /// If the operating system gives no thread.
     pub fn memory() -> Locks {
         Locks::builder()
             .memory()
-            .expect("defaults are valid, and there is a thread to be had")
+            .expect("the defaults are valid, and the operating system gives a thread")
     }
 
-    /// Locks on a Redis with defaults: `redis://user:password@host:port/db`, `rediss://` (feature `rustls`) or
-    /// `unix:///path?db=0`. Connects, and checks the server: 6.2 or newer, a master, and no node of a Redis Cluster. An event of level WARN tells where it
-    /// is set to evict keys (`maxmemory-policy`).
+    /// Makes locks on a Redis server, with defaults. The URL is `redis://user:password@host:port/db`, `rediss://` (feature
+    /// `rustls`) or `unix:///path?db=0`.
+    ///
+    /// Connects, and checks the server: 6.2 or newer, a master, and no node of a Redis Cluster. An event of level WARN reports
+    /// a server that may evict keys (`maxmemory-policy`).
     ///
     /// # Errors
-    /// [`ConnectError`] when the URL is wrong, nobody answers or the server refuses. `?` also converts it into
+    /// [`ConnectError`] if the URL is wrong, the server does not answer, or it refuses. `?` also converts the error into
     /// [`Error`]:
     ///
     /// ```no_run
@@ -118,8 +122,9 @@ impl Locks {
         Locks::builder().redis(url).await
     }
 
-    /// Locks on the server that a client knows, with the client's options: what a URL cannot say, such as an authority
-    /// of your own and a certificate (`redis::Client::build_with_tls`), or settings of its sockets. TCP_NODELAY is set.
+    /// Makes locks on the server of a client, with the client's options. A client can have options that a URL cannot express,
+    /// such as your own certificate authority or a certificate (`redis::Client::build_with_tls`), or socket settings.
+    /// TCP_NODELAY is set.
     ///
     /// # Errors
     /// As [`redis`](Self::redis).
@@ -128,13 +133,15 @@ impl Locks {
         Locks::builder().client(client).await
     }
 
-    /// Locks on the Redis behind a pool of yours. All connections come from `client`, as those of
-    /// [`client`](Self::client) do: a pool's connections are shared with your own commands, and those of a pool that was
-    /// made from a URL have Nagle's algorithm on. The pool is asked once whether it leads to the client's server and
-    /// database, so that nobody locks elsewhere than where the rest of the service works; nothing is checked out of it.
+    /// Makes locks on the Redis server behind a connection pool of yours.
+    ///
+    /// All connections come from `client`, as those of [`client`](Self::client) do. The pool's connections are shared with
+    /// your own commands, and those of a pool that was made from a URL have Nagle's algorithm on. The pool is asked once
+    /// whether it leads to the client's server and database: the locks must be where the rest of the service works. After
+    /// that its connections are not used.
     ///
     /// # Errors
-    /// As [`redis`](Self::redis), and when pool and client lead to different places.
+    /// As [`redis`](Self::redis). [`ConnectError::Options`] if pool and client lead to different servers or databases.
     #[cfg(feature = "bb8")]
     pub async fn pool(
         pool: bb8::Pool<bb8_redis::RedisConnectionManager>,
@@ -143,8 +150,7 @@ impl Locks {
         Locks::builder().pool(pool, client).await
     }
 
-    /// Locks with other than the defaults. Each method of the [`Builder`] says its own; a lease lasts 10 s and is renewed
-    /// while its guard lives.
+    /// Returns a builder of locks with other settings than the defaults, which each method of the [`Builder`] documents.
     pub fn builder() -> Builder {
         Builder {
             options: Options::default(),
@@ -152,13 +158,13 @@ impl Locks {
         }
     }
 
-    /// A lock on `key`. Costs nothing until it is locked.
+    /// Returns the lock on `key`. Takes no round trip until it is locked.
     pub fn mutex(&self, key: impl Into<Key>) -> Mutex {
         self.line(Name::lock(key.into()))
     }
 
-    /// A lock on `key` that many read or one writes. Costs nothing until it is locked. Its write side is the
-    /// [`mutex`](Self::mutex) of the same key.
+    /// Returns the read-write lock on `key`: many readers, or one writer. Takes no round trip until it is locked. Its write
+    /// side is the [`mutex`](Self::mutex) of the same key.
     pub fn rw_lock(&self, key: impl Into<Key>) -> RwLock {
         RwLock::new(self.mutex(key))
     }
@@ -229,32 +235,33 @@ impl Locks {
         transfer.call(&self.handle, lease, release).await
     }
 
-    /// So many permits under the name of `key`. Costs nothing until some are acquired. A lock of the same key is another
-    /// thing: they know nothing of each other.
+    /// Returns the semaphore of `key` with this number of permits. Takes no round trip until a permit is acquired. A
+    /// semaphore and a lock of the same key are independent of each other.
     pub fn semaphore(&self, key: impl Into<Key>, permits: u32) -> Semaphore {
         Semaphore::new(self.line(Name::semaphore(key.into())), permits)
     }
 
-    /// A latch under the name of `key`: set to a number, counted down by one or more processes, and waited for. Costs nothing
-    /// until it is used. A lock or a semaphore of the same key is another thing.
+    /// Returns the count-down latch of `key`: one process sets its number, any process counts down or waits for zero. Takes no
+    /// round trip until it is used. A latch and a lock of the same key are independent of each other.
     pub fn latch(&self, key: impl Into<Key>) -> Latch {
         Latch::new(self.line(Name::latch(key.into())))
     }
 
-    /// An election under the name of `key`: one of the processes that stand leads. Costs nothing until somebody stands or asks.
-    /// A lock of the same key is another thing.
+    /// Returns the election of `key`: one of its candidates leads. Takes no round trip until a process campaigns or asks. An
+    /// election and a lock of the same key are independent of each other.
     pub fn election(&self, key: impl Into<Key>) -> Election {
         Election::new(self.line(Name::election(key.into())))
     }
 
-    /// Locks on all of these keys, 1 to 64 of them, taken together: for what spans several things, as a transfer between two
-    /// accounts does. Each is written, and [`MultiKey::read`] is one that is read. Costs nothing until it is locked.
+    /// Returns one lock on 1 to 64 keys, which are locked together: for work on several things, such as a transfer between
+    /// two accounts. Each key is written; [`MultiKey::read`] names a key that is only read. Takes no round trip until it is
+    /// locked.
     ///
     /// ```
     /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
     /// let locks = tenure::Locks::memory();
     /// let guard = locks.multi(["account:1", "account:2"]).lock().await?;
-    /// // … both accounts are ours; each has a fence of its own …
+    /// // … work on both accounts; each has its own fence …
     /// guard.release().await?;
     /// # Ok(()) }
     /// ```
@@ -262,12 +269,12 @@ impl Locks {
         Multi::new(self.handle.clone(), keys.into_iter().map(Into::into))
     }
 
-    /// Asks the store for a sign of life, for a readiness probe.
+    /// Checks that the store answers, for a readiness probe. Takes one round trip.
     ///
     /// # Errors
-    /// [`Error::Connect`] with what keeps the store from answering, or with
+    /// [`Error::Connect`] with the reason why the store does not answer, or with
     /// [`StoreErrorKind::TimedOut`](crate::error::StoreErrorKind::TimedOut) after the request timeout. A node of a Redis Cluster
-    /// and a Sentinel are refused. In a forked child [`Error::Closed`], with `ping` as its key.
+    /// and a Sentinel are refused. In a forked child it returns [`Error::Closed`], with `ping` as its key.
     pub async fn ping(&self) -> Result<(), Error> {
         self.handle.not_forked(&Key::from("ping"))?;
         let node = self.handle.node();
@@ -277,15 +284,15 @@ impl Locks {
         })
     }
 
-    /// Removes what the store knows of a job that is no more, which it would keep for ever: the tick that was granted
-    /// last, and whether it ended well. Answers whether anything was known.
+    /// Removes the store's record of a job, and returns whether there was one. The record has the last granted tick and its
+    /// result, and has no expiry.
     ///
-    /// For a job that no replica schedules any more. Who still does makes a new record with the next tick; and a replica
-    /// that is late may run a tick again that was run already, as nothing is known of that.
+    /// Call it when no replica schedules the job any more. A replica that still schedules the job makes a new record with the
+    /// next tick. A replica that is late may then run a tick a second time, because the record of that tick is gone.
     ///
     /// # Errors
-    /// [`Error::Busy`] when somebody runs the job, or stands by for a tick of it: nothing was removed. [`Error::Store`]
-    /// when the store cannot be reached, and [`Error::Closed`] in a fork or after a shutdown.
+    /// [`Error::Busy`] if a node runs the job, or stands by for a tick of it; nothing was removed. [`Error::Store`] if the
+    /// store cannot be reached. [`Error::Closed`] in a fork or after a shutdown.
     #[cfg(feature = "scheduler")]
     pub async fn forget_job(&self, name: impl Into<Key>) -> Result<bool, Error> {
         let name = Name::job(name.into());
@@ -300,29 +307,29 @@ impl Locks {
         .await;
         match forgotten {
             Ok(_) => drop(lock(&self.handle.jobs().over).remove(&name.key)),
-            // Repeating it does no harm.
+            // A repeated call does no harm, so an unknown outcome needs no error of its own.
             Err(Error::Unanswered { key, source }) => return Err(Error::Store { key, source }),
             Err(_) => {}
         }
         forgotten
     }
 
-    /// Resolves when nothing is held, waited for or under way in this process.
+    /// Resolves when this process holds no lease, no caller waits, and no request is in flight.
     pub async fn idle(&self) {
         if !self.handle.node().is_forked() {
             self.handle.node().idle().await;
         }
     }
 
-    /// Gives everything back and takes no more: waiters get [`Error::Closed`], guards are lost, and the store is told.
-    /// Resolves when it was told; or, if it cannot be reached, when everything has ended by itself.
+    /// Releases everything and refuses new calls: waiters get [`Error::Closed`], guards are lost, and leases are released in
+    /// the store. Resolves when the store has answered. If the store is unavailable, it resolves when all leases have ended.
     ///
-    /// Before that it waits for the handlers that a layer runs to completion, whose clients may be gone. Layers let no other
-    /// request in meanwhile, and answer with 503. Put a timeout around it if handlers may take for ever: when it is dropped
-    /// everything is given up all the same, those handlers' leases too, and the store is told in the background. Such a
-    /// handler must not wait for it itself.
+    /// First it waits for the handlers that a layer runs to completion, even if their clients have left. Meanwhile layers
+    /// refuse other requests with 503. If a handler may never end, put a timeout around this call. When the future is
+    /// dropped, everything is released in the background, including the leases of those handlers. Such a handler must not
+    /// wait for `shutdown` itself.
     pub async fn shutdown(&self) {
-        /// Also when nobody waits for the end.
+        /// Closes the node, also when the future of `shutdown` is dropped.
         struct Close<'a>(&'a Handle);
         impl Drop for Close<'_> {
             fn drop(&mut self) {
@@ -342,21 +349,22 @@ impl Locks {
         self.idle().await;
     }
 
-    /// This process's name in the store. A new one for each `Locks`.
+    /// Returns the id of this process in the store. Each `Locks` that is built has a new one.
     pub fn node(&self) -> NodeId {
         self.handle.node().id
     }
 
-    /// What the builder called this node, or its id.
+    /// Returns the [name](Builder::node_name) that the builder gave this node, otherwise its id.
     pub fn node_name(&self) -> String {
         let given = &self.handle.options().node_name;
         given.clone().unwrap_or_else(|| self.node().to_string())
     }
 
-    /// Returns how many keys have any state in this process: held, waited for, being released, or asked about.
+    /// Returns how many keys have state in this process: a lease, a waiter, or a request in flight.
     ///
-    /// Locks, semaphores, latches, elections and jobs count. A lock and a semaphore of one key count as two. A key counts
-    /// once, whatever the number of its guards, waiters and observers. A forked child returns 0.
+    /// A key counts once for any number of guards and waiters. A lock and a semaphore of one key count as two. A latch
+    /// counts while a caller waits for it, an election also while an [`Observer`](crate::Observer) waits for a change. A lease
+    /// counts until the store has answered its release. A forked child counts none.
     pub fn keys(&self) -> usize {
         self.handle.node().keys()
     }
@@ -371,12 +379,12 @@ impl Locks {
         self.handle.node().waiting()
     }
 
-    /// The line for what `name` names.
+    /// Returns the line for `name`, which may be of any kind.
     fn line(&self, name: Name) -> Mutex {
         Mutex::new(self.handle.clone(), name)
     }
 
-    fn tell_built(&self) {
+    fn log_built(&self) {
         let node = self.handle.node();
         let server = &node.servers.any().text;
         observe::locks_built(node.events.label(), server, &node.options.prefix);
@@ -388,9 +396,9 @@ impl Locks {
         node.ping().await?;
         let mut inbox = node.inbox();
         node.want_inbox();
-        // Not a condition: without an inbox waiting goes by timers, and an event tells.
-        let decided = |state: &InboxState| *state != InboxState::Unconfirmed;
-        let _ = tokio::time::timeout(INBOX_WAIT, inbox.wait_for(decided)).await;
+        // Locks work without an inbox: waiters then use timers, and an event reports it.
+        let is_decided = |state: &InboxState| *state != InboxState::Unconfirmed;
+        let _ = tokio::time::timeout(MAX_INBOX_WAIT, inbox.wait_for(is_decided)).await;
         Ok(())
     }
 }
@@ -405,25 +413,25 @@ impl fmt::Debug for Locks {
     }
 }
 
-/// Why no [`Locks`] could be made.
+/// An error of building [`Locks`].
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ConnectError {
-    /// An option makes no sense.
+    /// An option is out of its bounds, or two options contradict each other. The text names the bound.
     #[error(transparent)]
     Options(#[from] OptionsError),
-    /// The store is not to be had. The text names the server, without its password.
+    /// The store is unavailable or was refused. The text names the server, without its password.
     #[error("cannot use {store}: {source}")]
     #[non_exhaustive]
     Store {
-        /// Which store.
+        /// The address of the store, without a password.
         store: String,
-        /// What it said.
+        /// The error of the store or of its connection.
         source: StoreError,
     },
 }
 
-/// So that the first `?` of a service, and the next, need one type of error.
+/// Lets the `?` of a service that connects and then locks use one type of error.
 impl From<ConnectError> for Error {
     fn from(error: ConnectError) -> Error {
         match error {
@@ -433,7 +441,7 @@ impl From<ConnectError> for Error {
     }
 }
 
-/// Makes [`Locks`].
+/// A builder of [`Locks`].
 ///
 /// ```
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -453,105 +461,114 @@ pub struct Builder {
 }
 
 impl Builder {
-    /// What every record's name begins with; default `lock:`. Services that share a lock share the prefix. Not empty,
-    /// not beginning with `tenure`, and no beginning of that.
+    /// Sets the prefix of every record's name; default `lock:`. Services that share a lock use the same prefix.
+    ///
+    /// A prefix has 1 to 128 bytes. It must not begin with `tenure`, nor be a beginning of `tenure`: those names are the
+    /// crate's own records.
     pub fn prefix(mut self, prefix: impl AsRef<[u8]>) -> Self {
         self.options.prefix = prefix.as_ref().to_vec();
         self
     }
 
-    /// How long a lease lasts without renewal; default 10 s, 400 ms to 30 days. A dead process's locks are free after a
-    /// lease, the margin and a timer; an outage of the store of up to two thirds of a lease is survived.
+    /// Sets how long a lease lasts without renewal; default 10 s, 400 ms to 30 days.
     ///
-    /// [`Mutex::lease`] sets it for one lock. Jobs have a default of their own, 30 s.
+    /// The locks of a process that died are free after a lease, the margin and a timer. Holders survive an outage of the store
+    /// of up to two thirds of a lease.
+    ///
+    /// [`Mutex::lease`] sets the length for one lock. Jobs have their own default, 30 s.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.options.lease = lease;
         self
     }
 
-    /// What the store adds to a lease before it lets others in; default a tenth of the lease, 250 ms at least. It pays
-    /// for clocks that run at different rates and for small steps of the server's clock.
+    /// Sets the time that the store adds to a lease before it grants the lock to another process; default a tenth of the
+    /// lease, at least 250 ms. The margin covers clocks that run at different rates, and small steps of the server's clock.
     pub fn margin(mut self, margin: Duration) -> Self {
         self.options.margin = Some(margin);
         self
     }
 
-    /// How often in a row, and for how long, a lease is handed on within the process before other processes get their
-    /// turn; default 256 times or 20 ms. 1 to 1,023 times.
+    /// Limits how often in a row, and for how long, a lease is handed on within the process before other processes get their
+    /// turn; default 256 times or 20 ms. The number is 1 to 1,023.
     pub fn burst(mut self, hand_offs: u32, time: Duration) -> Self {
         self.options.burst = hand_offs;
         self.options.burst_time = time;
         self
     }
 
-    /// For how long a lock may be held before an event of level WARN, `held_long`, tells of it; default 60 s. It is told
-    /// once for each holding, with one of its renewals, and changes nothing: for a bound see
-    /// [`Mutex::max_hold`]. Jobs, leaders and fixed leases are not told of.
+    /// Sets how long a lock may be held before the event `held_long` (level WARN) reports it; default 60 s.
+    ///
+    /// The event comes once for each holder, with a renewal, and does not end the lease: [`Mutex::max_hold`] does. Jobs,
+    /// leaders and fixed leases are not reported.
     pub fn long_hold(mut self, long: Duration) -> Self {
         self.options.long_hold = long;
         self
     }
 
-    /// How many callers of this process may wait for one key; default 10,000. Over it they get
-    /// [`Error::QueueFull`] at once.
+    /// Limits how many callers of this process may wait for one key; default 10,000. A caller over the limit gets
+    /// [`Error::QueueFull`] at once. [`Mutex::max_waiters`] sets the limit for one lock.
     pub fn max_waiters_per_key(mut self, limit: usize) -> Self {
         self.options.max_waiters_per_key = limit;
         self
     }
 
-    /// How many callers of this process may wait in all; default 100,000. Over it whoever would have to wait gets
-    /// [`Error::NodeFull`] at once. Ticks and free keys are not refused for it.
+    /// Limits how many callers of this process may wait for all keys together; default 100,000. A caller over the limit that
+    /// must wait gets [`Error::NodeFull`] at once. Callers of a free key and ticks of jobs are not refused.
     pub fn max_waiters_per_node(mut self, limit: usize) -> Self {
         self.options.max_waiters_per_node = limit;
         self
     }
 
-    /// The longest key, in bytes; default 512.
+    /// Limits the length of a key, in bytes; default 512.
     pub fn max_key(mut self, bytes: usize) -> Self {
         self.options.max_key = bytes;
         self
     }
 
-    /// What this node is called, for people: in events, as `node_name`, and in Redis, where its connection is
-    /// `tenure:<name>` in `CLIENT LIST`, with a `_` for each sign that Redis does not take there. Since Redis 7.2 its
-    /// inbox shows the same as `lib-name`.
+    /// Sets the name of this node that operators see. Events have it as `node_name`.
+    ///
+    /// In Redis the node's connection is `tenure:<name>` in `CLIENT LIST`, with a `_` for each character that Redis refuses
+    /// there. Since Redis 7.2 the connection of its inbox has the same text as `lib-name`.
     pub fn node_name(mut self, name: impl Into<String>) -> Self {
         self.options.node_name = Some(name.into());
         self
     }
 
-    /// What the service is called whose replicas share the jobs; the same on all of them. Two services that give a job one
-    /// name on one Redis would run each other's ticks: where they say what they are called, or have another expression,
-    /// a warning tells (`job_differs`).
+    /// Sets the name of the service whose replicas share the jobs. It must be the same on all replicas.
+    ///
+    /// Two services that use the same job name on one Redis take each other's ticks. The event `job_differs` (level WARN)
+    /// reports it if their service names or their expressions differ.
     #[cfg(feature = "scheduler")]
     pub fn service(mut self, name: impl Into<String>) -> Self {
         self.options.service = name.into();
         self
     }
 
-    /// How long a request may take at most before its connection is given up; default 2 s, 100 ms to one day. A request
-    /// of a shorter lease waits for a quarter of what is left of it.
+    /// Limits how long a request may take before its connection is closed; default 2 s, 100 ms to one day. A request of a
+    /// shorter lease waits for a quarter of the lease's remaining time.
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
         self.options.request_timeout = timeout;
         self
     }
 
-    /// Leaves a lock free for so long now and then, for libraries on the same record that only look at an interval:
-    /// 100 ms for redis-py. The default is never. A release hands the record to the next of our waiters, so beside a key
-    /// for which some of ours always wait such a library would get nothing.
+    /// Leaves a busy key free for `gap` now and then, for other libraries that poll the same record: 100 ms for redis-py. The
+    /// default is zero, which never leaves a key free. A gap is 1 ms to 1 min.
     ///
-    /// With it, a key that was handed on for eight times as long without ever being free is left free once: who polls gets
-    /// in once a second beside a busy key, and about an eighth of our throughput there is lost; much more with gaps below
-    /// 30 ms, a third at 10 ms, as our waiters look no more often. Callers that wait look for
-    /// themselves then, as beside a foreign owner: every 30 ms in the first 2 s and every 250 ms after that. Set it alike
-    /// in all processes, on `Locks` for the keys that are shared with others.
+    /// A release hands the record to the next waiter of tenure. So a library that polls gets nothing while callers of tenure
+    /// always wait for the key. With a gap, a key that was handed on for eight times the gap is left free once.
+    ///
+    /// With 100 ms a library that polls gets a busy key once a second, and tenure loses about an eighth of its throughput on
+    /// that key. Gaps below 30 ms cost more, a third of the throughput at 10 ms, because tenure's waiters poll every 30 ms.
+    /// With a gap they poll as beside a foreign owner: every 30 ms in the first 2 s, every 250 ms after that.
+    ///
+    /// Set the same gap in all processes, on `Locks` for keys that are shared with other libraries.
     pub fn poll_gap(mut self, gap: Duration) -> Self {
         self.options.poll_gap = gap;
         self
     }
 
-    /// Connect when the first lock is taken, so that a service starts while its store is away. The default is to fail
-    /// at once.
+    /// Connects when the first lock is acquired, so that a service starts while its store is unavailable. By default building
+    /// connects, and fails if the store is unavailable.
     pub fn lazy(mut self) -> Self {
         self.options.lazy = true;
         self
@@ -563,7 +580,7 @@ impl Builder {
         self
     }
 
-    /// Allows leases down to 50 ms, which a machine that stands still for a moment loses. For tests that wait for it.
+    /// Allows leases down to 50 ms, for tests of a loss. A short pause of the machine loses such a lease.
     #[cfg(any(test, feature = "testing"))]
     #[doc(hidden)]
     pub fn short_leases(mut self) -> Self {
@@ -571,42 +588,43 @@ impl Builder {
         self
     }
 
-    /// The clock that leases are judged by, for tests.
+    /// Sets the clock of the leases, for tests.
     #[cfg(any(test, feature = "testing"))]
     pub fn clock(mut self, clock: Clock) -> Self {
         self.clock = clock;
         self
     }
 
-    /// Locks in this process's memory.
+    /// Builds locks in this process's memory.
     ///
     /// # Errors
-    /// An option that makes no sense.
+    /// [`OptionsError`] for an option out of its bounds.
     pub fn memory(self) -> Result<Locks, OptionsError> {
         self.memory_shared(&MemoryStore::new())
     }
 
-    /// Locks in memory that other nodes share: two of them exclude each other as two processes on a Redis do.
+    /// Builds locks on a memory store that other nodes share. Two such nodes exclude each other as two processes on a Redis
+    /// server do.
     ///
     /// # Errors
-    /// An option that makes no sense.
+    /// [`OptionsError`] for an option out of its bounds.
     pub fn memory_shared(self, store: &MemoryStore) -> Result<Locks, OptionsError> {
         let locks = self.on(Arc::new(store.clone()))?;
-        locks.tell_built();
+        locks.log_built();
         Ok(locks)
     }
 
-    /// Locks on a Redis; see [`Locks::redis`].
+    /// Builds locks on a Redis server; see [`Locks::redis`].
     ///
     /// # Errors
-    /// [`ConnectError`], and [`lazy`](Self::lazy) only leaves those about options and URL.
+    /// [`ConnectError`]. With [`lazy`](Self::lazy) only [`ConnectError::Options`], for an option or the URL.
     #[cfg(feature = "redis")]
     pub async fn redis(self, url: &str) -> Result<Locks, ConnectError> {
         self.options.check()?;
         self.connected(RedisStore::open(url)?).await
     }
 
-    /// Locks on the server that a client knows; see [`Locks::client`].
+    /// Builds locks on the server of a client; see [`Locks::client`].
     ///
     /// # Errors
     /// As [`redis`](Self::redis).
@@ -616,7 +634,7 @@ impl Builder {
         self.connected(RedisStore::new(client)?).await
     }
 
-    /// Locks on the Redis behind a pool; see [`Locks::pool`]. With [`lazy`](Self::lazy) the pool is not asked.
+    /// Builds locks on the Redis server behind a pool; see [`Locks::pool`]. With [`lazy`](Self::lazy) the pool is not asked.
     ///
     /// # Errors
     /// As [`Locks::pool`].
@@ -636,7 +654,7 @@ impl Builder {
             };
             if !is_behind.map_err(failed)? {
                 return Err(ConnectError::Options(OptionsError(format!(
-                    "the pool leads to another server or database than {store}: give it a client of the same"
+                    "the pool leads to another server or database than {store}: use a pool and a client of one server and database"
                 ))));
             }
         }
@@ -658,7 +676,7 @@ impl Builder {
                 .await
                 .map_err(|source| ConnectError::Store { store: shown, source })?;
         }
-        locks.tell_built();
+        locks.log_built();
         Ok(locks)
     }
 

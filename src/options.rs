@@ -1,4 +1,4 @@
-//! Every number that can be set, and how they relate.
+//! All durations and limits that a user can set: their defaults, and their bounds.
 
 use std::time::Duration;
 
@@ -7,22 +7,22 @@ use crate::key::Key;
 use crate::protocol::message::LeaseTimes;
 use crate::protocol::step::LockOptions;
 
-/// The shortest lease: below it, a round trip and a renewal do not fit in.
+/// The shortest lease. A shorter lease has no time for a renewal with its round trip.
 pub const SHORTEST_LEASE: Duration = Duration::from_millis(400);
-/// The shortest that tests of ours may ask for.
-const SHORTEST_IN_TESTS: Duration = Duration::from_millis(50);
-/// The longest lease. A lease that is renewed has no need of a long one; this is for fixed ones.
+/// The shortest lease with [`Options::short_leases`].
+const SHORTEST_TEST_LEASE: Duration = Duration::from_millis(50);
+/// The longest lease. Only fixed leases need to be long, because other leases are renewed.
 pub const LONGEST_LEASE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// The shortest request timeout.
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(100);
-/// The longest request timeout. A connection that is silent for longer has been forgotten by both ends.
+/// The longest request timeout. After a longer silence the connection is dead at both ends.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
-/// The longest time that a lock is left free for who polls.
-const LONGEST_GAP: Duration = Duration::from_secs(60);
-/// The longest burst: the fence keeps ten bits for the place among local holders.
-pub const LONGEST_BURST: u32 = 1023;
+/// The longest time for which a busy key is left free for other libraries that poll.
+const LONGEST_POLL_GAP: Duration = Duration::from_secs(60);
+/// The largest number of hand-overs in a burst. A fence has ten bits for the place among local holders.
+pub const MAX_BURST: u32 = 1023;
 
-/// What [`Builder`](crate::locks::Builder) collects.
+/// The settings that a [`Builder`](crate::locks::Builder) collects. Its methods document them.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) prefix: Vec<u8>,
@@ -35,14 +35,14 @@ pub(crate) struct Options {
     pub(crate) max_waiters_per_node: usize,
     pub(crate) max_key: usize,
     pub(crate) node_name: Option<String>,
-    /// Of jobs, what tells two services apart that use one name.
+    /// The name of the service, which distinguishes two services that use the same job name. Empty if not set.
     #[cfg_attr(not(feature = "scheduler"), allow(dead_code))]
     pub(crate) service: String,
     pub(crate) request_timeout: Duration,
     pub(crate) poll_gap: Duration,
     pub(crate) lazy: bool,
     pub(crate) seed: Option<u64>,
-    /// Leases may be shorter than is wise, for tests.
+    /// Whether leases may last down to [`SHORTEST_TEST_LEASE`].
     pub(crate) short_leases: bool,
 }
 
@@ -69,47 +69,52 @@ impl Default for Options {
     }
 }
 
-/// Whatever key follows, the record is none of our own: those begin with `tenure`.
+/// Returns whether no key after this prefix can make the name of an internal record. Those names begin with `tenure`.
 pub(crate) fn is_prefix(prefix: &[u8]) -> bool {
     !b"tenure".starts_with(prefix) && !prefix.starts_with(b"tenure")
 }
 
 impl Options {
+    /// Checks every option against its bounds.
+    ///
+    /// # Errors
+    /// Names the bound and the value of the first option that is out of bounds.
     pub(crate) fn check(&self) -> Result<(), OptionsError> {
         self.term(self.lease)?;
         let refuse = |text: String| Err(OptionsError(text));
         if !is_prefix(&self.prefix) || self.prefix.len() > 128 {
             let shown = Key::from(self.prefix.clone());
             return refuse(format!(
-                "a prefix has 1 to 128 bytes, and neither it nor what follows may make `tenure`, which names our own records: `{shown}`"
+                "a prefix has 1 to 128 bytes, and it must not begin with `tenure` or be a beginning of it, because internal records have such names: `{shown}`"
             ));
         }
-        if self.burst == 0 || self.burst > LONGEST_BURST {
+        if self.burst == 0 || self.burst > MAX_BURST {
             return refuse(format!(
-                "a burst is 1 to {LONGEST_BURST} hand-offs, not {}",
+                "a burst is 1 to {MAX_BURST} hand-offs, not {}",
                 self.burst
             ));
         }
         if self.max_key == 0 || self.max_waiters_per_key == 0 || self.max_waiters_per_node == 0 {
-            return refuse("a limit of zero would refuse every lock: limits are 1 or more".into());
+            return refuse("a limit of zero refuses every lock: limits are 1 or more".into());
         }
-        if self.poll_gap > LONGEST_GAP || !self.poll_gap.is_zero() && self.poll_gap < Duration::from_millis(1)
+        if self.poll_gap > LONGEST_POLL_GAP
+            || !self.poll_gap.is_zero() && self.poll_gap < Duration::from_millis(1)
         {
             return refuse(format!(
-                "a lock is left free for 1 ms to 1 min, which is the interval at which others poll, not {:?}; zero leaves it never free",
+                "a poll gap is 1 ms to 1 min, the interval at which other libraries poll, not {:?}; zero leaves no gap",
                 self.poll_gap
             ));
         }
         if !(SHORTEST_TIMEOUT..=LONGEST_TIMEOUT).contains(&self.request_timeout) {
             return refuse(format!(
-                "a request timeout is 100 ms to one day, not {:?}: a shorter one gives up healthy connections, a longer one keeps dead ones",
+                "a request timeout is 100 ms to one day, not {:?}: a shorter one closes healthy connections, a longer one keeps dead ones",
                 self.request_timeout
             ));
         }
         Ok(())
     }
 
-    /// What a lock wants unless its builder is told otherwise.
+    /// Returns the options of a lock with the defaults of these settings.
     pub(crate) fn lock(&self) -> LockOptions {
         LockOptions {
             limit: self.max_waiters_per_key,
@@ -117,7 +122,7 @@ impl Options {
         }
     }
 
-    /// The lengths of a claim with this lease, which may be out of bounds.
+    /// Returns the lease times of a claim with this lease. They may be out of bounds; see [`check_times`](Self::check_times).
     pub(crate) fn times(&self, lease: Duration) -> LeaseTimes {
         let margin = self
             .margin
@@ -129,13 +134,13 @@ impl Options {
         }
     }
 
-    /// Refuses lengths that are out of bounds.
+    /// Checks lease times against their bounds.
     pub(crate) fn check_times(&self, term: LeaseTimes) -> Result<(), OptionsError> {
         self.check_lease(Duration::from_millis(term.lease_ms))?;
         let margin = Duration::from_millis(term.margin_ms);
         if margin > LONGEST_LEASE {
             return Err(OptionsError(format!(
-                "a margin of {margin:?} is longer than any lease: 30 days at most"
+                "a margin is 30 days at most, as a lease is, not {margin:?}"
             )));
         }
         Ok(())
@@ -143,7 +148,7 @@ impl Options {
 
     fn check_lease(&self, lease: Duration) -> Result<(), OptionsError> {
         let shortest = if self.short_leases {
-            SHORTEST_IN_TESTS
+            SHORTEST_TEST_LEASE
         } else {
             SHORTEST_LEASE
         };
@@ -151,11 +156,11 @@ impl Options {
             return Ok(());
         }
         Err(OptionsError(format!(
-            "a lease lasts {shortest:?} to 30 days, not {lease:?}: shorter ones cannot be renewed in time, longer ones outlive their reason"
+            "a lease lasts {shortest:?} to 30 days, not {lease:?}: a shorter one cannot be renewed in time, a longer one keeps the key of a dead process locked"
         )))
     }
 
-    /// The lengths of a claim with this lease, checked.
+    /// Returns the lease times of a claim with this lease, after checking their bounds.
     pub(crate) fn term(&self, lease: Duration) -> Result<LeaseTimes, OptionsError> {
         self.check_lease(lease)?;
         let term = self.times(lease);
@@ -190,7 +195,7 @@ mod tests {
             (lease(399, false), "400ms"),
             (lease(49, true), "50ms"),
             (gap(Duration::from_micros(999)), "1 ms to 1 min"),
-            (gap(LONGEST_GAP + least), "1 ms to 1 min"),
+            (gap(LONGEST_POLL_GAP + least), "1 ms to 1 min"),
         ] {
             let error = bad.check().unwrap_err().to_string();
             assert!(error.contains(bounds), "{error}");

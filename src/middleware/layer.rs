@@ -139,8 +139,8 @@ impl<K> LockLayer<K> {
         self.wait(Duration::ZERO)
     }
 
-    /// Limits how many requests of this process wait for one key. The next request gets 429 at once. The default, and
-    /// the upper bound, is [`Builder::max_waiters_per_key`](crate::Builder::max_waiters_per_key).
+    /// Limits how many requests of this process wait for one key. The next request gets 429 at once. The default is
+    /// [`Builder::max_waiters_per_key`](crate::Builder::max_waiters_per_key), which this limit replaces; it may be larger.
     pub fn max_waiters(self, limit: usize) -> Self {
         self.set(|settings| settings.max_waiters = Some(limit))
     }

@@ -81,9 +81,8 @@ impl Mutex {
     ///
     /// Costs: each hand-over takes a round trip and a push. Without `fair` up to 256 callers of a process are served for one
     /// round trip. Each waiting call is an entry in the store's queue, with a renewal of its own each third of a lease;
-    /// without `fair` the whole process has one entry. So use it for tens of waiters of a key, not for thousands. What the
-    /// default costs instead: another process may wait for a burst of 20 ms at each turn
-    /// ([`Builder::burst`](crate::Builder::burst)).
+    /// without `fair` the whole process has one entry. So use `fair` for tens of waiters of a key, not for thousands. Without
+    /// `fair` another process may wait for a burst of 20 ms at each turn ([`Builder::burst`](crate::Builder::burst)).
     pub fn fair(mut self) -> Self {
         self.options.solo = true;
         self
@@ -238,8 +237,9 @@ impl Mutex {
     /// of an [`RwLock`](crate::RwLock), or of a [`Multi`](crate::Multi) that writes the key. It must come from the same
     /// [`Locks`](crate::Locks) or a clone of them.
     ///
-    /// Returns `false` in all other code, even if the task owns a guard: a guard alone is no scope. Also in tasks and threads
-    /// that such code starts, and under the lease of a job's tick, which is no lock: [enter](Lease::scope) a scope there.
+    /// Returns `false` in all other code, even if its task owns a guard: a guard alone is no scope. A task or thread that is
+    /// started under the lock does not run under it; run its code in [`Lease::scope`] instead. Permits of a semaphore, the
+    /// leadership of an election and the tick of a job are no locks.
     ///
     /// ```
     /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {

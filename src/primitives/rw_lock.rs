@@ -80,8 +80,8 @@ impl RwLock {
 
     /// Acquires the lock for reading, beside other readers and no writer, until the guard is released or dropped.
     ///
-    /// In the [scope](Guard::scope) of a guard of this key it returns [`Error::WouldDeadlock`], also if that guard reads. A
-    /// writer that waits between the two would wait for the first reader, and the second reader for the writer.
+    /// In the [scope](Guard::scope) of a guard of this key `read` returns [`Error::WouldDeadlock`], also if that guard reads.
+    /// Otherwise a writer that waits between the two waits for the first reader, and the second reader waits for the writer.
     ///
     /// # Errors
     /// As [`Mutex::lock`].
@@ -180,8 +180,8 @@ impl RwLock {
     /// Acquires the lock for writing, alone, until the guard is released or dropped. This is [`Mutex::lock`] on the same key.
     ///
     /// # Errors
-    /// As [`Mutex::lock`]. In the [scope](Guard::scope) of a guard that reads it returns [`Error::WouldDeadlock`], whose text
-    /// says why a reader cannot become a writer.
+    /// As [`Mutex::lock`]. In the [scope](Guard::scope) of a guard that reads, `write` returns [`Error::WouldDeadlock`], whose
+    /// text says why a reader cannot become a writer.
     ///
     /// # Cancel safety
     /// As [`Mutex::lock`].
@@ -282,7 +282,7 @@ impl Guard {
     ///
     /// The guard of a mutex is a writer's. A guard that reads, holds permits or is of a job's tick stays as it is.
     ///
-    /// It takes a round trip. The new guard has a [fence](Self::fence) of its own, larger than the writer's. A request
+    /// Takes one round trip. The new guard has a [fence](Self::fence) of its own, larger than the writer's. A request
     /// without an answer is retried. A [fixed](crate::RwLock::fixed) lease keeps its end, and a
     /// [`max_hold`](crate::RwLock::max_hold) counts from the grant of the writer.
     ///

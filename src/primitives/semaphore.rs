@@ -291,7 +291,7 @@ impl Semaphore {
     /// # Cancel safety
     /// Nothing is held or left behind.
     pub async fn available_permits(&self) -> Result<u32, Error> {
-        let (line, permits) = (&self.line, self.weighing(self.permits));
+        let (line, permits) = (&self.line, self.request(self.permits));
         check_permits(self.key(), permits)?;
         let mode = Mode::Permits(permits);
         let asked = line.ask(Call::InUse, |call| call.mode = mode, CallAnswer::try_as_in_use);
@@ -301,10 +301,10 @@ impl Semaphore {
     }
 
     fn mode(&self, permits: u32) -> Mode {
-        Mode::Permits(self.weighing(permits))
+        Mode::Permits(self.request(permits))
     }
 
-    fn weighing(&self, weight: u32) -> Permits {
+    fn request(&self, weight: u32) -> Permits {
         Permits {
             weight,
             capacity: self.permits,

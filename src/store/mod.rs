@@ -16,6 +16,14 @@ pub mod memory;
 #[cfg(feature = "redis")]
 pub(crate) mod redis;
 
+/// The Redis store is private: no public function takes it.
+///
+/// ```compile_fail,E0603
+/// use tenure::store::redis::RedisStore;
+/// ```
+#[cfg(all(doctest, feature = "redis"))]
+struct RedisStoreIsPrivate;
+
 /// A boxed future. It lets callers use a store behind a pointer.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 

@@ -5,7 +5,8 @@ use std::time::Duration;
 use tenure::error::{LostCause, OptionsError, StoreError, StoreRefusal};
 use tenure::protocol::message::ClaimId;
 use tenure::{
-    Builder, Campaign, Error, Fence, Guard, Key, Lease, LockFuture, Locks, MemoryStore, Mutex, NodeId,
+    Builder, Campaign, Election, Error, Fence, Guard, Key, Latch, Lease, LockFuture, Locks, MemoryStore,
+    Multi, MultiGuard, MultiLease, Mutex, NodeId, RwLock, Semaphore, Transfer, TransferError,
 };
 
 fn shared<T: Send + Sync + Unpin + 'static>() {}
@@ -23,6 +24,14 @@ fn types_are_send_and_sync() {
     shared::<Locks>();
     shared::<Builder>();
     shared::<Mutex>();
+    shared::<RwLock>();
+    shared::<Semaphore>();
+    shared::<Latch>();
+    shared::<Election>();
+    shared::<Multi>();
+    shared::<MultiGuard>();
+    shared::<MultiLease>();
+    shared::<Transfer>();
     shared::<LockFuture>();
     shared::<Campaign>();
     shared::<Guard>();
@@ -41,6 +50,7 @@ fn types_are_send_and_sync() {
     cheap::<Key>();
     cheap::<Error>();
     error::<Error>();
+    error::<TransferError>();
     error::<StoreError>();
     error::<OptionsError>();
     #[cfg(feature = "redis")]
@@ -85,6 +95,8 @@ async fn futures_are_send_and_static() {
         .expect("no other candidate");
     drop(owned(leader.overdue()));
     drop(leader);
+    let latch: Latch = locks.latch("a");
+    assert!(sent(latch.try_set_count(1)).await.unwrap());
     sent(locks.ping()).await.unwrap();
     sent(locks.idle()).await;
     sent(locks.shutdown()).await;

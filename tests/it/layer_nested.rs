@@ -41,6 +41,35 @@ async fn nested_layers_with_one_key_share_the_lease() {
     assert!(store.is_empty());
 }
 
+/// The check of the lock in a handler: it is true under the layer's key only, also if the handler runs to completion.
+#[tokio::test]
+async fn a_handler_behind_a_layer_runs_under_the_lock_of_its_key() {
+    let locks = Locks::memory();
+    let held = {
+        let locks = locks.clone();
+        move || {
+            let is_held = |key| locks.mutex(key).is_held_here();
+            let is_read = locks.rw_lock("a").is_held_here();
+            format!("{} {} {is_read}", is_held("a"), is_held("b"))
+        }
+    };
+    for layer in [
+        named(&locks, Some("a")),
+        named(&locks, Some("a")).run_to_completion(true),
+    ] {
+        let held = held.clone();
+        let handler = async move || {
+            let before = held();
+            tokio::task::yield_now().await;
+            format!("{before}, {}", held())
+        };
+        let app = Router::new().route("/", get(handler)).route_layer(layer);
+        let response = soon(send(&app, to("/"))).await.unwrap();
+        assert_eq!(text(response).await, "true false true, true false true");
+    }
+    assert_eq!(held(), "false false false");
+}
+
 #[tokio::test]
 async fn a_buffer_between_them_makes_no_difference() {
     let locks = Locks::memory();

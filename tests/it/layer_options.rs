@@ -85,6 +85,30 @@ async fn answers_tell_of_the_wait_and_the_fence_if_told_to() {
     assert!(!response.headers().contains_key("server-timing"));
 }
 
+/// The limit of a layer replaces that of the node, also if it is larger.
+#[tokio::test]
+async fn a_limit_of_waiters_of_a_layer_replaces_that_of_the_node() {
+    let locks = Locks::builder().max_waiters_per_key(1).memory().unwrap();
+    let app = |layer| Router::new().route("/", get(async || ())).route_layer(layer);
+    let (of_layer, of_node) = (app(by_path(&locks).max_waiters(2)), app(by_path(&locks)));
+    let held = locks.mutex("/").lock().await.unwrap();
+    let mut waiting = Vec::new();
+    for number in [1, 2] {
+        waiting.push(send(&of_layer, to("/")));
+        until(|| locks.waiting() == number).await;
+    }
+    for app in [&of_layer, &of_node] {
+        let refused = soon(send(app, to("/"))).await.unwrap();
+        assert_eq!(refused.status(), 429);
+        let text = text(refused).await;
+        assert!(text.contains("QueueFull"), "{text}");
+    }
+    drop(held);
+    for waiting in waiting {
+        assert_eq!(soon(waiting).await.unwrap().status(), 200);
+    }
+}
+
 #[tokio::test]
 async fn a_dry_run_admits_every_request_and_reports_overlaps() {
     let watch = Watch::of("outcome=overlap");

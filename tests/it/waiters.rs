@@ -143,19 +143,27 @@ async fn a_limit_of_waiters_of_a_lock_replaces_that_of_the_node() {
     assert_eq!(limit(soon(mutex.clone().max_waiters(1).lock()).await), 1);
 }
 
-/// A key counts once for each kind, while it is held, waited for, observed or being released.
+/// A key counts once for each kind, as long as a lease, a waiter or a call of it is in this process.
 #[tokio::test]
-async fn keys_counts_each_key_and_kind_with_state_once() {
+async fn keys_counts_keys_with_a_lease_a_waiter_or_a_call() {
     let (locks, other) = two(&MemoryStore::new());
-    assert!(locks.latch("a").try_set_count(1).await.unwrap());
     let latch = locks.latch("a");
-    let mut waits = Box::pin(latch.wait());
-    assert!(poll_once(&mut waits).await.is_none());
+    assert!(soon(latch.try_set_count(1)).await.unwrap());
     let mut observer = locks.election("a").observe();
     assert!(soon(observer.next()).await.unwrap().is_none());
+    soon(locks.idle()).await;
+    assert_eq!(locks.keys(), 0, "a latch that is set has no state here");
+    let mut waits = Box::pin(latch.wait());
+    assert!(poll_once(&mut waits).await.is_none());
+    assert_eq!(locks.keys(), 1, "a waiter of a latch");
     let mut observes = Box::pin(observer.next());
     assert!(poll_once(&mut observes).await.is_none());
-    assert_eq!(locks.keys(), 2);
+    assert_eq!(locks.keys(), 2, "an observer");
+    drop(observes);
+    assert_eq!(locks.keys(), 2, "an observer between two calls of `next`");
+    drop((waits, observer));
+    soon(locks.idle()).await;
+    assert_eq!(locks.keys(), 0);
     let guard = soon(locks.mutex("a").lock()).await.unwrap();
     let again = guard.again().unwrap();
     let mut next = Box::pin(locks.mutex("a").lock());
@@ -167,9 +175,7 @@ async fn keys_counts_each_key_and_kind_with_state_once() {
     let mut waiter = Box::pin(other.mutex("b").lock());
     assert!(poll_once(&mut waiter).await.is_none());
     assert_eq!(other.keys(), 1);
-    drop((waits, observes, waiter, next, guard, again, permit, multi));
-    // The observer keeps its request between two calls of `next`.
-    drop(observer);
+    drop((waiter, next, guard, again, permit, multi));
     soon(async { tokio::join!(locks.idle(), other.idle()) }).await;
     assert_eq!((locks.keys(), other.keys()), (0, 0));
 }

@@ -1,4 +1,4 @@
-//! What every store must show of a wait of zero, seen by two nodes: each form tries once, and leaves no waiter.
+//! Laws of a wait of zero, for two nodes on any store: each form tries once, and leaves no waiter.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ async fn soon<T>(future: impl Future<Output = T>) -> T {
         .expect("did not happen in time")
 }
 
-/// A form, and what it answered.
+/// The name of a form, and its result.
 type Answer = (&'static str, Result<(), Error>);
 
 async fn release(acquired: impl Future<Output = Result<Guard, Error>>) -> Result<(), Error> {
@@ -44,7 +44,7 @@ fn blocking_tries(locks: &Locks) -> [Answer; 7] {
     let (rw_lock, semaphore) = (locks.rw_lock(KEY), locks.semaphore(KEY, 2));
     let (multi, election) = (locks.multi([KEY, "zero 2"]), locks.election(KEY));
     let permits = semaphore.blocking_acquire_many_timeout(2, zero);
-    let answers = [
+    [
         ("blocking permits", permits.and_then(release)),
         (
             "blocking permit",
@@ -72,8 +72,7 @@ fn blocking_tries(locks: &Locks) -> [Answer; 7] {
                 .blocking_lock_timeout(zero)
                 .and_then(MultiGuard::blocking_release),
         ),
-    ];
-    answers
+    ]
 }
 
 pub async fn a_wait_of_zero_tries_once(one: &Locks, other: &Locks) {
@@ -135,7 +134,7 @@ pub async fn a_layer_with_a_wait_of_zero_tries_once(one: &Locks, other: &Locks) 
     assert_eq!(status().await, StatusCode::OK);
 }
 
-/// Runs each on two nodes that `$nodes` makes, which return what keeps their store.
+/// Makes a test of each law. `$nodes` returns two nodes and a value that keeps their store alive.
 #[macro_export]
 macro_rules! laws_of_zero_waits {
     ($nodes:path) => {
