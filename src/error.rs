@@ -110,13 +110,13 @@ pub enum Error {
     },
     /// A write [under a lease](crate::Lease::atomically) failed, in the server's words. What it wrote before the failure stays. A
     /// fault of the commands or the script, or of the data.
-    #[error("a write under `{key}` failed, and what it wrote before that stays: {said}")]
+    #[error("a write under `{key}` failed, and what it wrote before that stays: {message}")]
     #[non_exhaustive]
     Failed {
         /// What was held.
         key: Key,
         /// What the server said.
-        said: String,
+        message: String,
     },
     /// A write [under a lease](crate::Lease::atomically) was executed, and its reply is not of the type that the caller asked for. A
     /// fault of the program.

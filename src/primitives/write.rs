@@ -237,7 +237,7 @@ async fn write(held: &[Arc<Held>], body: WriteBody) -> Result<Value, Error> {
     .await
     {
         Ok(WriteAnswer::Done(reply)) => Ok(*reply),
-        Ok(WriteAnswer::Failed(said)) => Err(Error::Failed { key: key(), said }),
+        Ok(WriteAnswer::Failed(message)) => Err(Error::Failed { key: key(), message }),
         Ok(WriteAnswer::NotCurrent(places)) => {
             let place = places.first().and_then(|place| held.get(*place));
             Err(place.unwrap_or(&held[0]).gone())
