@@ -97,6 +97,7 @@ pub(super) struct Waiters {
 }
 
 impl Waiters {
+    /// Calls `act` with the waiter of a caller that asked for a lease, if the caller is still there.
     fn with_lock_waiter(&self, ticket: Ticket, act: impl FnOnce(&Waiter)) {
         if let Some(waiter) = self.locks.get(&ticket) {
             act(waiter);
@@ -272,7 +273,7 @@ impl Node {
         self.waiting.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a caller that asks for a lease.
+    /// Counts a caller, and notes the longest lease that callers of this node asked for.
     pub(crate) fn note_entry(&self, term: LeaseTimes) {
         self.note_caller();
         let hold_ms = term.hold_ms();

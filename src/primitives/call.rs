@@ -53,7 +53,7 @@ pub(crate) fn check(
 }
 
 impl<T> CallFuture<T> {
-    /// Makes a call. `read` takes the value out of the kind of answer that the call has.
+    /// Sends a call to the store, and returns the future of its answer. `read` takes the value out of the kind of answer that the call has.
     pub(crate) fn new(
         handle: &Handle,
         name: &Name,

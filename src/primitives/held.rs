@@ -56,7 +56,7 @@ impl Held {
         }
     }
 
-    /// Returns what the key machine knows of the holding; `None` after it ended.
+    /// Returns what the key machine knows of the holding; `None` after a step has ended it, and in a forked child.
     pub(crate) fn holding(&self) -> Option<Holding> {
         self.handle.node().holding(&self.name, self.ticket)
     }

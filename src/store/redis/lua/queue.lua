@@ -81,7 +81,7 @@ if frees then
     return false
   end
 
-  -- Grants a key that is free, or that its owner gave_share away, to the first live waiter, or to every reader before the
+  -- Grants a key that is free, or whose owner gave it away, to the first live waiter, or to every reader before the
   -- first waiter that does not read. Other nodes learn of their grant by a push, the caller by the reply. Removes
   -- waiters that are dead, or whose tick is over, if they come before. Returns four values: whether one waiter owns the
   -- key alone, the caller's number, whether the key is left free for a poll gap, and whether the first waiter cannot be

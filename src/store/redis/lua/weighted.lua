@@ -71,7 +71,7 @@ if frees and pattern then
     if not text then call('ZADD', key, 'XX', expires, share) end
   end
 
-  -- Returns when the holder's share share_end, or nothing if the holder has no such share.
+  -- Returns when the holder's share ends, or nothing if the holder has no such share.
   function share_end(i, holder, tick)
     return tick ~= '0' and redis.call('ZSCORE', KEYS[i], 'h' .. holder .. (has_permits and tick or ''))
   end
