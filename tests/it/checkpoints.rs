@@ -117,7 +117,7 @@ async fn a_tick_that_is_overtaken_leaves_nothing_to_the_next() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_owns_the_tick_no_more_is_refused_and_shown_nothing() {
+async fn a_run_that_lost_its_tick_is_refused_and_reads_no_checkpoint() {
     let store = MemoryStore::new();
     let of_job = store.clone();
     let work = move |tick: Tick| {
@@ -154,7 +154,7 @@ async fn whoever_owns_the_tick_no_more_is_refused_and_shown_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_that_was_told_to_end_is_told_so_whatever_it_asks() {
+async fn every_request_of_a_stopped_run_reports_the_stop() {
     let (id, scheduler) = by_hand().await;
     let (locks, made) = (Locks::memory(), Arc::new(Mutex::new(Vec::new())));
     let (of_job, runtime) = (made.clone(), tokio::runtime::Handle::current());

@@ -13,7 +13,7 @@ async fn starts(url: &str) -> Result<tenure::Guard, Error> {
 /// Why there are no locks is an error like any other: `?` takes it, and it says what it was.
 #[cfg(feature = "redis")]
 #[tokio::test]
-async fn a_failure_to_connect_is_an_error_of_ours() {
+async fn a_failure_to_connect_is_a_tenure_error() {
     let bad = crate::help::soon(starts("http://127.0.0.1/")).await.unwrap_err();
     assert!(matches!(bad, Error::Options(_)), "{bad:?}");
     // Bound, so that nobody else gets the port, but nobody listens.

@@ -76,7 +76,7 @@ async fn a_downgrade_after_the_end_tells_the_cause_that_was_told() {
 }
 
 #[tokio::test]
-async fn who_holds_a_key_does_not_wait_for_it() {
+async fn a_holder_does_not_wait_for_its_own_key() {
     let locks = Locks::memory();
     let mutex = locks.mutex("a");
     let guard = mutex.lock().await.unwrap();

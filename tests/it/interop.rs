@@ -69,7 +69,7 @@ fn a_node_looks_at_all_its_keys_in_the_same_moments() {
 }
 
 #[test]
-fn an_owner_of_ours_is_looked_at_every_third_of_a_lease() {
+fn a_tenure_owner_is_looked_at_every_third_of_a_lease() {
     let mut machine = waiting();
     let third = ms(LEASE_MS / 3);
     for _ in 0..3 {
@@ -85,7 +85,7 @@ fn an_owner_of_ours_is_looked_at_every_third_of_a_lease() {
 }
 
 #[test]
-fn a_foreign_owner_is_never_looked_at_later_than_one_of_ours() {
+fn a_foreign_owner_is_never_looked_at_later_than_a_tenure_owner() {
     // Its record ends sooner.
     let pause = looks_after(&mut waiting(), Reply::QueuedBehindForeign(Some(5)));
     assert!(pause <= ms(7), "{pause:?}");

@@ -50,7 +50,7 @@ fn a_release_hears_that_a_yield_found_the_lease_gone() {
 }
 
 #[test]
-fn a_release_is_answered_when_a_push_overtakes_its_yield_and_nobody_wants_the_lease() {
+fn a_release_is_answered_when_a_push_overtakes_its_yield_and_no_caller_waits() {
     let (mut engine, tickets) = yielding();
     let Verb::Yield { to } = engine.sent().request.verb else {
         panic!("{:?} is no yield", engine.sent().request.verb)
@@ -78,7 +78,7 @@ fn a_release_is_answered_when_a_push_overtakes_its_yield_and_nobody_wants_the_le
 }
 
 #[test]
-fn a_claim_follows_our_own_leave_at_once() {
+fn a_claim_follows_the_nodes_own_leave_at_once() {
     let mut engine = Engine::new(Rules::default());
     let claim_id = engine.claim_id(1000);
     engine.tell(Input::Release(claim_id));
@@ -276,7 +276,7 @@ fn answers_that_are_too_old_to_be_used_end_with_an_error_and_let_others_in() {
 }
 
 #[test]
-fn a_push_that_the_store_knows_nothing_of_makes_no_storm() {
+fn a_push_unknown_to_the_store_starts_no_request_loop() {
     let mut engine = Engine::new(Rules::default());
     let ticket = engine.lock(false);
     engine.answer(Reply::Queued(Some(60_000)));
@@ -304,7 +304,7 @@ fn a_push_that_the_store_knows_nothing_of_makes_no_storm() {
 }
 
 #[test]
-fn nobody_is_handed_a_shorter_lease_than_it_wants() {
+fn no_caller_is_handed_a_shorter_lease_than_requested() {
     let mut engine = Engine::new(Rules::default());
     let short = engine.claim_id(1000);
     let [shorter, long, last] = [500, 60_000, 1000].map(|lease| engine.enter(options(lease)));
@@ -324,7 +324,7 @@ fn nobody_is_handed_a_shorter_lease_than_it_wants() {
 }
 
 #[test]
-fn a_queued_claim_that_is_granted_is_no_use_to_who_wants_a_longer_lease() {
+fn a_queued_claim_does_not_serve_a_caller_with_a_longer_lease() {
     let mut engine = Engine::new(Rules::default());
     let short = engine.enter(options(1000));
     engine.answer(Reply::Queued(Some(5_000)));
@@ -350,7 +350,7 @@ fn a_queued_claim_that_is_granted_is_no_use_to_who_wants_a_longer_lease() {
 }
 
 #[test]
-fn a_grant_that_nobody_fetches_is_kept_for_one_lease() {
+fn a_grant_that_is_not_fetched_is_kept_for_one_lease() {
     let mut engine = Engine::new(Rules::default());
     let forgotten = engine.lock(false);
     engine.answer(Reply::Granted(GrantNumber(7)));
@@ -387,7 +387,7 @@ fn a_grant_that_was_fetched_is_renewed_for_ever() {
 }
 
 #[test]
-fn a_full_node_refuses_only_whoever_would_have_to_wait() {
+fn a_full_node_refuses_only_callers_that_must_wait() {
     let mut engine = Engine::new(Rules::default());
     let full = LockOptions {
         node_is_full: true,
@@ -517,7 +517,7 @@ fn a_store_that_cannot_queue_is_asked_again_until_the_tick_is_over() {
 }
 
 #[test]
-fn a_store_that_cannot_queue_gives_a_dead_winners_tick_to_whoever_asks_again() {
+fn a_store_that_cannot_queue_gives_a_dead_winners_tick_to_the_next_claim() {
     let mut engine = a_job(false);
     let standby = engine.tick(100);
     engine.answer(Reply::Busy(Some(1)));
@@ -573,7 +573,7 @@ fn only_late_claims_in_a_row_are_counted_whatever_the_answers_between_them_say()
 
 /// A question makes no claim, so there is nothing to withdraw.
 #[test]
-fn a_question_that_is_given_up_unanswered_is_not_left() {
+fn a_call_that_is_dropped_unanswered_is_not_left() {
     let mut engine = a_job(true);
     let open = Call::Open {
         within_ms: 1000,
@@ -595,7 +595,7 @@ fn a_question_that_is_given_up_unanswered_is_not_left() {
 
 /// Whoever came for the one key alone while it was claimed with others is not told that it is busy: it is free.
 #[test]
-fn a_claim_that_is_left_apart_tells_only_those_that_go_together() {
+fn a_claim_of_one_key_that_is_left_answers_only_its_group() {
     let mut engine = Engine::new(Rules::default());
     let impatient = LockOptions {
         wait: false,
@@ -623,7 +623,7 @@ fn a_claim_that_is_left_apart_tells_only_those_that_go_together() {
 
 /// Each yield goes on with the count of requests of the one before, and there may have been many.
 #[test]
-fn a_late_answer_to_a_number_that_was_yielded_is_none_to_its_leave() {
+fn a_late_answer_about_a_yielded_grant_does_not_answer_its_leave() {
     let mut engine = Engine::yielding();
     let mut claim_id = engine.lock(false);
     engine.answer(Reply::Granted(GrantNumber(7)));

@@ -19,7 +19,7 @@ crate::laws_of_latches!(nodes);
 
 /// As many may wait as for a lock, of one latch and of all.
 #[tokio::test]
-async fn too_many_who_wait_are_refused() {
+async fn waiters_over_the_limit_are_refused() {
     let locks = Locks::builder()
         .max_waiters_per_key(2)
         .max_waiters_per_node(3)
@@ -44,7 +44,7 @@ async fn too_many_who_wait_are_refused() {
 }
 
 #[tokio::test]
-async fn a_node_that_shuts_down_tells_who_waits() {
+async fn a_shutdown_closes_the_waits_of_the_node() {
     let (one, other) = two(&MemoryStore::new());
     assert!(one.latch("a").try_set_count(1).await.unwrap());
     let waiting = tokio::spawn({

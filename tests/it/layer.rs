@@ -193,7 +193,7 @@ async fn two_replicas_are_one_at_a_time() {
 }
 
 #[tokio::test]
-async fn who_has_the_answer_finds_the_lock_free() {
+async fn a_client_with_the_answer_finds_the_lock_free() {
     let store = MemoryStore::new();
     let (one, other) = (
         Locks::builder().memory_shared(&store).unwrap(),

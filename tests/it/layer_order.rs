@@ -372,7 +372,7 @@ async fn a_preflight_waits_for_no_lock_wherever_it_is_answered() {
 
 /// Who is shed behind the lock gives it back.
 #[tokio::test]
-async fn who_has_the_lock_and_finds_no_slot_gives_it_back() {
+async fn a_request_shed_behind_the_lock_gives_it_back() {
     let (_, build, _) = TABLE
         .iter()
         .find(|(name, ..)| *name == "load shed inside")

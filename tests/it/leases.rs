@@ -62,7 +62,7 @@ async fn leases_below_400_ms_are_refused() {
 }
 
 #[tokio::test]
-async fn who_may_hold_for_no_time_is_refused() {
+async fn a_max_hold_of_zero_is_refused() {
     let (locks, none) = (Locks::memory(), Duration::ZERO);
     let refused = [
         soon(locks.mutex("a").max_hold(none).lock()).await,
@@ -158,7 +158,7 @@ async fn a_leader_leads_for_no_longer_than_max_hold() {
 }
 
 #[tokio::test]
-async fn who_holds_for_long_is_told_of_once() {
+async fn a_long_hold_is_reported_once() {
     let watch = Watch::of("key=lingers");
     let locks = Locks::builder()
         .lease(ms(400))

@@ -211,7 +211,7 @@ async fn a_guard_that_is_dropped_after_its_deadline_was_lost() {
 
 /// A token may be handed to anything that cancels what it was given.
 #[tokio::test]
-async fn whoever_cancels_a_token_of_theirs_tells_nobody_else() {
+async fn cancelling_a_lost_token_affects_no_other_token() {
     let locks = Locks::memory();
     let guard = locks.mutex("a").lock().await.unwrap();
     let (one, other) = (guard.lost_token(), guard.lost_token());

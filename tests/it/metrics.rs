@@ -248,7 +248,7 @@ async fn handed_on(locks: &Locks) {
 /// What callers see is counted on their own threads, so this test sees its own alone, and to the number. How leases pass
 /// on is counted for all, and told per key.
 #[tokio::test]
-async fn callers_are_counted_once_and_by_what_they_were_told() {
+async fn callers_are_counted_once_by_their_result() {
     let everybody = Meter::global();
     let meter = Meter::default();
     let _mine = ::metrics::set_default_local_recorder(&meter);
@@ -426,7 +426,7 @@ mod ticks {
 
     /// Every pursuit of a tick is counted once, under what became of it, on the thread of the scheduler.
     #[tokio::test]
-    async fn a_tick_is_counted_once_by_what_became_of_it() {
+    async fn a_tick_is_counted_once_by_its_outcome() {
         let _everybody = Meter::global();
         let meter = Meter::default();
         let _mine = ::metrics::set_default_local_recorder(&meter);

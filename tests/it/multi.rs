@@ -329,7 +329,7 @@ async fn bad_input_is_told_before_anything_is_asked() {
 
 /// Inside of a held multi-lock.
 #[tokio::test]
-async fn whoever_would_wait_for_themselves_is_told() {
+async fn a_holder_that_waits_for_its_own_lease_is_refused() {
     let locks = Locks::memory();
     let guard = soon(locks.multi(["a", "b"]).lock()).await.unwrap();
     let inner = guard

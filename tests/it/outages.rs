@@ -68,7 +68,7 @@ fn connections_that_break_without_end_are_an_outage() {
 }
 
 #[test]
-fn whoever_comes_to_a_store_that_is_down_hears_of_it_at_once() {
+fn a_new_caller_hears_at_once_that_the_store_is_down() {
     let mut machine = Machine::new(Rules::default());
     for wait in [true, false] {
         let ticket = machine.enter(LockOptions {
@@ -82,7 +82,7 @@ fn whoever_comes_to_a_store_that_is_down_hears_of_it_at_once() {
 }
 
 #[test]
-fn whoever_comes_to_a_store_that_does_not_answer_is_asked_for_once_more() {
+fn a_new_caller_gets_an_error_after_two_unanswered_requests() {
     let mut machine = Machine::new(Rules::default());
     let asked = machine.lock(false);
     machine.fail(Unanswered::Unknown, None);
@@ -103,7 +103,7 @@ fn whoever_comes_to_a_store_that_does_not_answer_is_asked_for_once_more() {
 }
 
 #[test]
-fn a_refusal_for_good_is_heard_of_at_once_by_all() {
+fn a_permanent_refusal_reaches_all_waiters_at_once() {
     let mut machine = Machine::new(Rules::default());
     let tickets = [machine.lock(false), machine.lock(false)];
     machine.answer(Reply::Queued(Some(5_000)));
@@ -161,7 +161,7 @@ fn a_line_rides_out_a_lease_from_when_the_server_was_last_heard() {
 /// A caller that came after the latest answer, behind a holder of its own process, waits as earlier callers do: it rides
 /// out a lease from the sending of the first request that came to nothing.
 #[test]
-fn who_comes_behind_a_local_holder_rides_out_a_lease_of_the_outage() {
+fn a_caller_behind_a_local_holder_rides_out_one_lease_of_the_outage() {
     let mut machine = Machine::new(Rules::default());
     let claim_id = machine.claim_id(1000);
     let heard = machine.now;
@@ -202,7 +202,7 @@ fn who_comes_behind_a_local_holder_rides_out_a_lease_of_the_outage() {
 }
 
 #[test]
-fn a_newcomer_is_not_kept_for_the_sake_of_who_waits_already() {
+fn a_new_caller_is_not_kept_waiting_by_earlier_waiters() {
     let mut machine = Machine::yielding();
     let tickets: Vec<Ticket> = (0..3).map(|_| machine.lock(false)).collect();
     machine.answer(Reply::Granted(GrantNumber(7)));
@@ -235,7 +235,7 @@ fn a_newcomer_is_not_kept_for_the_sake_of_who_waits_already() {
 }
 
 #[test]
-fn failures_of_others_are_no_failures_of_the_line() {
+fn failures_of_other_requests_do_not_count_for_waiters() {
     let mut machine = Machine::new(Rules::default());
     let alone = machine.lock(true);
     machine.fail(Unanswered::No, None);
@@ -295,7 +295,7 @@ fn no_pause_is_longer_than_a_second_whatever_the_lease() {
 }
 
 #[test]
-fn a_connection_that_opens_is_news_for_everything_that_waits_to_be_told() {
+fn a_connection_that_opens_retries_all_failed_requests() {
     let mut leaving = Machine::new(Rules::default());
     let claim_id = leaving.claim_id(HOUR);
     leaving.tell(Input::Release(claim_id));
@@ -391,7 +391,7 @@ fn after_the_end_nothing_is_told_for_longer_than_the_lease_lasts() {
 }
 
 #[test]
-fn waiters_look_often_while_nobody_knows_whether_grants_are_pushed() {
+fn waiters_look_often_until_pushes_are_confirmed() {
     let mut machine = Machine::new(Rules::default());
     machine.enter(options(30_000));
     machine.answer(Reply::Queued(None));
@@ -467,7 +467,7 @@ fn a_claim_whose_request_is_under_way_when_the_inbox_opens_looks_again() {
 }
 
 #[test]
-fn it_is_known_whether_somebody_has_the_key_and_what_kept_us_from_knowing() {
+fn an_error_tells_whether_the_key_is_held_and_why_it_is_unknown() {
     let mut machine = Machine::new(Rules::default());
     let begin = machine.now;
     machine.lock(false);

@@ -89,7 +89,7 @@ fn known(store: &MemoryStore, name: &str, minute: u64, done: bool) {
 // Ticks that were missed.
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_missed_is_made_up_for_as_the_policy_says() {
+async fn missed_ticks_are_run_as_the_policy_says() {
     let (store, now) = (MemoryStore::new(), minute().await);
     let within = HOUR;
     let policies = [
@@ -161,7 +161,7 @@ async fn a_tick_that_was_cut_short_is_run_again_before_those_that_come_after_it(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_too_old_is_not_made_up_for() {
+async fn ticks_that_are_too_old_are_not_run() {
     let (store, now) = (MemoryStore::new(), minute().await);
     let all = Misfire::RunAll {
         within: ms(150_000),
@@ -246,7 +246,7 @@ async fn a_job_of_a_builder_goes_by_its_policies_too() {
 // Ticks that overlap.
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_the_ticks_that_come_during_a_run_the_latest_is_run_after_it() {
+async fn after_a_run_only_the_latest_tick_that_came_during_it_is_run() {
     let store = MemoryStore::new();
     let wall = || SystemTime::now();
     type Spans = Arc<Mutex<Vec<(SystemTime, SystemTime, Option<SystemTime>)>>>;
@@ -422,7 +422,7 @@ async fn a_tick_is_missed_only_if_the_store_knows_of_no_run() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_that_fails_as_often_as_it_may_has_ended() {
+async fn a_job_ends_after_its_last_failed_attempt() {
     let (watch, (id, scheduler)) = (Watch::of("job=fails "), by_hand().await);
     let locks = node(&MemoryStore::new());
     let retry = Retry::times(2).pauses(ms(1), ms(1));
@@ -467,7 +467,7 @@ async fn a_drain_during_the_pause_of_a_retry_hands_the_tick_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tick_that_was_cut_short_is_not_run_again_where_that_is_so_wanted() {
+async fn a_tick_that_was_cut_short_is_not_run_again_under_that_policy() {
     let (store, watch) = (MemoryStore::new(), Watch::of("job=at most once "));
     let (id, scheduler) = by_hand().await;
     let (one, other) = (node(&store), node(&store));

@@ -257,7 +257,7 @@ async fn throws_away_what_was_held() {
 }
 
 #[tokio::test]
-async fn resets_everybody() {
+async fn resets_every_connection() {
     let (_echo, proxy, mut client) = start().await;
     let mut other = Client::connect(proxy.addr()).await;
     other.ask("here").await;

@@ -297,7 +297,7 @@ fn a_downgrade_that_is_refused_after_the_deadline_holds_nothing() {
 
 /// Its caller has gone: the lease is given back.
 #[test]
-fn a_refused_downgrade_that_nobody_waits_for_is_left() {
+fn a_refused_downgrade_without_a_waiting_caller_is_left() {
     let (mut machine, ticket) = downgrading(options(1_000), 200);
     machine.tell(Input::Cancel(ticket));
     machine.answer(REFUSED);
@@ -307,7 +307,7 @@ fn a_refused_downgrade_that_nobody_waits_for_is_left() {
 
 /// A caller of this process that came meanwhile has a claim in the store's queue, and keeps it.
 #[test]
-fn who_came_during_a_refused_downgrade_waits_on() {
+fn a_caller_that_came_during_a_refused_downgrade_keeps_waiting() {
     let (mut machine, ticket) = downgrading(options(1_000), 200);
     let pass = machine.sent();
     let waiter = machine.enter(options(1_000));

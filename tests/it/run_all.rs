@@ -65,7 +65,7 @@ fn known(store: &MemoryStore, name: &str, (mark, done): (u64, bool), skipped: Op
 
 /// The job was one of those that skip, and its latest tick came during a slow run.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tick_that_was_skipped_is_in_the_way_of_none() {
+async fn a_skipped_tick_blocks_no_other_tick() {
     let (store, now) = (MemoryStore::new(), hour());
     type Case<'a> = (&'a str, (u64, bool), u64, &'a [(u64, u32)]);
     let cases: [Case<'_>; 3] = [
@@ -101,7 +101,7 @@ async fn a_tick_that_was_skipped_is_in_the_way_of_none() {
 
 /// A node that learns a job's schedule only when it fires comes while another runs a tick of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_stands_by_for_a_tick_before_the_job_fires_goes_on_from_there() {
+async fn a_standby_from_before_the_job_fires_continues_from_its_tick() {
     let (store, now) = (MemoryStore::new(), hour());
     known(&store, "deployed", (now - 1, false), None);
     let watch = Watch::of("job=deployed ");

@@ -42,7 +42,7 @@ async fn refused(made: Result<Job, JobError>, why: &str) {
 }
 
 #[tokio::test]
-async fn what_is_no_expression_no_zone_or_no_period_is_refused_when_it_is_made() {
+async fn an_invalid_expression_zone_or_period_is_refused_at_construction() {
     let locks = Locks::memory();
     let work = |_: Tick| async {};
     for bad in ["", "nonsense", "* * * * *", "60 * * * * *", "* * * 32 * *"] {
@@ -112,7 +112,7 @@ async fn jobs_with_a_zone_are_run_whichever_way_they_were_made() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_whose_engine_fires_it_at_other_moments_is_started_by_our_own_clock() {
+async fn a_job_that_its_engine_fires_at_other_moments_is_started_by_the_nodes_clock() {
     // As after a change of clocks: the engine goes on by the offset that it froze.
     let (locks, ticks, watch) = (Locks::memory(), Ticks::default(), Watch::of("job=frozen "));
     let scheduler = JobScheduler::new().await.unwrap();
@@ -134,7 +134,7 @@ async fn a_job_whose_engine_fires_it_at_other_moments_is_started_by_our_own_cloc
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_scheduler_that_takes_the_place_of_another_has_our_own_clock_beside_it() {
+async fn a_replacement_scheduler_has_the_nodes_clock_beside_it() {
     let (locks, ticks) = (Locks::memory(), Ticks::default());
     let mut before = JobScheduler::new().await.unwrap();
     locks.attach(&before).await;

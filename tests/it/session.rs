@@ -210,7 +210,7 @@ fn claims(batch: &Batch) -> Vec<u64> {
 }
 
 #[test]
-fn what_waits_goes_by_class_and_sixteen_batches_are_under_way() {
+fn queued_requests_go_by_class_and_sixteen_batches_are_in_flight() {
     let (mut bench, _) = Bench::proven();
     for claim in 1..=20 {
         bench.ask("hot", claim, 10_000, Class::Claim);
@@ -232,7 +232,7 @@ fn what_waits_goes_by_class_and_sixteen_batches_are_under_way() {
 }
 
 #[test]
-fn each_batch_tells_the_highest_grant_that_was_answered_whatever_else_was_said_of_it() {
+fn each_batch_tells_the_highest_grant_that_was_answered() {
     let (mut bench, _) = Bench::proven();
     let granted = [
         Reply::Granted(GrantNumber(11)),
@@ -253,7 +253,7 @@ fn each_batch_tells_the_highest_grant_that_was_answered_whatever_else_was_said_o
 }
 
 #[test]
-fn the_next_claim_of_a_key_follows_our_own_leave_on_the_same_connection() {
+fn the_next_claim_of_a_key_follows_the_nodes_leave_on_the_same_connection() {
     let (mut bench, connection) = Bench::proven();
     // Left together: in which order is the session's affair.
     bench.ask("hot", 2, 10_000, Class::Claim);
@@ -285,7 +285,7 @@ fn the_next_claim_of_a_key_follows_our_own_leave_on_the_same_connection() {
 }
 
 #[test]
-fn what_is_about_jobs_gathers_for_a_while_after_each_batch_about_jobs() {
+fn job_requests_gather_for_a_while_after_each_job_batch() {
     const GATHERS: Duration = ms(20);
     let (mut bench, _) = Bench::proven();
     bench.pass(ms(500));
@@ -363,7 +363,7 @@ fn a_requests_time_is_its_own_and_a_short_lease_does_not_decide_over_the_connect
 }
 
 #[test]
-fn who_was_under_way_for_others_is_excused_if_the_connection_ever_answered() {
+fn a_bystander_request_is_excused_if_the_connection_ever_answered() {
     let (mut bench, attempt) = Bench::proven();
     bench.ask("a", 2, 2_000, Class::OwnerRenewal);
     bench.step();
@@ -461,7 +461,7 @@ fn pauses_grow_to_a_second_at_most() {
 }
 
 #[test]
-fn what_comes_of_an_old_attempt_is_closed_and_says_nothing_of_its_successor() {
+fn an_old_attempt_is_closed_and_does_not_affect_its_successor() {
     let mut bench = Bench::new();
     bench.ask("a", 1, 10_000, Class::Claim);
     bench.step();
@@ -578,7 +578,7 @@ fn a_missed_push_puts_the_inbox_under_suspicion() {
 
 /// An outage begins when the first request is sent that comes to nothing, and not when the server was last heard.
 #[test]
-fn an_outage_counts_from_the_first_request_that_came_to_nothing() {
+fn an_outage_counts_from_the_first_unanswered_request() {
     let (mut bench, _) = Bench::proven();
     let heard = bench.now;
     bench.pass(ms(1_000));
@@ -654,7 +654,7 @@ fn a_server_is_silent_while_nothing_is_answered_and_just_after() {
 }
 
 #[test]
-fn what_opens_and_breaks_at_once_is_opened_a_few_times_a_second() {
+fn a_connection_that_breaks_at_once_is_opened_a_few_times_a_second() {
     let mut bench = Bench::new();
     bench.tell(SessionInput::InboxWanted);
     bench.ask("a", 1, 10_000, Class::Claim);

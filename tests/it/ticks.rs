@@ -6,7 +6,7 @@
 //! |---|---|
 //! | looks every 500 ms at a phase of its own, so replicas fire apart | `each_tick_is_run_once_by_three_nodes_out_of_phase`, and `live/jobs.rs` |
 //! | tells no nominal time | `a_tick_tells_its_nominal_time` |
-//! | lets runs overlap | `a_slow_job_overlaps_nobody_and_what_it_skips_is_said` |
+//! | lets runs overlap | `a_slow_job_overlaps_no_run_and_its_skipped_ticks_are_reported` |
 //! | is starved by jobs that block | `a_job_that_never_yields_keeps_its_lease` |
 //! | fires once for all that it slept through | `an_engine_that_was_held_up_runs_the_newest_tick_once`, and stopped processes in `live/jobs.rs` |
 //! | fires again when its storage cannot be written | `an_engine_that_cannot_write_fires_again_and_again_in_vain` |
@@ -14,8 +14,8 @@
 //! | is ended by a panic in the closure | `a_panic_ends_its_tick_and_nothing_else` |
 //! | loses what does not fit into its channel | `ticks_that_the_engine_of_one_replica_loses_are_run_by_another` |
 //! | fires after its shutdown | `a_drained_node_claims_nothing_however_often_it_fires` |
-//! | reads two days in two ways, if a builder made the job | `a_builder_whose_first_tick_is_none_runs_the_one_before_it_once` |
-//! | freezes offsets; loses repeated jobs | `what_has_no_ticks_that_all_agree_on_is_refused_with_an_event` |
+//! | reads two days in two ways, if a builder made the job | `a_builder_without_a_first_tick_runs_the_previous_tick_once` |
+//! | freezes offsets; loses repeated jobs | `a_job_with_ambiguous_ticks_is_refused_with_an_event` |
 //! | fires a day's tick an hour apart on nodes of before and after a change of clocks | `event_table`: `nodes_were_started_on_both_sides_of_a_change_of_clocks` |
 //! | sleeps until a time that its clock no longer shows | `event_table`: `the_engine_does_not_fire` |
 //! | has jobs of others in a storage that is shared | `a_storage_that_several_schedulers_share_is_refused_and_told_of` |
@@ -248,7 +248,7 @@ async fn a_tick_is_run_while_the_node_is_full_of_waiters() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_builder_whose_first_tick_is_none_runs_the_one_before_it_once() {
+async fn a_builder_without_a_first_tick_runs_the_previous_tick_once() {
     let (store, log) = (MemoryStore::new(), Log::default());
     // The seconds of a day of the month that is a day of the week as well, and neither today nor tomorrow. To the
     // builder either is enough, so each second of today is one.
@@ -419,7 +419,7 @@ async fn two_services_with_one_name_of_a_job_are_told_of_each_other() {
 }
 
 #[tokio::test]
-async fn what_has_no_ticks_that_all_agree_on_is_refused_when_it_is_added() {
+async fn a_job_with_ambiguous_ticks_is_refused_when_it_is_added() {
     let locks = Locks::memory();
     let scheduler = JobScheduler::new().await.unwrap();
     let leased = |name: &'static str| locks.job(name, |_| async {}).unwrap();
@@ -513,7 +513,7 @@ async fn a_name_may_have_every_byte() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_has_no_ticks_that_all_agree_on_is_refused_with_an_event() {
+async fn a_job_with_ambiguous_ticks_is_refused_with_an_event() {
     let locks = Locks::memory();
     let offset = chrono::FixedOffset::east_opt(3600).unwrap();
     let scheduler = JobScheduler::new().await.unwrap();

@@ -36,7 +36,7 @@ async fn a_job_that_is_removed_leaves_its_name() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_that_is_no_more_is_forgotten_and_one_that_runs_is_not() {
+async fn a_removed_job_is_forgotten_and_a_running_job_is_not() {
     let (store, log) = (MemoryStore::new(), Log::default());
     let (id, scheduler) = by_hand(EACH_YEAR).await;
     let nodes = [node(&store), node(&store)];

@@ -137,7 +137,7 @@ async fn an_error_is_told_and_ends_the_tick() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_job_overlaps_nobody_and_what_it_skips_is_said() {
+async fn a_slow_job_overlaps_no_run_and_its_skipped_ticks_are_reported() {
     let (store, log) = (MemoryStore::new(), Log::default());
     let (watch, fires) = (Watch::of("slow job"), Arc::new(AtomicUsize::new(0)));
     let (nodes, mut schedulers) = ([node(&store), node(&store)], Vec::new());

@@ -133,7 +133,7 @@ async fn a_guard_of_a_tick_becomes_no_reader() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tick_whose_winner_and_standbys_are_gone_is_finished_by_whoever_comes_later() {
+async fn a_tick_whose_winner_and_standbys_are_gone_is_finished_by_a_later_node() {
     let (store, log) = (MemoryStore::new(), Log::default());
     let first = begun(&store, "left by all", ms(60_000), &log).await;
     let mut later = Vec::new();
@@ -159,7 +159,7 @@ async fn a_tick_whose_winner_and_standbys_are_gone_is_finished_by_whoever_comes_
 
 /// A job that kills its process must not kill one after the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tick_that_was_begun_as_often_as_it_may_is_given_up() {
+async fn a_tick_is_given_up_after_its_last_attempt() {
     let (store, log, watch) = (MemoryStore::new(), Log::default(), Watch::of("job=kills "));
     begun(&store, "kills", ms(60_000), &log).await;
     let of_job = log.clone();
@@ -188,7 +188,7 @@ async fn a_tick_that_was_begun_as_often_as_it_may_is_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_comes_later_stands_by_for_a_tick_that_is_being_run() {
+async fn a_later_node_stands_by_for_a_tick_in_progress() {
     let (store, log) = (MemoryStore::new(), Log::default());
     let (id, scheduler) = by_hand(&once(ms(60_000))).await;
     let (winner, of_job) = (node(&store), log.clone());
@@ -234,7 +234,7 @@ fn open_ticks_are_looked_for_on_whichever_runtime_is_left() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_open_tick_is_left_alone_by_a_job_that_is_no_more_and_when_it_is_too_old() {
+async fn an_open_tick_is_left_alone_if_it_is_too_old_or_its_job_was_removed() {
     let (store, log) = (MemoryStore::new(), Log::default());
     begun(&store, "no more", ms(60_000), &log).await;
     let (locks, of_job) = (node(&store), log.clone());

@@ -42,7 +42,7 @@ async fn one_of_another_prefix_is_refused() {
 
 /// Whoever gives a lease up and gets no answer waits for it as long as the lease lasts, however long it is to be kept.
 #[test]
-fn who_gives_a_lease_up_waits_no_longer_than_it_lasts() {
+fn giving_up_a_lease_waits_no_longer_than_the_lease_lasts() {
     let mut machine = Machine::new(Rules::default());
     let (claim_id, to) = (machine.claim_id(1_000), machine.shard.issue());
     let began = machine.now;

@@ -34,7 +34,7 @@ async fn a_free_key_is_locked_while_a_node_is_full_of_waiters() {
 
 /// Whoever would not wait is told whether it is free.
 #[tokio::test]
-async fn who_would_not_wait_is_answered_while_a_node_is_full_of_waiters() {
+async fn a_try_is_answered_while_a_node_is_full_of_waiters() {
     let (locks, _guard, _waiting) = crowded().await;
     let free = soon(locks.mutex("free").try_lock()).await;
     assert!(matches!(free, Ok(Some(_))), "{free:?}");
@@ -46,7 +46,7 @@ async fn who_would_not_wait_is_answered_while_a_node_is_full_of_waiters() {
 
 /// Whoever would wait is refused, and reads of no line that is not there.
 #[tokio::test]
-async fn who_would_wait_on_a_full_node_is_told_the_truth() {
+async fn the_error_of_a_full_node_names_no_queue_of_the_key() {
     let store = MemoryStore::new();
     let make = || Locks::builder().max_waiters_per_node(LIMIT);
     let (locks, other) = (

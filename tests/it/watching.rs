@@ -60,7 +60,7 @@ fn a_call_that_came_while_its_sender_was_at_work_is_sent_once() {
 }
 
 #[test]
-fn all_who_wait_share_one_question() {
+fn all_waiters_share_one_look() {
     let mut machine = machine();
     let first = watches(&mut machine);
     let (look, sent) = (machine.sent(), machine.now);
@@ -95,7 +95,7 @@ fn all_who_wait_share_one_question() {
 
 /// What was answered to a question of before says nothing to who comes after it.
 #[test]
-fn who_comes_while_it_is_asked_is_not_told_of_before() {
+fn a_waiter_that_comes_during_a_look_does_not_get_its_answer() {
     let mut machine = machine();
     let first = watches(&mut machine);
     let (look, sent) = (machine.sent(), machine.now);
@@ -201,7 +201,7 @@ fn what_failed_is_asked_again_when_the_store_is_back() {
 }
 
 #[test]
-fn who_rests_before_it_watches_asks_then() {
+fn a_watcher_that_rests_first_looks_after_its_rest() {
     let mut machine = Machine::of(Name::election(Key::from("a")), Rules::default());
     let ticket = observes(&mut machine, 1000, true);
     assert_eq!(machine.sends(), 0);
@@ -214,7 +214,7 @@ fn who_rests_before_it_watches_asks_then() {
 }
 
 #[test]
-fn who_has_a_shorter_lease_looks_sooner_than_those_whom_it_joins() {
+fn a_watcher_with_a_shorter_lease_looks_sooner_than_earlier_watchers() {
     let mut machine = Machine::of(Name::election(Key::from("a")), Rules::default());
     observes(&mut machine, 3000, false);
     machine.answer(WATCHING);
@@ -227,7 +227,7 @@ fn who_has_a_shorter_lease_looks_sooner_than_those_whom_it_joins() {
 }
 
 #[test]
-fn who_learns_what_the_others_know_looks_by_its_own_lease() {
+fn a_watcher_that_caught_up_looks_by_its_own_lease() {
     let mut machine = self::machine();
     for lease_ms in [3000, 400] {
         machine.call(asks(lease_ms, Call::Zero { of: None }));

@@ -141,7 +141,7 @@ fn a_lease_whose_writes_are_answered_is_handed_on() {
 }
 
 #[test]
-fn readers_are_not_let_in_by_a_lease_with_a_write_of_who_has_gone() {
+fn a_lease_with_an_unanswered_write_of_a_departed_reader_admits_no_reader() {
     let (mut machine, first, _) = held_and_waited(Mode::Read);
     let reads = LockOptions {
         mode: Mode::Read,
@@ -161,7 +161,7 @@ fn readers_are_not_let_in_by_a_lease_with_a_write_of_who_has_gone() {
 }
 
 #[test]
-fn whose_lease_is_over_writes_nothing() {
+fn a_holder_whose_lease_ended_writes_nothing() {
     let (mut machine, claim_id, next) = held_and_waited(Mode::Exclusive);
     assert!(begin_write(&mut machine, next).is_none(), "it waits");
     machine.later(ms(999));

@@ -77,7 +77,7 @@ pub async fn one_leads_at_a_time(one: &Locks, other: &Locks) {
     assert_eq!(leader(&here).await, None);
 }
 
-pub async fn who_observes_is_told(one: &Locks, other: &Locks) {
+pub async fn observers_are_told_of_leaders(one: &Locks, other: &Locks) {
     let (here, there) = (one.election("seen"), other.election("seen"));
     let mut observers = [here.observe(), there.observe()];
     for observer in &mut observers {
@@ -179,7 +179,7 @@ pub async fn a_value_is_told_with_its_leader(one: &Locks, other: &Locks) {
 }
 
 /// A look that is given up and begun again misses nothing.
-pub async fn who_looks_now_and_then_misses_nothing(one: &Locks, other: &Locks) {
+pub async fn an_observer_that_looks_seldom_misses_nothing(one: &Locks, other: &Locks) {
     let (here, there) = (one.election("blinks"), other.election("blinks"));
     let mut observer = there.observe();
     assert_eq!(told(&mut observer, |_| true).await, None);
@@ -245,7 +245,7 @@ pub async fn a_leader_works_and_resigns(one: &Locks, other: &Locks) {
 }
 
 /// As a process does that is told to end: the future is dropped, and whoever stands by leads.
-pub async fn who_leads_no_more_lets_the_next_lead(one: &Locks, other: &Locks) {
+pub async fn a_dropped_leader_lets_the_next_lead(one: &Locks, other: &Locks) {
     let (here, there) = (one.election("ends"), other.election("ends"));
     let (led, was_led) = tokio::sync::oneshot::channel();
     let mut led = Some(led);
@@ -323,12 +323,12 @@ macro_rules! laws_of_elections {
     ($nodes:path, $is_empty:path) => {
         $crate::laws_of_elections!($nodes, $is_empty:
             one_leads_at_a_time,
-            who_observes_is_told,
+            observers_are_told_of_leaders,
             a_value_is_told_with_its_leader,
-            who_looks_now_and_then_misses_nothing,
+            an_observer_that_looks_seldom_misses_nothing,
             what_a_leader_proclaimed_is_over_with_it,
             a_leader_works_and_resigns,
-            who_leads_no_more_lets_the_next_lead,
+            a_dropped_leader_lets_the_next_lead,
             locks_of_the_same_key_are_other_things,
             bad_input_is_refused,
         );

@@ -33,7 +33,7 @@ async fn set(latch: &Latch, count: u32) -> bool {
     soon(latch.try_set_count(count)).await.unwrap()
 }
 
-pub async fn who_waits_goes_on_at_zero(one: &Locks, other: &Locks) {
+pub async fn waiters_continue_at_zero(one: &Locks, other: &Locks) {
     let (here, there) = (one.latch("parts"), other.latch("parts"));
     assert!(set(&here, 3).await);
     let waiting: Vec<_> = [&here, &here, &there].map(waits).into();
@@ -179,7 +179,7 @@ pub async fn it_ends_with_its_life(one: &Locks, other: &Locks) {
     assert_eq!(soon(other.latch("counted").count_down()).await.unwrap(), 0);
 }
 
-pub async fn who_gives_up_waits_no_more(one: &Locks, other: &Locks) {
+pub async fn a_caller_that_gives_up_leaves_the_queue(one: &Locks, other: &Locks) {
     let latch = other.latch("patience");
     assert!(set(&one.latch("patience"), 1).await);
     let (gone, stays) = (waits(&latch), waits(&latch));
@@ -238,14 +238,14 @@ pub async fn bad_numbers_are_refused(one: &Locks, _: &Locks) {
 macro_rules! laws_of_latches {
     ($nodes:path) => {
         $crate::laws_of_latches!($nodes:
-            who_waits_goes_on_at_zero,
+            waiters_continue_at_zero,
             a_latch_is_set_once,
             a_restarted_worker_does_not_set_it_again,
             each_count_down_counts_once,
             a_worker_that_starts_twice_counts_once,
             one_that_is_not_set_is_an_error,
             it_ends_with_its_life,
-            who_gives_up_waits_no_more,
+            a_caller_that_gives_up_leaves_the_queue,
             bad_numbers_are_refused,
         );
     };

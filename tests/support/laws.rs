@@ -82,7 +82,7 @@ pub async fn a_writers_fence_exceeds_all_before_it(one: &Locks, other: &Locks) {
     }
 }
 
-pub async fn who_comes_after_a_writer_reads_after_it(one: &Locks, other: &Locks) {
+pub async fn a_reader_that_comes_after_a_writer_reads_after_it(one: &Locks, other: &Locks) {
     let reader = soon(one.rw_lock("order").read()).await.unwrap();
     let turns = Arc::new(AtomicU64::new(0));
     let (writes, turn) = (other.rw_lock("order"), turns.clone());
@@ -322,7 +322,7 @@ pub async fn a_reader_is_next_among_writers_for_ever(one: &Locks, other: &Locks,
     }
 }
 
-pub async fn a_writer_becomes_a_reader_and_nobody_writes_between(one: &Locks, other: &Locks) {
+pub async fn a_writer_becomes_a_reader_without_a_write_between(one: &Locks, other: &Locks) {
     let written = Arc::new(AtomicU64::new(0));
     for round in 1..=5 {
         let writer = soon(one.rw_lock("report").write()).await.unwrap();
@@ -709,10 +709,10 @@ macro_rules! laws_of_read_write_locks {
         $crate::laws_of_read_write_locks!($nodes, $empty:
             readers_share_and_exclude_writers,
             a_writers_fence_exceeds_all_before_it,
-            who_comes_after_a_writer_reads_after_it,
+            a_reader_that_comes_after_a_writer_reads_after_it,
             a_writer_is_the_next_among_readers_for_ever,
             a_reader_is_next_among_writers_of_its_process,
-            a_writer_becomes_a_reader_and_nobody_writes_between,
+            a_writer_becomes_a_reader_without_a_write_between,
             a_reader_does_not_become_a_writer,
             readers_see_no_half_transfer,
             readers_and_several_locks_exclude_each_other,

@@ -180,7 +180,7 @@ pub async fn a_request_for_all_gets_in_among_singles(one: &Locks, other: &Locks)
     }
 }
 
-pub async fn who_wants_few_waits_behind_who_wants_many(one: &Locks, other: &Locks) {
+pub async fn a_small_request_waits_behind_a_large_one(one: &Locks, other: &Locks) {
     // Of the process whose line has the one for many at its head: within a process a permit is handed on.
     let claim_id = soon(other.semaphore("order", 3).acquire()).await.unwrap();
     let many = tokio::spawn(other.semaphore("order", 3).acquire_many(3));
@@ -312,7 +312,7 @@ macro_rules! laws_of_semaphores {
             never_more_than_there_are,
             a_semaphore_of_one_is_a_mutex,
             a_request_for_all_gets_in_among_singles,
-            who_wants_few_waits_behind_who_wants_many,
+            a_small_request_waits_behind_a_large_one,
             a_cancelled_waiter_leaves_nothing,
             an_ended_permit_is_free_and_its_holder_told_before,
             each_handle_is_judged_by_its_own_number,

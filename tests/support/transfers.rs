@@ -94,7 +94,7 @@ pub async fn what_was_adopted_is_gone(one: &Locks, other: &Locks) {
     }
 }
 
-pub async fn whoever_is_told_of_it_gives_it_back(one: &Locks, other: &Locks) {
+pub async fn the_receiver_of_a_transfer_can_give_it_back(one: &Locks, other: &Locks) {
     for mode in 0..4 {
         let transfer = soon(of_each_mode(one, mode).await.into_transfer(MINUTE))
             .await
@@ -111,7 +111,7 @@ pub async fn whoever_is_told_of_it_gives_it_back(one: &Locks, other: &Locks) {
 }
 
 /// Whoever waits gets it after all of them, and not in between.
-pub async fn who_waits_gets_it_at_the_end(one: &Locks, other: &Locks) {
+pub async fn a_waiter_is_granted_after_the_last_transfer(one: &Locks, other: &Locks) {
     let guard = soon(one.mutex("order").lock()).await.unwrap();
     let lock = |locks: &Locks| {
         let lock = locks.mutex("order").lock();
@@ -279,8 +279,8 @@ macro_rules! laws_of_transfers {
         $crate::laws_of_transfers!($nodes, $empty:
             a_lease_goes_from_hand_to_hand,
             what_was_adopted_is_gone,
-            whoever_is_told_of_it_gives_it_back,
-            who_waits_gets_it_at_the_end,
+            the_receiver_of_a_transfer_can_give_it_back,
+            a_waiter_is_granted_after_the_last_transfer,
             an_adopted_lease_is_not_handed_on,
             an_ended_one_is_free_again,
             an_extended_one_lasts,
