@@ -1,8 +1,8 @@
 //! Jobs on the real tokio-cron-scheduler, on a store in memory.
 //!
-//! What that crate does to a job in UTC (0.15.1), and where it is seen what a leased one makes of it:
+//! What that crate does to a job in UTC (0.15.1), and the test that shows what a leased job does about it:
 //!
-//! | it | |
+//! | the crate | the test |
 //! |---|---|
 //! | looks every 500 ms at a phase of its own, so replicas fire apart | `each_tick_is_run_once_by_three_nodes_out_of_phase`, and `live/jobs.rs` |
 //! | tells no nominal time | `a_tick_tells_its_nominal_time` |
@@ -39,22 +39,22 @@ use uuid::Uuid;
 
 pub(crate) const EACH_SECOND: &str = "* * * * * *";
 
-/// Its latest tick is the same for as long as the tests run.
+/// The latest tick of this expression stays the same during the tests.
 pub(crate) const EACH_YEAR: &str = "0 0 0 1 1 *";
 
 pub(crate) fn node(store: &MemoryStore) -> Locks {
     Locks::builder().memory_shared(store).unwrap()
 }
 
-/// Until so many stand by for a tick of the job.
+/// Waits until `count` replicas stand by for a tick of the job.
 pub(crate) async fn until_standing_by(store: &MemoryStore, job: &str, count: usize) {
     let name = Name::job(job.into());
     let standing = || store.with_ledger(|ledger, _| ledger.waiters(&name).len());
     until("it stands by", || standing() == count).await;
 }
 
-/// Drains until nothing runs. On a machine that stands still what was cancelled may outlast the grace; sooner nobody may
-/// give it up.
+/// Drains until nothing runs. On a machine that stalls, a cancelled run may outlast the grace period. A drain must
+/// not give up sooner.
 pub(crate) async fn drained(locks: &Locks, timeout: Duration) {
     soon(async {
         let mut began = Instant::now();
@@ -102,7 +102,7 @@ impl Log {
         self.all(what).len()
     }
 
-    /// Notes the start, and however it ends: "end" or "dropped".
+    /// Notes the start, and then "end" or "dropped".
     pub(crate) async fn during(self, who: usize, tick: Tick, work: impl Future<Output = ()>) {
         let mut noted = Noted(self, who, tick, "dropped");
         noted.0.note("start", who, &noted.2);
@@ -126,7 +126,7 @@ impl Drop for Noted {
 
 pub(crate) type Pursuit = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Counts how often the engine calls it.
+/// Counts the calls by the engine.
 pub(crate) fn counted(
     fires: Arc<AtomicUsize>,
     mut closure: impl FnMut(Uuid, JobScheduler) -> Pursuit + Send + Sync + 'static,
@@ -164,7 +164,7 @@ pub(crate) async fn stop(schedulers: impl IntoIterator<Item = JobScheduler>) {
     }
 }
 
-// Who runs a tick.
+// Which replica runs a tick.
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_tick_is_run_once_by_three_nodes_out_of_phase() {
@@ -176,12 +176,12 @@ async fn each_tick_is_run_once_by_three_nodes_out_of_phase() {
         let work = move |tick| log.clone().during(who, tick, sleep(ms(50)));
         let fire = node(&store).job("out of phase", work).unwrap();
         schedulers.push(ticking(counted(fires.clone(), fire)).await);
-        // The phase of an engine, which looks every 500 ms from when it was started.
+        // The engine looks every 500 ms from its start, so this sets its phase.
         sleep(ms(170)).await;
     }
     until("four ticks are run", || log.count("end") >= 4).await;
     stop(schedulers).await;
-    // An engine that is late fires for what was started without it.
+    // A late engine also fires for ticks that were started without it.
     until("all that fired is told", || {
         watch.count("tick") >= fires.load(Ordering::SeqCst)
     })
@@ -192,7 +192,7 @@ async fn each_tick_is_run_once_by_three_nodes_out_of_phase() {
         ticks.is_sorted_by(|one, next| one < next),
         "each once, in order: {starts:?}"
     );
-    // But for those that no engine fired, because the machine stood still.
+    // Except ticks that no engine fired, because the machine stalled.
     for told in told.iter().filter(|told| told.event == "tick") {
         let is_run = ticks
             .iter()
@@ -228,7 +228,8 @@ async fn a_tick_that_fires_again_is_over() {
     assert_eq!(elsewhere.count(), 14);
 }
 
-/// The limit of callers that wait is none of a job's: it waits in nobody's way, and its tick must be run.
+/// The limit of waiting callers does not apply to jobs: a standby uses no place of a caller, and its tick must be
+/// run.
 #[tokio::test]
 async fn a_tick_is_run_while_the_node_is_full_of_waiters() {
     let (locks, log) = (
@@ -250,8 +251,8 @@ async fn a_tick_is_run_while_the_node_is_full_of_waiters() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_builder_without_a_first_tick_runs_the_previous_tick_once() {
     let (store, log) = (MemoryStore::new(), Log::default());
-    // The seconds of a day of the month that is a day of the week as well, and neither today nor tomorrow. To the
-    // builder either is enough, so each second of today is one.
+    // The seconds of a day that is both a day of the month and a day of the week, and neither today nor tomorrow. The
+    // builder accepts either day, so each second of today is a tick.
     let (now, next) = (chrono::Utc::now(), chrono::Utc::now() + ms(86_400_000));
     let date = ["10", "20"].into_iter().find(|date| {
         let is = |at: &chrono::DateTime<chrono::Utc>| at.format("%d").to_string() == **date;
@@ -295,7 +296,7 @@ pub(crate) fn once(ago: Duration) -> String {
     at.format("%S %M %H %d %m *").to_string()
 }
 
-/// Begins a tick on a node of its own, which drains before it has ended, with nobody to stand by.
+/// Starts a tick on its own node, which drains before the run has ended. No replica stands by.
 pub(crate) async fn begun(store: &MemoryStore, name: &'static str, ago: Duration, log: &Log) -> Line {
     let (id, scheduler) = by_hand(&once(ago)).await;
     let (locks, of_job) = (node(store), log.clone());
@@ -316,7 +317,7 @@ impl fmt::Display for Rude {
     }
 }
 
-// What is told.
+// Events.
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_ticks_skipped_in_a_row_are_an_alarm() {
@@ -338,7 +339,7 @@ async fn three_ticks_skipped_in_a_row_are_an_alarm() {
 async fn a_mark_ahead_of_the_stores_clock_is_told_and_can_be_reset() {
     let (store, log) = (MemoryStore::new(), Log::default());
     let (name, far) = (Name::job("ahead".into()), TickTime(1 << 50));
-    // As a machine leaves it behind whose clock was decades ahead.
+    // A machine whose clock was decades ahead leaves such a record.
     let job = StoredJob {
         mark: Some(far),
         done: true,
@@ -379,7 +380,7 @@ async fn a_tick_that_is_overtaken_by_the_next_is_told() {
     assert_eq!(log.count("end"), 1);
 }
 
-/// Fires a job of that name at a node of its own.
+/// Fires a job of that name on its own node.
 async fn of_service(
     store: &MemoryStore,
     service: &str,

@@ -1,5 +1,5 @@
-//! What whatever excludes everybody else must show, seen by two nodes: a mutex, the write side of a read-write lock, and
-//! several locks at once of one key.
+//! The laws of exclusive locks that every store must show, seen by two nodes: a mutex, the write side of a read-write
+//! lock, and a multi-lock of one key.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,7 +27,7 @@ async fn until_waiting(locks: &Locks, callers: usize) {
     .await;
 }
 
-/// By what it is locked.
+/// The kind of lock that a test uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
     Mutex,
@@ -132,7 +132,7 @@ impl By {
     }
 }
 
-/// Beside those that are locked in other ways, too.
+/// The lock also excludes callers that lock the key in other ways.
 pub async fn one_holds_at_a_time(by: By, one: &Locks, other: &Locks) {
     let (inside, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let tasks: Vec<_> = (0..8)
@@ -269,7 +269,7 @@ pub async fn a_caller_that_waits_for_itself_is_refused(by: By, one: &Locks, _: &
     again.release().await.unwrap();
 }
 
-/// Runs each on two nodes that `$nodes` makes, for each way to lock, and checks by `$empty` that nothing is left.
+/// Runs each law on two nodes made by `$nodes`, for each kind of lock, and checks with `$empty` that nothing is left.
 #[macro_export]
 macro_rules! laws_of_mutexes {
     ($nodes:path, $empty:path) => {

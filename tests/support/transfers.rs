@@ -256,8 +256,7 @@ pub async fn what_others_share_is_not_given_up(one: &Locks, other: &Locks) {
     soon(adopted.release()).await.unwrap();
 }
 
-/// An election cannot be transferred, as its observers know the leader. It moves on when the next candidate is
-/// elected.
+/// An election cannot be transferred: leadership moves by campaigning.
 pub async fn an_election_is_not_given_up(one: &Locks, other: &Locks) {
     let guard = soon(one.election("order").campaign()).await.unwrap();
     let guard = match soon(guard.into_transfer(MINUTE)).await {
