@@ -85,7 +85,7 @@ fn a_call_whose_repeat_was_not_sent_is_told_as_unknown() {
     for call in calls() {
         let (mut machine, ticket) = called(call.clone());
         machine.fail(Unanswered::Unknown, None);
-        let unreachable = StoreError::new(StoreErrorKind::Unreachable, "nobody there");
+        let unreachable = StoreError::new(StoreErrorKind::Unreachable, "no server there");
         machine.fail_with(&machine.sent(), Unanswered::Down, None, unreachable);
         assert_eq!(kind_told(&machine, ticket), StoreErrorKind::TimedOut, "{call:?}");
     }

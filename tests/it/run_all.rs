@@ -131,7 +131,7 @@ async fn a_standby_from_before_the_job_fires_continues_from_its_tick() {
     let scheduler = JobScheduler::new().await.unwrap();
     let hourly = Job::new_async("0 0 * * * *", |_, _| Box::pin(async {})).unwrap();
     let id = scheduler.add(hourly).await.unwrap();
-    // What it fires is left to whoever stands by.
+    // The tick that it fires is left to the standby.
     soon(fire(id, scheduler)).await;
     assert_eq!(others.lock().unwrap().len(), 0);
     ends.send(true).unwrap();

@@ -376,7 +376,7 @@ fn a_bystander_request_is_excused_if_the_connection_ever_answered() {
         [(2, Unanswered::Unknown), (3, Unanswered::Bystander)]
     );
     assert!(bench.wants(|effect| matches!(effect, SessionEffect::Close(of) if *of == attempt)));
-    // One that never answered excuses nobody.
+    // A connection that never answered excuses no request.
     bench.effects.clear();
     bench.ask("b", 4, 8_000, Class::OwnerRenewal);
     bench.pass(ms(100));
