@@ -1,4 +1,4 @@
-//! What is told through `tracing`.
+//! The events emitted through `tracing`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,7 +16,7 @@ const EVENTS_FILE: &str = include_str!("../../src/observe/events.rs");
 /// A row of the table of events.
 struct Row {
     docs: String,
-    /// The usual level first.
+    /// The levels, the usual one first.
     levels: Vec<&'static str>,
 }
 
@@ -122,7 +122,7 @@ fn events_are_emitted_in_one_place() {
     assert_eq!(names, ["event.rs"], "{emitting:?}");
 }
 
-/// A process that stood still says so first, and its losses name no other cause.
+/// A process that was stopped reports that first, and its losses name no other cause.
 #[tokio::test]
 async fn a_pause_of_the_process_is_told_once_before_what_it_cost() {
     let clock = Clock::new();
@@ -133,7 +133,7 @@ async fn a_pause_of_the_process_is_told_once_before_what_it_cost() {
         locks.mutex("paused 1").lock().await.unwrap(),
         locks.mutex("paused 2").lock().await.unwrap(),
     ];
-    // Its driver sleeps.
+    // The node's driver sleeps.
     tokio::time::sleep(ms(100)).await;
     clock.jump(ms(20_000));
     let _ = guards.map(|guard| assert!(!guard.is_held()));
@@ -141,7 +141,7 @@ async fn a_pause_of_the_process_is_told_once_before_what_it_cost() {
     while watch.count("lost") < 2 {
         tokio::time::sleep(ms(5)).await;
     }
-    // Long enough for the driver to wake, which would tell it again.
+    // Long enough for the driver to wake, which must not repeat the event.
     tokio::time::sleep(ms(1_000)).await;
     let told = watch.told();
     let loud: Vec<_> = told.iter().filter(|told| told.level <= Level::WARN).collect();
@@ -160,7 +160,7 @@ async fn a_pause_of_the_process_is_told_once_before_what_it_cost() {
     );
 }
 
-/// The life of a key, as it is told.
+/// The events of one key, from the grant to the release.
 #[tokio::test]
 async fn the_life_of_a_key_is_told() {
     let store = MemoryStore::new();
@@ -178,7 +178,7 @@ async fn the_life_of_a_key_is_told() {
     assert!(one.mutex("told").try_lock().await.unwrap().is_none());
     watch.until("denied").await;
     let renewed = watch.until("renewed").await;
-    // When a third of the lease was over, and so of the old one: the new one has all of its time left.
+    // A third of the old lease has passed. The renewed lease has all of its time left.
     let (_, slack) = renewed.text.split_once("slack_ms=").unwrap();
     let slack: u64 = slack.split(' ').next().unwrap().parse().unwrap();
     assert!(slack <= 4_000, "{slack}");

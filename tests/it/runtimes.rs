@@ -1,4 +1,5 @@
-//! Beside other tasks on one thread: what is ready at once lets them run; and without tokio.
+//! Locks beside other tasks on one thread: calls that are ready at once let other tasks run. Also locks without
+//! tokio.
 
 use std::future::Future;
 use std::pin::pin;
@@ -10,10 +11,10 @@ use std::time::Duration;
 use tenure::{Error, Locks};
 use tokio::task::coop;
 
-/// More than a task may do before tokio takes its turn: 128 steps.
+/// More steps than a task may take before tokio stops it: the limit is 128.
 const CYCLES: usize = 1_000;
 
-/// Runs a cycle again and again, which is ready each time, and asserts that another task gets its turn meanwhile.
+/// Repeats a cycle that is ready each time, and asserts that another task runs meanwhile.
 async fn shares_its_thread(what: &str, cycle: impl AsyncFn()) {
     let ran = Arc::new(AtomicBool::new(false));
     let other = {
@@ -73,7 +74,7 @@ async fn a_loop_of_what_is_ready_at_once_lets_other_tasks_run() {
     assert!(held.is_held());
 }
 
-/// A caller without budget is in the line as soon as it is polled, once, and is served when its task runs again.
+/// A caller without budget is queued once, at its first poll, and is served when its task runs again.
 #[tokio::test]
 async fn a_caller_without_budget_enters_once_and_keeps_its_place() {
     let locks = Locks::memory();
@@ -90,14 +91,14 @@ async fn a_caller_without_budget_enters_once_and_keeps_its_place() {
         assert!(waits.as_mut().poll(&mut context).is_pending());
         assert_eq!((locks.waiting(), locks.keys()), (1, 1));
     }
-    // Another caller comes later, whatever its budget is.
+    // Another caller comes later, with any budget.
     let second = coop::unconstrained(first.try_lock()).await.unwrap();
     assert!(second.is_none(), "it passed the first");
     let guard = waits.await.unwrap();
     assert!(guard.is_held());
     guard.release().await.unwrap();
     assert_eq!((locks.waiting(), locks.keys()), (0, 0));
-    // One that is dropped while it has no budget leaves nothing behind.
+    // A caller that is dropped while it has no budget leaves nothing behind.
     while coop::has_budget_remaining() {
         coop::consume_budget().await;
     }
@@ -108,7 +109,7 @@ async fn a_caller_without_budget_enters_once_and_keeps_its_place() {
     assert_eq!((locks.waiting(), locks.keys()), (0, 0));
 }
 
-/// What is granted at once needs no timer, and a task without budget none either: it only lets others run.
+/// An immediate grant needs no timer. A task without budget needs none either: it only lets other tasks run.
 #[test]
 fn a_runtime_without_timers_will_do_for_what_is_free() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
@@ -126,7 +127,7 @@ fn a_runtime_without_timers_will_do_for_what_is_free() {
     });
 }
 
-/// Another executor has no budget: what is ready is ready at the first poll, however often.
+/// Another executor has no budget: a call that is ready is ready at the first poll, however often it is repeated.
 #[test]
 fn without_tokio_nothing_is_put_off() {
     let locks = Locks::memory();

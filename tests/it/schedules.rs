@@ -1,4 +1,4 @@
-//! Jobs with schedules of their own: zones, periods, and clocks that their engine gets wrong.
+//! Jobs with their own schedules: zones, periods, and clocks that their engine gets wrong.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use tokio_cron_scheduler::{Job, JobBuilder, JobScheduler};
 use crate::help::{ms, soon, until};
 use crate::support::events::Watch;
 
-/// Notes the ticks that it runs.
+/// Records the ticks that it runs.
 #[derive(Clone, Default)]
 struct Ticks(Arc<Mutex<Vec<u64>>>);
 
@@ -61,7 +61,7 @@ async fn an_invalid_expression_zone_or_period_is_refused_at_construction() {
     assert!(matches!(zero, Err(JobError::Options(_))));
     let builder = JobBuilder::new().with_cron_job_type().leased(&locks, "bad", work);
     assert!(matches!(builder.err(), Some(JobError::Unfit { .. })));
-    // None of them has kept the name.
+    // None of the refused jobs has kept the name.
     let kept = locks
         .cron("bad", "0 0 0 * * *")
         .timezone("Europe/Berlin")
@@ -77,7 +77,7 @@ async fn jobs_with_a_zone_are_run_whichever_way_they_were_made() {
     let locks = Locks::memory();
     let scheduler = JobScheduler::new().await.unwrap();
     let [by_cron, by_builder, by_period] = [(); 3].map(|()| Ticks::default());
-    // Neither is fit for the short form: their offset is not zero.
+    // Neither fits the short form: their offset is not zero.
     let cron = locks.cron("by cron", "* * * * * *").timezone("Asia/Kolkata");
     let built = JobBuilder::new()
         .with_timezone(chrono_tz::Asia::Kolkata)
@@ -113,7 +113,7 @@ async fn jobs_with_a_zone_are_run_whichever_way_they_were_made() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_that_its_engine_fires_at_other_moments_is_started_by_the_nodes_clock() {
-    // As after a change of clocks: the engine goes on by the offset that it froze.
+    // After a change of clocks, the engine continues with the offset that it froze.
     let (locks, ticks, watch) = (Locks::memory(), Ticks::default(), Watch::of("job=frozen "));
     let scheduler = JobScheduler::new().await.unwrap();
     let job = locks.cron("frozen", "* * * * * *").timezone("Europe/Berlin");
@@ -139,7 +139,7 @@ async fn a_replacement_scheduler_has_the_nodes_clock_beside_it() {
     let mut before = JobScheduler::new().await.unwrap();
     locks.attach(&before).await;
     before.shutdown().await.unwrap();
-    // It is never started, so it fires nothing.
+    // The scheduler is never started, so it fires nothing.
     let scheduler = JobScheduler::new().await.unwrap();
     let job = locks.cron("replaced", "* * * * * *").run(ticks.note()).unwrap();
     locks.add_job(&scheduler, job).await.unwrap();

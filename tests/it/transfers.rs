@@ -1,4 +1,4 @@
-//! Leases that go from one process to another, on the memory store.
+//! Leases that move from one process to another, on the memory store.
 
 use tenure::protocol::message::{LeaseTimes, Unanswered};
 use tenure::protocol::step::{Input, Rules};
@@ -40,7 +40,7 @@ async fn one_of_another_prefix_is_refused() {
     others.release(&transfer).await.unwrap();
 }
 
-/// Whoever gives a lease up and gets no answer waits for it as long as the lease lasts, however long it is to be kept.
+/// A holder that gives a lease up without an answer waits until the lease ends, however long the transfer is to last.
 #[test]
 fn giving_up_a_lease_waits_no_longer_than_the_lease_lasts() {
     let mut machine = Machine::new(Rules::default());
@@ -56,7 +56,7 @@ fn giving_up_a_lease_waits_no_longer_than_the_lease_lasts() {
         let sends = machine.sends();
         machine.later(ms(300));
         machine.fail(Unanswered::Unknown, heard);
-        // Asked again at once, or after a pause.
+        // The request is repeated at once, or after a pause.
         if machine.denial(to).is_none() && machine.sends() == sends {
             machine.passes();
         }
