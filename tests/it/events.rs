@@ -96,7 +96,7 @@ fn every_event_is_documented_listed_and_emitted() {
 
 /// The usual level of a row is first, and the words of the row say when each other level is used.
 #[test]
-fn every_event_is_as_loud_as_its_row_says() {
+fn every_event_has_the_level_of_its_row() {
     let (rows, _) = rows();
     assert!(rows.len() > 40);
     for (event, Row { docs, levels }) in rows {
@@ -124,7 +124,7 @@ fn events_are_emitted_in_one_place() {
 
 /// A process that was stopped reports that first, and its losses name no other cause.
 #[tokio::test]
-async fn a_pause_of_the_process_is_told_once_before_what_it_cost() {
+async fn a_pause_of_the_process_is_reported_once_before_its_losses() {
     let clock = Clock::new();
     let builder = Locks::builder().lease(ms(6_000)).node_name("paused");
     let locks = builder.clock(clock.clone()).memory().unwrap();
@@ -160,9 +160,9 @@ async fn a_pause_of_the_process_is_told_once_before_what_it_cost() {
     );
 }
 
-/// The events of one key, from the grant to the release.
+/// The events of one key, from its grant to its loss.
 #[tokio::test]
-async fn the_life_of_a_key_is_told() {
+async fn the_events_of_a_key_are_emitted_in_order() {
     let store = MemoryStore::new();
     let clock = Clock::new();
     let one = Locks::builder()
@@ -178,7 +178,7 @@ async fn the_life_of_a_key_is_told() {
     assert!(one.mutex("told").try_lock().await.unwrap().is_none());
     watch.until("denied").await;
     let renewed = watch.until("renewed").await;
-    // A third of the old lease has passed. The renewed lease has all of its time left.
+    // A third of the lease has passed. The slack is that of the old lease: the new one has all of its time left.
     let (_, slack) = renewed.text.split_once("slack_ms=").unwrap();
     let slack: u64 = slack.split(' ').next().unwrap().parse().unwrap();
     assert!(slack <= 4_000, "{slack}");

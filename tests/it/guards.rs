@@ -56,7 +56,7 @@ async fn a_loss_is_one_for_all_guards() {
 }
 
 #[tokio::test]
-async fn a_downgrade_after_the_end_tells_the_cause_that_was_told() {
+async fn a_downgrade_after_the_end_reports_the_same_cause() {
     let store = MemoryStore::new();
     let locks = Locks::builder().memory_shared(&store).unwrap();
     let guard = locks.mutex("a").lease(ms(3_000)).lock().await.unwrap();

@@ -459,7 +459,7 @@ fn renew_what_is_due(engine: &mut Engine) -> Vec<Name> {
 }
 
 #[test]
-fn leases_that_an_outage_made_due_at_once_part_again() {
+fn leases_due_at_once_after_an_outage_spread_again() {
     const APART: Duration = Duration::from_millis(20);
     let mut engine = Engine::new(Rules::default());
     let names: Vec<Name> = (0..10).map(|n| Name::lock(Key::from(format!("{n}")))).collect();
@@ -544,7 +544,7 @@ fn a_tick_does_not_wait_for_the_timer_of_an_earlier_one() {
 }
 
 #[test]
-fn only_late_claims_in_a_row_are_counted_whatever_the_answers_between_them_say() {
+fn only_consecutive_late_claims_are_counted() {
     for between in [Reply::Over, Reply::Early(5), Reply::Busy(None)] {
         let mut engine = a_job(true);
         // While the tick runs, the node remembers the job.

@@ -251,7 +251,10 @@ pub(crate) async fn refused(response: Response<Body>, why: Refused, status: u16,
     ] {
         assert!(body.contains(&part), "{part} is not in {body}");
     }
-    assert!(!body.contains("secret"), "the key must not be in the answer: {body}");
+    assert!(
+        !body.contains("secret"),
+        "the key must not be in the answer: {body}"
+    );
 }
 
 #[tokio::test]
@@ -276,7 +279,7 @@ async fn skipping_answers_423_at_once() {
 
 /// A request that does not wait is answered that the lock is held, and not that its wait ended.
 #[tokio::test]
-async fn a_wait_of_nothing_skips() {
+async fn a_wait_of_zero_skips() {
     let locks = Locks::memory();
     let _held = locks.mutex("/o/secret").lock().await.unwrap();
     let (handler, _seen) = GatedHandler::new();
@@ -367,7 +370,7 @@ async fn bad_keys_answer_400() {
 }
 
 #[tokio::test]
-async fn options_that_make_no_sense_answer_500() {
+async fn invalid_options_answer_500() {
     let locks = Locks::memory();
     let (handler, mut seen) = GatedHandler::new();
     let app = handler.app(by_path(&locks).lease(ms(1)));
@@ -406,7 +409,7 @@ async fn a_store_that_refuses_answers_503() {
 // Keys.
 
 #[tokio::test]
-async fn options_pass_unless_told() {
+async fn options_requests_pass_by_default() {
     let locks = Locks::memory();
     let _held = locks.mutex("/").lock().await.unwrap();
     let app = |layer| {

@@ -118,7 +118,7 @@ async fn a_path_parameter_that_a_route_has_twice_is_refused() {
 }
 
 #[tokio::test]
-async fn what_a_client_writes_reaches_no_other_key() {
+async fn a_client_cannot_reach_another_key() {
     // A job may lock an order of the account in this way.
     let order = Key::from(("account", 7, "order")).to_string();
     let app = app(keys::path_text("id").named("account"));
@@ -193,7 +193,7 @@ async fn a_route_without_the_parameter_is_misconfigured() {
 }
 
 #[tokio::test]
-async fn a_parameter_that_is_missing_is_told() {
+async fn a_missing_parameter_is_reported() {
     let watch = Watch::of("parameter=nope");
     let app = app(keys::path_text("nope"));
     assert_eq!(key(&app, to("/a/7")).await, MISCONFIGURED);
@@ -205,7 +205,7 @@ async fn a_parameter_that_is_missing_is_told() {
 
 /// A layer around a router also runs for requests without a route, which have no path parameters.
 #[tokio::test]
-async fn a_layer_around_a_router_is_told_to_be_put_on_routes() {
+async fn a_layer_around_a_router_is_told_to_move_to_the_routes() {
     let watch = Watch::of("path=/leads/nowhere");
     let layer = LockLayer::new(&Locks::memory(), keys::path_param::<u64>("id"));
     let app: Router = Router::new().route("/a/{id}", any(key_of)).layer(layer);
@@ -253,7 +253,7 @@ async fn a_header_is_bytes() {
 }
 
 #[tokio::test]
-async fn a_header_that_is_missing_or_doubtful_is_refused() {
+async fn a_missing_or_ambiguous_header_is_refused() {
     let strict = app(keys::header_text("x-account"));
     let optional = app(keys::header_text("x-account").optional());
     assert_eq!(key(&strict, to("/")).await, NO_KEY);

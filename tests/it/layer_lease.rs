@@ -48,7 +48,7 @@ async fn the_handler_sees_the_lease() {
 }
 
 #[tokio::test]
-async fn a_missing_layer_is_told() {
+async fn a_missing_layer_is_reported() {
     let app = Router::new().route("/", get(|_: Lease| async {})).route(
         "/maybe",
         get(|lease: Option<Lease>| async move { assert!(lease.is_none()) }),
@@ -60,7 +60,7 @@ async fn a_missing_layer_is_told() {
 }
 
 #[tokio::test]
-async fn of_nested_layers_the_inner_lease_is_seen() {
+async fn the_inner_lease_of_nested_layers_is_seen() {
     let locks = Locks::memory();
     let app = Router::new()
         .route("/", get(|lease: Lease| async move { lease.key().to_string() }))
@@ -70,7 +70,7 @@ async fn of_nested_layers_the_inner_lease_is_seen() {
 }
 
 #[tokio::test]
-async fn a_lost_lease_is_told() {
+async fn a_lost_lease_is_reported() {
     let store = MemoryStore::new();
     let locks = Locks::builder().memory_shared(&store).unwrap();
     let thief = store.clone();

@@ -88,7 +88,7 @@ async fn a_buffer_between_them_makes_no_difference() {
 
 /// A layer between them may build a new request, without the extensions.
 #[tokio::test]
-async fn what_is_polled_is_known_without_the_request() {
+async fn a_nested_lease_is_known_without_the_request_extensions() {
     let locks = Locks::memory();
     let inner = ServiceBuilder::new()
         .layer(named(&locks, Some("a")).skip())
@@ -134,7 +134,7 @@ async fn all_leases_are_listed_by_key() {
 }
 
 #[tokio::test]
-async fn a_handler_that_locks_its_own_key_is_told_at_once() {
+async fn a_handler_that_locks_its_own_key_is_refused_at_once() {
     let locks = Locks::memory();
     for to_completion in [false, true] {
         let inside = locks.clone();
@@ -191,7 +191,7 @@ async fn a_lease_that_was_lost_is_not_passed_on() {
 
 /// A stream, an upgraded connection or a task keeps the lock for as long as it holds the lease.
 #[tokio::test]
-async fn a_lease_goes_on_in_what_outlives_the_handler() {
+async fn a_lease_lives_on_in_work_that_outlives_the_handler() {
     let locks = Locks::memory();
     let kept: Arc<Mutex<Option<Guard>>> = Arc::default();
     let keep = kept.clone();

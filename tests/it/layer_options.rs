@@ -57,7 +57,7 @@ async fn statuses_retry_after_and_problem_types_can_be_set() {
 }
 
 #[tokio::test]
-async fn answers_tell_of_the_wait_and_the_fence_if_told_to() {
+async fn answers_report_the_wait_and_the_fence_on_request() {
     let locks = Locks::memory();
     let layer = by_path(&locks).server_timing().fence_header("x-fence");
     let handler = |lease: tenure::Lease| async move {
@@ -182,7 +182,7 @@ async fn a_dry_run_counts_no_request_against_itself() {
 }
 
 #[tokio::test]
-async fn a_layer_that_is_set_up_wrongly_is_told_of_once() {
+async fn a_misconfigured_layer_is_reported_once() {
     let watch = Watch::of("route=/wrongly");
     let locks = Locks::memory();
     let app = Router::new()

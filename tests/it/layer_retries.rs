@@ -92,7 +92,7 @@ async fn any_key_may_run_to_completion_and_an_idempotency_key_need_not() {
 }
 
 #[tokio::test]
-async fn what_runs_to_completion_is_told_of_a_loss_and_its_answer_is_replaced() {
+async fn a_handler_that_runs_to_completion_is_told_of_a_lost_lease() {
     for (on_lost, expected) in [
         (OnLost::Cancel, StatusCode::INTERNAL_SERVER_ERROR),
         (OnLost::Replace, StatusCode::INTERNAL_SERVER_ERROR),
@@ -133,7 +133,7 @@ async fn what_runs_to_completion_is_told_of_a_loss_and_its_answer_is_replaced() 
 
 /// A handler whose lease is lost does not hold up a shutdown. A shutdown whose future is dropped still closes the node.
 #[tokio::test]
-async fn what_never_ends_holds_up_neither_its_client_nor_a_shutdown() {
+async fn a_hanging_handler_holds_up_neither_its_client_nor_a_shutdown() {
     let locks = Locks::memory();
     let (handler, mut seen) = GatedHandler::new();
     let layer = by_path(&locks).run_to_completion(true);
@@ -161,7 +161,7 @@ async fn what_never_ends_holds_up_neither_its_client_nor_a_shutdown() {
 }
 
 #[tokio::test]
-async fn shutdown_waits_for_what_runs_to_completion() {
+async fn shutdown_waits_for_handlers_that_run_to_completion() {
     let locks = Locks::memory();
     let (handler, mut seen) = GatedHandler::new();
     let app = handler.app(by_path(&locks).run_to_completion(true));

@@ -178,7 +178,7 @@ async fn a_scope_narrows_a_key() {
 }
 
 #[tokio::test]
-async fn a_scope_that_is_not_there_is_no_way_around_it() {
+async fn a_missing_scope_is_refused() {
     let source = || keys::header_text("x-account");
     let tenant = || keys::header_text("x-tenant");
     let account = || with(&[("x-account", b"42")]);

@@ -78,7 +78,7 @@ async fn a_grant_that_is_not_taken_up_before_a_shutdown_is_closed() {
 }
 
 #[tokio::test]
-async fn a_process_that_slept_is_told_before_anything_else() {
+async fn a_process_that_slept_is_told_of_the_loss_first() {
     let store = MemoryStore::new();
     let clock = Clock::new();
     let locks = Locks::builder()
@@ -182,7 +182,7 @@ async fn work_under_a_lock_ends_with_it() {
 /// The lease was removed without a message. The holder learns it from its release at the latest, and so does the
 /// operator.
 #[tokio::test]
-async fn a_loss_that_a_release_finds_is_told_once() {
+async fn a_loss_found_by_a_release_is_reported_once() {
     let store = MemoryStore::new();
     let locks = Locks::builder().memory_shared(&store).unwrap();
     let watch = Watch::of("key=taken away ");

@@ -69,7 +69,7 @@ async fn a_try_takes_all_or_nothing() {
 
 /// A waiter holds the keys before the one it waits for, and no later key.
 #[tokio::test]
-async fn one_waits_for_a_key_with_only_smaller_ones_held() {
+async fn a_waiter_holds_only_smaller_keys() {
     let store = MemoryStore::new();
     let (locks, other) = two(&store);
     let b = soon(other.mutex("b").lock()).await.unwrap();
@@ -295,7 +295,7 @@ async fn leases_are_renewed_for_no_longer_than_max_hold() {
 }
 
 #[tokio::test]
-async fn another_guard_keeps_all_of_them() {
+async fn another_guard_keeps_all_leases() {
     let locks = Locks::memory();
     let guard = soon(locks.multi(["a", "b"]).lock()).await.unwrap();
     let again = guard.again().unwrap();
@@ -307,7 +307,7 @@ async fn another_guard_keeps_all_of_them() {
 }
 
 #[tokio::test]
-async fn bad_input_is_told_before_anything_is_asked() {
+async fn bad_input_is_refused_before_any_request() {
     let locks = Locks::memory();
     let none: [&str; 0] = [];
     let empty = soon(locks.multi(none).lock()).await.unwrap_err();
@@ -370,7 +370,7 @@ async fn locks_of_several_stores_are_taken_in_the_order_given() {
 }
 
 #[test]
-fn code_that_is_not_async_takes_several_too() {
+fn blocking_code_locks_several_keys() {
     let locks = Locks::memory();
     let multi = locks.multi([MultiKey::from("a"), MultiKey::from(("account", 7))]);
     let guard = multi.blocking_lock().unwrap();

@@ -22,7 +22,7 @@ fn is_told_of_the_store(machine: &Machine, ticket: Ticket) -> bool {
 }
 
 #[test]
-fn a_bystander_is_asked_about_at_once_and_counts_as_nothing() {
+fn a_bystander_claim_is_checked_at_once_and_counts_no_failure() {
     let mut machine = Machine::new(Rules::default());
     let ticket = machine.lock(false);
     let number = machine.sent().tag.claim;
@@ -117,7 +117,7 @@ fn a_permanent_refusal_reaches_all_waiters_at_once() {
 /// Waiters queue behind a holder of their process, whose lease is yielded while the server is down. They ride out one
 /// lease, counted from when the server last answered.
 #[test]
-fn a_line_rides_out_a_lease_from_when_the_server_was_last_heard() {
+fn local_waiters_ride_out_one_lease_since_the_server_last_answered() {
     for why in [Unanswered::Down, Unanswered::No, Unanswered::Unknown] {
         let mut machine = Machine::yielding();
         let tickets: Vec<Ticket> = (0..4).map(|_| machine.lock(false)).collect();
@@ -353,7 +353,7 @@ fn a_claim_that_may_still_be_executed_is_not_left_before_its_time() {
 }
 
 #[test]
-fn after_the_end_nothing_is_told_for_longer_than_the_lease_lasts() {
+fn after_a_shutdown_requests_are_repeated_no_longer_than_the_lease_lasts() {
     let mut machine = Machine::of(tenure::protocol::message::Name::job("a".into()), Rules::default());
     let tick = machine.tick(100);
     machine.answer(Reply::Won(GrantNumber(7), 1));

@@ -195,7 +195,7 @@ async fn ticks_that_are_too_old_are_not_run() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_of_a_builder_goes_by_its_policies_too() {
+async fn a_builder_job_follows_its_policies() {
     let (store, now) = (MemoryStore::new(), minute().await);
     let (locks, ran, watch) = (node(&store), Ran::default(), Watch::of("job=built"));
     let scheduler = JobScheduler::new().await.unwrap();

@@ -61,7 +61,7 @@ fn kind_told(machine: &Machine, ticket: Ticket) -> StoreErrorKind {
 }
 
 #[test]
-fn a_call_whose_repeat_is_refused_is_told_as_unknown() {
+fn a_call_whose_repeat_is_refused_is_reported_as_unknown() {
     for call in calls() {
         for bystander in [false, true] {
             let (mut machine, ticket) = called(call.clone());
@@ -81,7 +81,7 @@ fn a_call_whose_repeat_is_refused_is_told_as_unknown() {
 }
 
 #[test]
-fn a_call_whose_repeat_was_not_sent_is_told_as_unknown() {
+fn a_call_whose_repeat_was_not_sent_is_reported_as_unknown() {
     for call in calls() {
         let (mut machine, ticket) = called(call.clone());
         machine.fail(Unanswered::Unknown, None);
@@ -92,7 +92,7 @@ fn a_call_whose_repeat_was_not_sent_is_told_as_unknown() {
 }
 
 #[test]
-fn a_call_that_was_never_executed_is_told_as_refused() {
+fn a_call_that_was_never_executed_is_reported_as_refused() {
     for call in calls() {
         let (mut machine, ticket) = called(call.clone());
         machine.answer(REFUSED);
@@ -119,7 +119,7 @@ fn an_error_in_the_middle_of_a_script_is_no_refusal() {
 
 /// The repeat reaches the server too late, after a first request without an answer.
 #[test]
-fn a_repeated_call_that_comes_too_late_is_told_as_unknown() {
+fn a_repeated_call_that_comes_too_late_is_reported_as_unknown() {
     let [call, ..] = calls();
     let (mut machine, ticket) = called(call);
     machine.fail(Unanswered::Bystander, Some(machine.now));
@@ -154,7 +154,7 @@ fn outcome(machine: &Machine, of: Ticket) -> Option<&Outcome> {
 }
 
 #[test]
-fn a_release_whose_repeat_is_refused_is_told_as_unknown() {
+fn a_release_whose_repeat_is_refused_is_reported_as_unknown() {
     for is_unanswered in [true, false] {
         let mut machine = Machine::new(Rules::default());
         let claim_id = machine.claim_id(1_000);
@@ -175,7 +175,7 @@ fn a_release_whose_repeat_is_refused_is_told_as_unknown() {
 
 /// A lock whose claim has no answer may have been granted.
 #[test]
-fn a_claim_whose_look_is_refused_is_told_as_unknown() {
+fn a_claim_whose_look_is_refused_is_reported_as_unknown() {
     let mut machine = Machine::new(Rules::default());
     let ticket = machine.enter(LockOptions {
         wait: false,
@@ -187,7 +187,7 @@ fn a_claim_whose_look_is_refused_is_told_as_unknown() {
 }
 
 #[test]
-fn an_adoption_whose_repeat_is_refused_is_told_as_unknown() {
+fn an_adoption_whose_repeat_is_refused_is_reported_as_unknown() {
     let mut machine = Machine::new(Rules::default());
     let ticket = machine.shard.issue();
     machine.tell(Input::Adopt(ticket, options(1_000), another()));
@@ -462,7 +462,7 @@ async fn a_guard_that_is_still_held_is_in_the_error() {
 }
 
 #[tokio::test]
-async fn what_is_not_held_any_more_is_a_plain_error() {
+async fn a_guard_that_is_no_longer_held_is_a_plain_error() {
     let locks = Locks::memory();
     let guard = soon(locks.mutex("a").lock()).await.unwrap();
     soon(locks.shutdown()).await;

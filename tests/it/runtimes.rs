@@ -29,7 +29,7 @@ async fn shares_its_thread(what: &str, cycle: impl AsyncFn()) {
 }
 
 #[tokio::test]
-async fn a_loop_of_what_is_ready_at_once_lets_other_tasks_run() {
+async fn a_loop_of_ready_calls_lets_other_tasks_run() {
     let locks = Locks::memory();
     let (mutex, held) = (locks.mutex("a"), locks.mutex("held").lock().await.unwrap());
     shares_its_thread("lock", async || {
@@ -111,7 +111,7 @@ async fn a_caller_without_budget_enters_once_and_keeps_its_place() {
 
 /// An immediate grant needs no timer. A task without budget needs none either: it only lets other tasks run.
 #[test]
-fn a_runtime_without_timers_will_do_for_what_is_free() {
+fn a_free_lock_needs_no_timers_of_the_runtime() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {
         let (locks, minute) = (Locks::memory(), Duration::from_secs(60));
@@ -129,7 +129,7 @@ fn a_runtime_without_timers_will_do_for_what_is_free() {
 
 /// Another executor has no budget: a call that is ready is ready at the first poll, however often it is repeated.
 #[test]
-fn without_tokio_nothing_is_put_off() {
+fn without_tokio_ready_calls_are_never_pending() {
     let locks = Locks::memory();
     let mutex = locks.mutex("a");
     let mut context = Context::from_waker(Waker::noop());

@@ -185,7 +185,10 @@ async fn a_run_that_lasts_too_long_is_cancelled_and_its_tick_is_over() {
     let mut fire = locks.job_builder("too long").timeout(ms(100)).run(work).unwrap();
     soon(fire(id, scheduler.clone())).await;
     assert_eq!(dropped.load(Ordering::SeqCst), 1);
-    until("the tasks of the run are told", || cause.lock().unwrap().is_some()).await;
+    until("the tasks of the run are told", || {
+        cause.lock().unwrap().is_some()
+    })
+    .await;
     assert_eq!(*cause.lock().unwrap(), Some(LostCause::Released));
     let failed = watch.until("tick_failed").await;
     assert!(failed.text.contains("timeout of 100ms"), "{failed:?}");
@@ -203,7 +206,7 @@ async fn a_run_that_lasts_too_long_is_cancelled_and_its_tick_is_over() {
 }
 
 #[tokio::test]
-async fn days_on_which_clocks_change_are_told_when_a_job_is_made() {
+async fn clock_change_days_are_reported_when_a_job_is_made() {
     let (locks, odd, plain) = (Locks::memory(), Watch::of("job=odd "), Watch::of("job=plain "));
     let made = |name: &'static str, expression: &str| {
         locks

@@ -341,7 +341,7 @@ fn job_requests_gather_for_a_while_after_each_job_batch() {
 }
 
 #[test]
-fn a_requests_time_is_its_own_and_a_short_lease_does_not_decide_over_the_connection() {
+fn each_request_has_its_own_timeout_and_a_short_lease_closes_no_connection() {
     let (mut bench, attempt) = Bench::proven();
     bench.ask("short", 2, 400, Class::Claim);
     bench.step();
@@ -420,7 +420,7 @@ fn a_server_is_down_when_it_cannot_be_reached_and_was_not_heard_for_the_timeout(
 }
 
 #[test]
-fn a_wrong_password_needs_no_second_opinion_and_a_full_server_does() {
+fn a_wrong_password_means_down_at_once_and_a_full_server_does_not() {
     for (refusal, is_down) in [
         (StoreRefusal::WrongPassword, true),
         (StoreRefusal::Loading, false),
@@ -491,7 +491,7 @@ fn an_old_attempt_is_closed_and_does_not_affect_its_successor() {
 }
 
 #[test]
-fn silence_is_asked_and_puts_the_inbox_under_suspicion() {
+fn a_silent_server_is_probed_and_puts_the_inbox_under_suspicion() {
     let (mut bench, connection) = Bench::proven();
     let inbox = bench.subscribe();
     bench.pass(MAX_SILENCE);

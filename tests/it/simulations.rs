@@ -96,7 +96,7 @@ async fn a_clock_that_runs_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_job_that_its_service_removes_is_run_no_more() {
+async fn a_job_that_its_service_removes_is_not_run_again() {
     let runs = Runs::default();
     let sim = Simulation::at("2026-10-22T12:00:00Z");
     let replica = sim
@@ -222,7 +222,7 @@ async fn a_year_of_midnights_in_five_zones() {
 /// On Redis a server failure is one event, and its return is one event. The simulation emits the same for each
 /// outage.
 #[tokio::test(start_paused = true)]
-async fn each_outage_is_told_with_its_end() {
+async fn each_outage_is_reported_with_its_end() {
     let sim = Simulation::at("2026-10-22T12:00:00Z");
     let replica = sim
         .replica("told of each outage")

@@ -117,7 +117,11 @@ async fn tells_a_loss(ill: Ill) {
     tokio::time::sleep(LEASE / 2).await;
     store.with_ledger(|ledger, _| ledger.forget());
     let lost = tokio::time::timeout(ms(20_000), guard.lost()).await;
-    assert_eq!(lost.ok(), Some(LostCause::Gone), "the holder was not told of the loss");
+    assert_eq!(
+        lost.ok(),
+        Some(LostCause::Gone),
+        "the holder was not told of the loss"
+    );
 }
 
 /// A key whose guard was dropped is locked again.
@@ -267,9 +271,9 @@ fn a_subscriber_may_look_at_the_locks() {
 
 /// The process's subscriber is looked up for each event: one that was set later gets events, and may panic.
 #[test]
-fn a_subscriber_that_is_set_after_the_build_hears_of_the_background() {
+fn a_subscriber_that_is_set_after_the_build_gets_background_events() {
     alone(
-        "subscribers::a_subscriber_that_is_set_after_the_build_hears_of_the_background",
+        "subscribers::a_subscriber_that_is_set_after_the_build_gets_background_events",
         || {
             block_on(async {
                 let locks = Locks::builder().lease(LEASE).memory().unwrap();

@@ -9,8 +9,8 @@
 //! | lets runs overlap | `a_slow_job_overlaps_no_run_and_its_skipped_ticks_are_reported` |
 //! | is starved by jobs that block | `a_job_that_never_yields_keeps_its_lease` |
 //! | fires once for all that it slept through | `an_engine_that_was_held_up_runs_the_newest_tick_once`, and stopped processes in `live/jobs.rs` |
-//! | fires again when its storage cannot be written | `an_engine_that_cannot_write_fires_again_and_again_in_vain` |
-//! | fires again after a restart with an older clock | `a_tick_that_fires_again_is_over` |
+//! | fires again when its storage cannot be written | `an_engine_that_cannot_write_fires_repeatedly_without_a_run` |
+//! | fires again after a restart with an older clock | `a_tick_that_fires_again_is_not_run_again` |
 //! | is ended by a panic in the closure | `a_panic_ends_its_tick_and_nothing_else` |
 //! | loses what does not fit into its channel | `ticks_that_the_engine_of_one_replica_loses_are_run_by_another` |
 //! | fires after its shutdown | `a_drained_node_claims_nothing_however_often_it_fires` |
@@ -18,7 +18,7 @@
 //! | freezes offsets; loses repeated jobs | `a_job_with_ambiguous_ticks_is_refused_with_an_event` |
 //! | fires a day's tick an hour apart on nodes of before and after a change of clocks | `event_table`: `nodes_were_started_on_both_sides_of_a_change_of_clocks` |
 //! | sleeps until a time that its clock no longer shows | `event_table`: `the_engine_does_not_fire` |
-//! | has jobs of others in a storage that is shared | `a_storage_that_several_schedulers_share_is_refused_and_told_of` |
+//! | has jobs of others in a storage that is shared | `a_storage_shared_by_several_schedulers_is_refused_and_reported` |
 
 use crate::help::{ms, soon, until};
 use crate::support::events::{Told, Watch};
@@ -207,7 +207,7 @@ async fn each_tick_is_run_once_by_three_nodes_out_of_phase() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tick_that_fires_again_is_over() {
+async fn a_tick_that_fires_again_is_not_run_again() {
     // The engine fires again: every 500 ms when its store cannot be updated, and after a restart with an older clock.
     let (store, log) = (MemoryStore::new(), Log::default());
     let (id, scheduler) = by_hand(EACH_YEAR).await;
@@ -336,7 +336,7 @@ async fn three_ticks_skipped_in_a_row_are_an_alarm() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_mark_ahead_of_the_stores_clock_is_told_and_can_be_reset() {
+async fn a_mark_ahead_of_the_stores_clock_is_reported_and_can_be_reset() {
     let (store, log) = (MemoryStore::new(), Log::default());
     let (name, far) = (Name::job("ahead".into()), TickTime(1 << 50));
     // A machine whose clock was decades ahead leaves such a record.
@@ -363,7 +363,7 @@ async fn a_mark_ahead_of_the_stores_clock_is_told_and_can_be_reset() {
 }
 
 #[tokio::test]
-async fn a_tick_that_is_overtaken_by_the_next_is_told() {
+async fn a_tick_that_is_overtaken_by_the_next_is_reported() {
     let (store, log) = (MemoryStore::new(), Log::default());
     let first = begun(&store, "overtaken", ms(60_000), &log).await;
     let watch = Watch::of("job=overtaken ");
@@ -395,7 +395,7 @@ async fn of_service(
 }
 
 #[tokio::test]
-async fn two_services_with_one_name_of_a_job_are_told_of_each_other() {
+async fn two_services_with_the_same_job_name_are_reported() {
     let store = MemoryStore::new();
     let (same, services, expressions) = (
         Watch::of("job=same "),
@@ -457,7 +457,7 @@ async fn a_job_with_ambiguous_ticks_is_refused_when_it_is_added() {
 pub(crate) async fn nothing(_: Tick) {}
 
 #[tokio::test]
-async fn names_and_leases_that_make_no_sense_are_refused() {
+async fn invalid_names_and_leases_are_refused() {
     let locks = Locks::memory();
     for length in [0, 513, 100_000] {
         let refused = locks.job(vec![b'x'; length], nothing).err();

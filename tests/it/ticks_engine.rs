@@ -68,7 +68,7 @@ impl MetaDataStorage for ReadOnly {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_cannot_write_fires_again_and_again_in_vain() {
+async fn an_engine_that_cannot_write_fires_repeatedly_without_a_run() {
     let (locks, log, watch) = (Locks::memory(), Log::default(), Watch::of("of a full database"));
     let scheduler = JobScheduler::new_with_storage_and_code(
         Box::new(ReadOnly::default()),
@@ -251,7 +251,7 @@ impl MetaDataStorage for SharedData {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_storage_that_several_schedulers_share_is_refused_and_told_of() {
+async fn a_storage_shared_by_several_schedulers_is_refused_and_reported() {
     let (data, store) = (SharedData::default(), MemoryStore::new());
     let scheduler = || {
         JobScheduler::new_with_storage_and_code(

@@ -129,7 +129,7 @@ async fn a_removed_job_ends_its_standby_and_frees_its_name() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_that_is_removed_while_it_runs_comes_to_its_end() {
+async fn a_job_that_is_removed_while_it_runs_completes() {
     let (locks, log) = (Locks::memory(), Log::default());
     let (goes_on, waits) = (
         Arc::new(tokio::sync::Notify::new()),

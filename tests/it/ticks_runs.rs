@@ -116,7 +116,7 @@ async fn a_failure_tells_its_causes_and_any_result_is_an_output() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_error_is_told_and_ends_the_tick() {
+async fn an_error_is_reported_and_ends_the_tick() {
     let (id, scheduler) = by_hand(EACH_YEAR).await;
     let locks = Locks::memory();
     let (watch, rude) = (Watch::of("says that it failed"), Watch::of("is rude"));
@@ -218,7 +218,7 @@ async fn a_job_that_never_yields_keeps_its_lease() {
 
 #[cfg(feature = "testing")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn what_a_job_has_spawned_is_told_while_the_job_itself_blocks() {
+async fn spawned_work_is_told_while_its_job_blocks() {
     use tenure::protocol::message::Name;
     for how in ["lost", "drained"] {
         let (store, log) = (MemoryStore::new(), Log::default());
@@ -323,7 +323,11 @@ async fn a_job_that_panics_when_it_is_cancelled_kills_nothing() {
             assert_eq!(log.count("start"), 1);
         } else {
             assert_eq!(panicked.count(), 0, "{:#?}", watch.told());
-            assert_eq!((log.count("start"), log.count("end")), (2, 1), "the tick was run again");
+            assert_eq!(
+                (log.count("start"), log.count("end")),
+                (2, 1),
+                "the tick was run again"
+            );
         }
         until("nothing is held", || store.is_empty()).await;
     }

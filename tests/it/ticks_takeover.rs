@@ -90,7 +90,7 @@ async fn a_tick_whose_lease_goes_on_with_another_guard_is_over_when_that_ends() 
 
 /// On one thread, so that the job is told before any other part of its run continues.
 #[tokio::test]
-async fn a_run_that_ends_as_the_drain_told_it_to_is_taken_over() {
+async fn a_run_that_a_drain_ended_is_taken_over() {
     let (store, log) = (MemoryStore::new(), Log::default());
     let (id, scheduler) = by_hand(EACH_YEAR).await;
     let nodes = [node(&store), node(&store)];

@@ -20,7 +20,7 @@ fn is_empty(store: MemoryStore) {
 crate::laws_of_transfers!(nodes, is_empty);
 
 #[tokio::test]
-async fn one_of_another_prefix_is_refused() {
+async fn a_transfer_of_another_prefix_is_refused() {
     let locks = Locks::memory();
     let others = Locks::builder().prefix("other:").memory().unwrap();
     let guard = soon(others.mutex("order").lock()).await.unwrap();

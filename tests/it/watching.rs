@@ -110,7 +110,7 @@ fn a_waiter_that_comes_during_a_look_does_not_get_its_answer() {
 }
 
 #[test]
-fn a_push_makes_it_look_at_once() {
+fn a_push_triggers_a_look_at_once() {
     let mut machine = machine();
     let ticket = watches(&mut machine);
     // The push comes during a look, whose answer may be older than the push.
@@ -185,7 +185,7 @@ fn an_outage_of_one_lease_is_ridden_out() {
 }
 
 #[test]
-fn what_failed_is_asked_again_when_the_store_is_back() {
+fn a_failed_look_is_repeated_when_the_store_is_back() {
     let mut machine = machine();
     let ticket = watches(&mut machine);
     machine.answer(WATCHING);

@@ -398,7 +398,10 @@ fn a_write_is_sent_once_and_waited_for_a_quarter_of_its_lease() {
     assert_eq!(bench.now.since(start), TIMEOUT);
     assert_eq!(bench.failed()[1], (2, Unanswered::Unknown));
     let closed = |effect: &SessionEffect| matches!(effect, SessionEffect::Close(of) if *of == attempt);
-    assert!(bench.effects.iter().any(closed), "a silent connection is given up");
+    assert!(
+        bench.effects.iter().any(closed),
+        "a silent connection is given up"
+    );
     assert_eq!(bench.sent().len(), 2, "nothing is sent again");
     assert!(bench.session.is_idle());
 }

@@ -198,7 +198,7 @@ pub async fn an_observer_that_looks_seldom_misses_nothing(one: &Locks, other: &L
     soon(guard.release()).await.unwrap();
 }
 
-pub async fn what_a_leader_proclaimed_is_over_with_it(one: &Locks, other: &Locks) {
+pub async fn a_proclaimed_value_ends_with_its_leader(one: &Locks, other: &Locks) {
     let (here, there) = (one.election("words"), other.election("words"));
     let mut before = None;
     for round in 0..6_u8 {
@@ -272,7 +272,7 @@ pub async fn a_dropped_leader_lets_the_next_lead(one: &Locks, other: &Locks) {
     soon(next.release()).await.unwrap();
 }
 
-pub async fn locks_of_the_same_key_are_other_things(one: &Locks, other: &Locks) {
+pub async fn locks_of_the_same_key_are_independent(one: &Locks, other: &Locks) {
     let guard = campaign(&one.election("thing")).await;
     let lock = soon(other.mutex("thing").lock()).await.unwrap();
     let permit = soon(other.semaphore("thing", 1).acquire()).await.unwrap();
@@ -326,10 +326,10 @@ macro_rules! laws_of_elections {
             observers_are_told_of_leaders,
             a_value_is_told_with_its_leader,
             an_observer_that_looks_seldom_misses_nothing,
-            what_a_leader_proclaimed_is_over_with_it,
+            a_proclaimed_value_ends_with_its_leader,
             a_leader_works_and_resigns,
             a_dropped_leader_lets_the_next_lead,
-            locks_of_the_same_key_are_other_things,
+            locks_of_the_same_key_are_independent,
             bad_input_is_refused,
         );
     };

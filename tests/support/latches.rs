@@ -146,7 +146,7 @@ fn is_unset<T: std::fmt::Debug>(answer: Result<T, Error>) {
     assert!(!key.as_bytes().is_empty());
 }
 
-pub async fn one_that_is_not_set_is_an_error(one: &Locks, _: &Locks) {
+pub async fn an_unset_latch_is_an_error(one: &Locks, _: &Locks) {
     let latch = one.latch("never");
     is_unset(soon(latch.count_down()).await);
     is_unset(soon(latch.count_down_once("a")).await);
@@ -157,7 +157,7 @@ pub async fn one_that_is_not_set_is_an_error(one: &Locks, _: &Locks) {
 }
 
 /// A latch ends with its life, whether or not it came to zero, and its waiters are told.
-pub async fn it_ends_with_its_life(one: &Locks, other: &Locks) {
+pub async fn a_latch_ends_with_its_life(one: &Locks, other: &Locks) {
     let short = |name| one.latch(name).life(Duration::from_secs(1));
     for name in ["counted", "waited for"] {
         assert!(soon(short(name).try_set_count(2)).await.unwrap());
@@ -243,8 +243,8 @@ macro_rules! laws_of_latches {
             a_restarted_worker_does_not_set_it_again,
             each_count_down_counts_once,
             a_worker_that_starts_twice_counts_once,
-            one_that_is_not_set_is_an_error,
-            it_ends_with_its_life,
+            an_unset_latch_is_an_error,
+            a_latch_ends_with_its_life,
             a_caller_that_gives_up_leaves_the_queue,
             bad_numbers_are_refused,
         );

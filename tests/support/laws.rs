@@ -646,7 +646,7 @@ pub async fn a_key_of_both_modes_is_written(one: &Locks, other: &Locks) {
 }
 
 /// Keys that are read are visible to the code that holds them, and end like other keys.
-pub async fn what_several_locks_read_is_held_as_what_they_write(one: &Locks, other: &Locks) {
+pub async fn keys_read_by_several_locks_are_held_like_written_keys(one: &Locks, other: &Locks) {
     let multi = one.multi([MultiKey::read("rates"), MultiKey::write("a")]);
     let guard = soon(multi.lock()).await.unwrap();
     let inner = async {
@@ -722,7 +722,7 @@ macro_rules! laws_of_read_write_locks {
             a_reader_of_several_locks_does_not_pass_a_writer,
             crossing_sets_in_both_modes_do_not_deadlock,
             a_key_of_both_modes_is_written,
-            what_several_locks_read_is_held_as_what_they_write,
+            keys_read_by_several_locks_are_held_like_written_keys,
         );
 
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

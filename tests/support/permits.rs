@@ -77,7 +77,7 @@ pub async fn as_many_hold_as_there_are_permits(one: &Locks, other: &Locks) {
 
 /// Tasks of both nodes ask for one or several permits, and give up, drop or release them. The permits in use never
 /// exceed the capacity.
-pub async fn never_more_than_there_are(one: &Locks, other: &Locks) {
+pub async fn permits_never_exceed_the_capacity(one: &Locks, other: &Locks) {
     const PERMITS: u32 = 4;
     let (held, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let tasks: Vec<_> = (0..24u32)
@@ -142,7 +142,7 @@ pub async fn a_semaphore_of_one_is_a_mutex(one: &Locks, other: &Locks) {
 
 /// In the order of grants: earlier callers come first, then the caller for all permits, although callers for one
 /// permit come without end.
-pub async fn a_request_for_all_gets_in_among_singles(one: &Locks, other: &Locks) {
+pub async fn a_request_for_all_permits_is_served_among_singles(one: &Locks, other: &Locks) {
     let (stop, singles) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let tasks: Vec<_> = (0..8)
         .map(|n| {
@@ -311,9 +311,9 @@ macro_rules! laws_of_semaphores {
     ($nodes:path, $empty:path) => {
         $crate::laws_of_semaphores!($nodes, $empty:
             as_many_hold_as_there_are_permits,
-            never_more_than_there_are,
+            permits_never_exceed_the_capacity,
             a_semaphore_of_one_is_a_mutex,
-            a_request_for_all_gets_in_among_singles,
+            a_request_for_all_permits_is_served_among_singles,
             a_small_request_waits_behind_a_large_one,
             a_cancelled_waiter_leaves_nothing,
             an_ended_permit_is_free_and_its_holder_told_before,

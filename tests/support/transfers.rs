@@ -46,7 +46,7 @@ async fn is_taken(locks: &Locks, mode: usize) -> bool {
     }
 }
 
-pub async fn a_lease_goes_from_hand_to_hand(one: &Locks, other: &Locks) {
+pub async fn a_lease_moves_between_processes(one: &Locks, other: &Locks) {
     for mode in 0..4 {
         let guard = of_each_mode(one, mode).await;
         let (lease, first) = (guard.lease(), guard.fence());
@@ -77,7 +77,7 @@ pub async fn a_lease_goes_from_hand_to_hand(one: &Locks, other: &Locks) {
 }
 
 /// A message that is delivered twice is processed once.
-pub async fn what_was_adopted_is_gone(one: &Locks, other: &Locks) {
+pub async fn an_adopted_transfer_is_gone(one: &Locks, other: &Locks) {
     for mode in 0..4 {
         let transfer = soon(of_each_mode(one, mode).await.into_transfer(MINUTE))
             .await
@@ -167,7 +167,7 @@ pub async fn an_adopted_lease_is_not_handed_on(one: &Locks, other: &Locks) {
 }
 
 /// No node renews the lease in transit, and it ends without being given back.
-pub async fn an_ended_one_is_free_again(one: &Locks, other: &Locks) {
+pub async fn an_ended_transfer_frees_the_lease(one: &Locks, other: &Locks) {
     let lease = Duration::from_millis(500);
     for mode in 0..4 {
         let transfer = soon(of_each_mode(one, mode).await.into_transfer(lease))
@@ -184,7 +184,7 @@ pub async fn an_ended_one_is_free_again(one: &Locks, other: &Locks) {
 }
 
 /// An extended transfer lasts, and an adopted lease is renewed.
-pub async fn an_extended_one_lasts(one: &Locks, other: &Locks) {
+pub async fn an_extended_transfer_lasts(one: &Locks, other: &Locks) {
     let lease = Duration::from_millis(800);
     for mode in 0..3 {
         let transfer = soon(of_each_mode(one, mode).await.into_transfer(lease))
@@ -220,7 +220,7 @@ pub async fn a_permit_is_given_out_by_itself(one: &Locks, other: &Locks) {
 }
 
 /// The guard keeps its lease.
-pub async fn what_others_share_is_not_given_up(one: &Locks, other: &Locks) {
+pub async fn a_shared_lease_is_not_given_up(one: &Locks, other: &Locks) {
     let refused = |answer: Result<Transfer, TransferError>| match answer {
         Err(TransferError::Refused(guard, Error::Options(why))) => {
             assert!(guard.is_held());
@@ -277,15 +277,15 @@ pub async fn an_election_is_not_given_up(one: &Locks, other: &Locks) {
 macro_rules! laws_of_transfers {
     ($nodes:path, $empty:path) => {
         $crate::laws_of_transfers!($nodes, $empty:
-            a_lease_goes_from_hand_to_hand,
-            what_was_adopted_is_gone,
+            a_lease_moves_between_processes,
+            an_adopted_transfer_is_gone,
             the_receiver_of_a_transfer_can_give_it_back,
             a_waiter_is_granted_after_the_last_transfer,
             an_adopted_lease_is_not_handed_on,
-            an_ended_one_is_free_again,
-            an_extended_one_lasts,
+            an_ended_transfer_frees_the_lease,
+            an_extended_transfer_lasts,
             a_permit_is_given_out_by_itself,
-            what_others_share_is_not_given_up,
+            a_shared_lease_is_not_given_up,
             an_election_is_not_given_up,
         );
     };
