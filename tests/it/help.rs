@@ -26,7 +26,7 @@ pub async fn until(what: &str, mut so: impl FnMut() -> bool) {
         }
     };
     let seen = tokio::time::timeout(ms(20_000), look).await;
-    assert!(seen.is_ok(), "in vain: {what}");
+    assert!(seen.is_ok(), "timed out: {what}");
 }
 
 /// Polls the future once and returns its output if it is ready.

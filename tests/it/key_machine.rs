@@ -315,7 +315,10 @@ fn no_caller_is_handed_a_shorter_lease_than_requested() {
     assert!(!engine.is_granted(long), "handed what is left of a short lease");
     let yielded = engine.sent().request;
     assert!(matches!(yielded.verb, Verb::Yield { .. }));
-    assert_eq!(yielded.term.lease_ms, 60_000, "goes on with its terms");
+    assert_eq!(
+        yielded.term.lease_ms, 60_000,
+        "the yield has the terms of the long lease"
+    );
     engine.answer(Reply::Granted(GrantNumber(8)));
     assert!(engine.is_granted(long));
     let left = engine.remaining(long);
@@ -484,7 +487,11 @@ fn leases_due_at_once_after_an_outage_spread_again() {
         names
     );
     for pair in dues.windows(2) {
-        assert_eq!(pair[1].1.since(pair[0].1), APART, "they stay in step: {dues:?}");
+        assert_eq!(
+            pair[1].1.since(pair[0].1),
+            APART,
+            "the renewals stay together: {dues:?}"
+        );
     }
 }
 

@@ -270,7 +270,7 @@ async fn the_lock_outlives_the_handlers_future() {
     dropped.abort();
     assert!(
         soon(held.recv()).await.unwrap(),
-        "dropped: the work goes before what protects it"
+        "the work is dropped before the lease that protects it"
     );
     handler.let_go(1);
     assert_eq!(status(&app, to("/")).await, 200);

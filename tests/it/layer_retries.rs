@@ -76,7 +76,7 @@ async fn any_key_may_run_to_completion_and_an_idempotency_key_need_not() {
     seen.next().await;
     first.abort();
     let _ = first.await;
-    assert_eq!(locks.keys(), 1, "it goes on with its lock");
+    assert_eq!(locks.keys(), 1, "it keeps its lock");
     handler.let_go(1);
     soon(locks.idle()).await;
 

@@ -52,7 +52,10 @@ fn a_bystander_claim_is_checked_at_once_and_counts_no_failure() {
     machine.fail(Unanswered::Bystander, Some(machine.now));
     machine.answer(Reply::NotThere);
     let kept = |effect: &Effect| matches!(effect, Effect::Released(_, Outcome::Kept));
-    assert!(machine.effects.iter().any(kept), "our own first try did it");
+    assert!(
+        machine.effects.iter().any(kept),
+        "the node's own first request did it"
+    );
 }
 
 #[test]
@@ -463,7 +466,7 @@ fn a_claim_whose_request_is_under_way_when_the_inbox_opens_looks_again() {
     machine.answer(Reply::Queued(None));
     assert_eq!(machine.sends(), before + 1);
     machine.answer(Reply::Queued(None));
-    assert_eq!(machine.sends(), before + 1, "and that is enough");
+    assert_eq!(machine.sends(), before + 1, "one more look is enough");
 }
 
 #[test]
@@ -474,7 +477,10 @@ fn an_error_tells_whether_the_key_is_held_and_why_it_is_unknown() {
     let told = |machine: &Machine| machine.shard.is_known_taken(machine.now, &machine.name, begin);
     assert!(!told(&machine));
     machine.fail(Unanswered::Unknown, None);
-    let error = machine.shard.last_error(&machine.name).expect("what kept it");
+    let error = machine
+        .shard
+        .last_error(&machine.name)
+        .expect("the last error is known");
     assert_eq!(error.kind(), &StoreErrorKind::TimedOut);
     assert!(!told(&machine));
     machine.answer(Reply::Queued(None));

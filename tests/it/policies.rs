@@ -30,7 +30,7 @@ async fn until(what: &str, mut so: impl FnMut() -> bool) {
         }
     };
     let seen = tokio::time::timeout(ms(20_000), look).await;
-    assert!(seen.is_ok(), "in vain: {what}");
+    assert!(seen.is_ok(), "timed out: {what}");
 }
 
 /// A scheduler that never fires, with a job whose latest tick stays the same during the tests.
@@ -552,7 +552,7 @@ async fn a_blocking_job_keeps_its_lease_until_its_thread_has_ended() {
     // Longer than its lease and the margin, although it was told to end.
     let still = one.drain(ms(1_200)).await.unwrap_err();
     assert_eq!(still.jobs, 1);
-    assert_eq!(*ran.lock().unwrap(), [], "the thread goes on");
+    assert_eq!(*ran.lock().unwrap(), [], "the thread keeps running");
     thread.goes.store(false, Ordering::SeqCst);
     soon(first).await.unwrap();
     soon(second).await.unwrap();
@@ -597,7 +597,7 @@ async fn a_blocking_job_whose_lease_is_lost_is_not_begun_again_beside_itself() {
     store.with_ledger(|ledger, _| ledger.overwrite(&name, None));
     watch.until("lost").await;
     sleep(ms(300)).await;
-    assert_eq!(thread.began.load(Ordering::SeqCst), 1, "the thread goes on");
+    assert_eq!(thread.began.load(Ordering::SeqCst), 1, "the thread keeps running");
     thread.goes.store(false, Ordering::SeqCst);
     soon(pursuit).await.unwrap();
     assert_eq!(thread.began.load(Ordering::SeqCst), 2, "and then it is run again");

@@ -47,7 +47,7 @@ async fn a_loop_of_ready_calls_lets_other_tasks_run() {
     })
     .await;
     let busy = locks.mutex("held");
-    shares_its_thread("a try_lock in vain", async || {
+    shares_its_thread("a failed try_lock", async || {
         assert!(busy.try_lock().await.unwrap().is_none());
     })
     .await;
@@ -93,7 +93,7 @@ async fn a_caller_without_budget_enters_once_and_keeps_its_place() {
     }
     // Another caller comes later, with any budget.
     let second = coop::unconstrained(first.try_lock()).await.unwrap();
-    assert!(second.is_none(), "it passed the first");
+    assert!(second.is_none(), "it passed the first caller");
     let guard = waits.await.unwrap();
     assert!(guard.is_held());
     guard.release().await.unwrap();

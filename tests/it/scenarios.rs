@@ -259,7 +259,7 @@ fn a_push_read_after_the_lease_ended_grants_nothing() {
     assert_eq!(
         stage.owner_node(),
         Some(node(N)),
-        "handed over, and the push lies on the table"
+        "handed over, and its push is not delivered yet"
     );
     stage.pass(LEASE + MARGIN + 1);
     let m = stage.lock(M, LEASE);
@@ -348,7 +348,7 @@ fn a_push_that_arrives_after_the_yield_grants_nothing() {
     stage.pass(LEASE / 3);
     stage.wake(N);
     stage.settle(N);
-    assert!(stage.holds(N, first), "learnt by the refresh");
+    assert!(stage.holds(N, first), "learnt from the renewal");
     let second = stage.lock(N, LEASE);
     stage.feed(N, Input::Release(first));
     // While the yield is in flight, its old number is known to be given up.
@@ -362,7 +362,7 @@ fn a_push_that_arrives_after_the_yield_grants_nothing() {
     stage.settle(N);
     assert!(!stage.holds(N, first) && !stage.holds(N, second));
     stage.push();
-    assert!(stage.holds(P, p), "the other one's push is not old");
+    assert!(stage.holds(P, p), "the push to the other node is not old");
     assert_eq!(stage.owner_node(), Some(node(P)));
 }
 
@@ -538,14 +538,14 @@ fn a_claim_executed_after_its_leave_leaves_nothing_behind() {
     stage.pass(100);
     assert!(
         matches!(stage.run(claim.outgoing.request, u64::MAX), Reply::Granted(_)),
-        "the ghost"
+        "the abandoned claim is granted"
     );
     stage.pass(100);
     stage.wake(N);
     stage.settle(N);
     assert!(
         stage.ledger.is_empty(),
-        "left once more when it could not come back"
+        "the claim is left again when it can no longer be executed"
     );
     assert!(stage.actors[N].shard.is_empty());
 }

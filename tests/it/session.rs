@@ -642,7 +642,10 @@ fn a_server_is_silent_while_nothing_is_answered_and_just_after() {
     bench.connect();
     let (_, id, batch) = bench.sent().remove(0);
     bench.answer(id, batch.requests.len());
-    assert!(bench.session.is_silent(bench.now), "there was none just now");
+    assert!(
+        bench.session.is_silent(bench.now),
+        "no request was answered just now"
+    );
     bench.pass(ms(200));
     assert!(!bench.session.is_silent(bench.now));
     bench.tell(SessionInput::SignWanted);

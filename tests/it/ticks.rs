@@ -182,7 +182,7 @@ async fn each_tick_is_run_once_by_three_nodes_out_of_phase() {
     until("four ticks are run", || log.count("end") >= 4).await;
     stop(schedulers).await;
     // A late engine also fires for ticks that were started without it.
-    until("all that fired is told", || {
+    until("every fire is reported", || {
         watch.count("tick") >= fires.load(Ordering::SeqCst)
     })
     .await;
@@ -313,7 +313,7 @@ pub(crate) struct Rude;
 
 impl fmt::Display for Rude {
     fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
-        panic!("an error that cannot be told")
+        panic!("an error that cannot be displayed")
     }
 }
 
@@ -357,7 +357,7 @@ async fn a_mark_ahead_of_the_stores_clock_is_reported_and_can_be_reset() {
     until("ticks are run again", || log.count("end") >= 2).await;
     assert!(
         !locks.reset_job("ahead").await.unwrap(),
-        "there is nothing to mend"
+        "there is nothing to reset"
     );
     stop([scheduler]).await;
 }

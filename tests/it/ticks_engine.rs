@@ -112,7 +112,7 @@ async fn an_engine_that_cannot_write_fires_repeatedly_without_a_run() {
     assert_eq!(
         locks.waiting(),
         0,
-        "none stands by for this very node: {:#?}",
+        "no replica stands by for its own node: {:#?}",
         watch.told()
     );
     over.notify_one();
@@ -134,7 +134,7 @@ async fn an_engine_that_was_held_up_runs_the_newest_tick_once() {
     // The only thread is blocked, so that the engine looks for no ticks. A stopped process or virtual machine behaves
     // alike.
     std::thread::sleep(ms(3_300));
-    until("it goes on", || log.count("end") >= before + 2).await;
+    until("two more ticks are run", || log.count("end") >= before + 2).await;
     stop([scheduler]).await;
     let ticks: Vec<u64> = log.all("start").iter().map(|line| line.tick).collect();
     assert!(ticks.windows(2).all(|two| two[0] < two[1]), "{ticks:?}");
@@ -297,7 +297,7 @@ async fn a_tick_that_the_engine_does_not_fire_is_started_without_it() {
     set.await.unwrap();
     watch.until("engine_missed").await;
     let seen = log.count("end");
-    until("it goes on", || log.count("end") >= seen + 2).await;
+    until("two more ticks are run", || log.count("end") >= seen + 2).await;
     stop([scheduler]).await;
     until("it ends with its engine", || {
         let seen = log.count("start");

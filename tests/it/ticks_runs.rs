@@ -153,7 +153,7 @@ async fn a_slow_job_overlaps_no_run_and_its_skipped_ticks_are_reported() {
         drained(locks, Duration::ZERO).await;
     }
     // A late engine also fires for ticks that were started without it.
-    until("all that fired is told", || {
+    until("every fire is reported", || {
         watch.count("tick") >= fires.load(Ordering::SeqCst)
     })
     .await;
@@ -207,7 +207,7 @@ async fn a_job_that_never_yields_keeps_its_lease() {
     let drained = soon(blocks.drain(ms(10))).await;
     assert!(
         matches!(drained, Err(StillRunning { jobs: 1, .. })),
-        "{drained:?}: it has come to no await"
+        "{drained:?}: the job has reached no await"
     );
     drop(goes_on);
     soon(pursuit).await.unwrap();

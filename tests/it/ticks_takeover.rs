@@ -66,7 +66,7 @@ where
     let mut second = nodes[1].job_with(name, ms(1_500), work(1)).unwrap();
     soon(first(id, scheduler.clone())).await;
     let guard = kept.lock().unwrap().pop().expect("it was left there");
-    assert!(guard.is_held(), "its lease goes on");
+    assert!(guard.is_held(), "its lease continues");
     let standby = tokio::spawn(second(id, scheduler.clone()));
     until_standing_by(&store, name, 1).await;
     end(guard).await;

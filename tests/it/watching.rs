@@ -147,11 +147,7 @@ fn a_cancelled_wait_leaves_nothing() {
     machine.tell(Input::Cancel(stays));
     let sends = machine.sends();
     machine.answer(WATCHING);
-    assert_eq!(
-        machine.sends(),
-        sends,
-        "nothing is left behind that would have to be left"
-    );
+    assert_eq!(machine.sends(), sends, "a call makes no claim that must be left");
     assert!(machine.shard.is_empty() && machine.shard.next_due().is_none());
 }
 

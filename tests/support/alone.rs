@@ -33,7 +33,7 @@ pub fn alone(test: &str, body: impl FnOnce()) {
     );
     let began = Instant::now();
     let status = loop {
-        if let Some(status) = child.try_wait().expect("our child") {
+        if let Some(status) = child.try_wait().expect("the child runs") {
             break Some(status);
         }
         if began.elapsed() > PATIENCE {

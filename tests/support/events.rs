@@ -74,7 +74,7 @@ impl Watch {
     pub async fn until(&self, event: &str) -> Told {
         match tokio::time::timeout(std::time::Duration::from_secs(20), self.whenever(event)).await {
             Ok(told) => told,
-            Err(_) => panic!("waited in vain for `{event}`: {:#?}", self.told()),
+            Err(_) => panic!("timed out waiting for `{event}`: {:#?}", self.told()),
         }
     }
 
@@ -85,7 +85,7 @@ impl Watch {
             if let Some(told) = self.told().into_iter().find(|told| told.event == event) {
                 return told;
             }
-            changed.changed().await.expect("we hold the sender");
+            changed.changed().await.expect("the sender is alive");
         }
     }
 }

@@ -337,7 +337,7 @@ pub async fn a_writer_becomes_a_reader_without_a_write_between(one: &Locks, othe
         let lease = writer.lease();
         let reader = soon(writer.downgrade()).await.unwrap();
         assert!(reader.is_held() && reader.fence() > fence);
-        assert!(!lease.is_held(), "what was written by is over");
+        assert!(!lease.is_held(), "the lease of the writer has ended");
         assert_eq!(lease.lost().await, LostCause::Released);
         // The guard remains a reader.
         let reader = soon(reader.downgrade()).await.unwrap();
@@ -408,7 +408,7 @@ pub async fn a_reader_does_not_become_a_writer(one: &Locks, _: &Locks) {
         panic!("it was downgraded")
     };
     other_guard.release().await.unwrap();
-    assert!(writer.is_held(), "it goes on");
+    assert!(writer.is_held(), "it still holds");
     writer.release().await.unwrap();
 }
 

@@ -78,7 +78,7 @@ impl Meter {
         let in_time = tokio::time::timeout(Duration::from_secs(20), fed).await;
         assert!(
             in_time.is_ok(),
-            "waited in vain for {series}: {:?}",
+            "timed out waiting for {series}: {:?}",
             self.series()
         );
     }

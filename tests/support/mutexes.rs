@@ -47,7 +47,7 @@ impl Held {
     fn fence(&self) -> Fence {
         match self {
             Held::One(guard) => guard.fence(),
-            Held::Several(guard) => guard.fence(KEY).expect("it is its only key"),
+            Held::Several(guard) => guard.fence(KEY).expect("the guard has one key"),
         }
     }
 

@@ -312,7 +312,10 @@ impl Proxy {
             }
         };
         if timeout(Duration::from_secs(10), wait).await.is_err() {
-            panic!("the proxy waited ten seconds in vain: {:#?}", self.counts());
+            panic!(
+                "the proxy waited for 10 s without the event: {:#?}",
+                self.counts()
+            );
         }
     }
 

@@ -297,7 +297,7 @@ fn the_owner_dies_and_its_tick_is_not_to_be_run_again() {
         assert_eq!(
             (next.tick, next.attempt),
             (owner.tick + 86_400, 1),
-            "the next comes as usual"
+            "the next tick is run as usual"
         );
     });
 }
@@ -351,7 +351,11 @@ fn the_owner_dies_between_two_tries() {
         let ran = service.log.one("ends");
         assert_eq!((failed.who, ran.tick, ran.attempt), (first, failed.tick, 2));
         assert!(ran.who != first && ran.fence > failed.fence, "{ran:?}");
-        assert_eq!(service.log.of("fails").len(), 3, "two of them are its own");
+        assert_eq!(
+            service.log.of("fails").len(),
+            3,
+            "two of the failures are its own"
+        );
     });
 }
 
