@@ -7,7 +7,7 @@
 //! | a clock is far behind, or a node is restarted in the past | it runs nothing |
 //! | nodes were started on both sides of a change of clocks | one run for each local date |
 //! | the owner dies | a standby runs the tick again within a lease, the margin and a timer |
-//! | the owner is stopped past its lease | its successor has a larger fence; it is told when it wakes, and its run dropped |
+//! | the owner is stopped past its lease | its successor has a larger fence; the owner is told when it wakes, and its run is dropped |
 //! | renewals fail, as the store is away | the run is cancelled by its deadline, and not before |
 //! | the store is away at the tick | no replica runs until it is back, and then the newest tick runs once |
 //! | the store went backwards | a tick that a node knows to be over is not run again, and each such node reports it |
