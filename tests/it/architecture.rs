@@ -1,5 +1,5 @@
-//! Imports run downwards, and in no circle between files: not between a file and its parent, either. Paths are read wherever
-//! they stand; unit tests do not count.
+//! Imports run downwards, and files import each other in no circle, including a file and its parent. Paths are read
+//! wherever they occur, except in unit tests.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,15 +8,15 @@ use std::path::Path;
 
 use proc_macro2::{Spacing, TokenStream, TokenTree, token_stream};
 
-/// From the bottom to the top. A floor imports itself and what is below it.
+/// The floors from the bottom to the top. A floor imports itself and the floors below it.
 const FLOORS: &str =
     "key error protocol options observe store driver primitives locks middleware scheduler testing lib";
 /// The floors of the simulator, from the bottom to the top.
 const SIM_FLOORS: &str = "time violation coverage setup planted log profile world network nodes callers faults \
                           laws run explore lib main";
-/// What never meets all the same: faces know no store, and doors neither.
+/// Imports that are never allowed: primitives, middleware and scheduler know no store.
 const NEVER: &str = "primitives-store middleware-store scheduler-store";
-/// What the pure floor may not name.
+/// Crates and modules that the pure floor may not name.
 const IMPURE: &str =
     "tokio tracing std::time::Instant std::time::SystemTime std::thread std::net std::fs std::env";
 
@@ -28,12 +28,12 @@ fn walk(tokens: TokenStream, paths: &mut Paths) {
     while let Some(tree) = tokens.next() {
         match &tree {
             TokenTree::Group(group) if group.stream().to_string().replace(' ', "") == "cfg(test)" => {
-                // What it is about: `mod tests { … }`, or any other item.
+                // The item behind an attribute: `mod tests { … }`, or any other item.
                 let ends = |next: &TokenTree| matches!(next, TokenTree::Group(_)) || next.to_string() == ";";
                 while tokens.next().is_some_and(|next| !ends(&next)) {}
             }
             TokenTree::Group(group) => walk(group.stream(), paths),
-            // `::redis::Value` names a crate and no file. Nothing stands before its first two colons.
+            // `::redis::Value` names a crate and no file. No token precedes its first two colons.
             tree if begins_separator(tree) => {
                 tokens.next();
                 if let Some(TokenTree::Ident(name)) =
@@ -48,7 +48,7 @@ fn walk(tokens: TokenStream, paths: &mut Paths) {
     }
 }
 
-/// The first of two colons. One colon stands between a name and its type or value.
+/// Returns whether this is the first of two colons. A single colon separates a name from its type or value.
 fn begins_separator(tree: &TokenTree) -> bool {
     matches!(tree, TokenTree::Punct(punct) if punct.as_char() == ':' && punct.spacing() == Spacing::Joint)
 }
@@ -75,7 +75,7 @@ fn path(mut so_far: Vec<String>, tokens: &mut Peekable<token_stream::IntoIter>, 
     paths.insert(so_far);
 }
 
-/// Every file by its module path, with the paths that it names.
+/// Collects every file by its module path, with the paths that it names.
 fn files(dir: &Path, module: &[String], found: &mut BTreeMap<Vec<String>, Paths>) {
     for entry in fs::read_dir(dir).unwrap() {
         let file = entry.unwrap().path();
@@ -109,7 +109,7 @@ fn check(dir: &str, floors: &str) {
             "crate" => (&[][..], &path[1..]),
             "self" => (&file[..], &path[1..]),
             "super" => (&file[..file.len() - parents], &path[parents..]),
-            // A file names the files of its folder without a word before them.
+            // A file names the files of its own folder without a prefix.
             _ if path.len() > 1 && found.contains_key(&[&file[..], &path[..1]].concat()) => {
                 (&file[..], &path[..])
             }
@@ -132,7 +132,7 @@ fn check(dir: &str, floors: &str) {
             edges.entry(file).or_default().insert(target.0);
         }
     }
-    // A file is in no circle if it imports no file that is left, or if no file that is left imports it.
+    // A file is in no circle if it imports no remaining file, or if no remaining file imports it.
     let mut before = usize::MAX;
     while edges.len() < std::mem::replace(&mut before, edges.len()) {
         let left: BTreeSet<_> = edges.keys().copied().collect();
@@ -158,7 +158,8 @@ fn imports_of_the_simulator_run_downwards_and_in_no_circle() {
     check("sim/src", SIM_FLOORS);
 }
 
-/// The files that define each type in a folder. Types inside an `impl`, a trait or a test module do not count.
+/// Collects the files that define each type in a folder. Types inside an `impl`, a trait or a test module do not
+/// count.
 fn types(dir: &Path, defined: &mut BTreeMap<String, BTreeSet<String>>) {
     for entry in fs::read_dir(dir).unwrap() {
         let file = entry.unwrap().path();

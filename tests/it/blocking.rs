@@ -1,4 +1,4 @@
-//! Locks for code that is not async: on threads of its own, and inside of a runtime, where it must not block.
+//! Locks for code that is not async: on its own threads, and inside a runtime, where it must not block.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use tenure::{Error, Guard, Locks, MemoryStore};
 
 use crate::help::{ms, soon, two};
 
-/// Read, pause, write: exact only if nobody else is inside.
+/// Reads, pauses, writes: the total is exact only if no other thread is inside.
 fn add(total: &AtomicU64) {
     let read = total.load(Ordering::Relaxed);
     thread::yield_now();
@@ -53,7 +53,7 @@ fn a_blocking_try_and_a_blocking_wait_say_that_it_is_busy() {
     assert!(mutex.blocking_try_lock().unwrap().is_some());
 }
 
-/// A thread that drives tasks must not be blocked, whether or not the lock is free; and a panic leaves nothing behind.
+/// A thread that drives tasks must not be blocked, whether or not the lock is free. The panic leaves nothing behind.
 #[tokio::test]
 async fn blocking_in_async_code_panics_and_leaves_nothing_behind() {
     let locks = Locks::memory();
@@ -66,7 +66,7 @@ async fn blocking_in_async_code_panics_and_leaves_nothing_behind() {
     drop(soon(locks.mutex("k").lock()).await.unwrap());
 }
 
-/// Where tokio allows to block.
+/// Blocking calls work where tokio allows blocking.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn threads_of_a_runtime_that_may_block_may_lock() {
     let locks = Locks::memory();

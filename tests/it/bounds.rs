@@ -1,4 +1,4 @@
-//! What public types and futures promise to other threads.
+//! The bounds of public types and futures: `Send`, `Sync`, `'static`, and their sizes.
 
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ fn types_are_send_and_sync() {
 async fn futures_are_send_and_static() {
     let locks = Locks::memory();
     let mutex = locks.mutex("a");
-    // Spawned without a clone of anything, and from a lock that is gone.
+    // The future is spawned without a clone, and from a lock that was dropped.
     let guard = tokio::spawn(locks.mutex("a").lock()).await.unwrap().unwrap();
     let lost = owned(guard.lost());
     assert!(sent(mutex.try_lock()).await.unwrap().is_none());
@@ -104,7 +104,7 @@ async fn futures_are_send_and_static() {
     drop(sent(Locks::redis("redis://127.0.0.1/")));
 }
 
-/// Guards and futures are moved about a lot: a task that locks is as large as what it holds.
+/// Guards and futures are moved often: a task that locks is at least as large as its future.
 #[test]
 fn futures_are_small() {
     assert!(size_of::<Guard>() <= 16, "{}", size_of::<Guard>());

@@ -36,7 +36,7 @@ async fn step<F: Future + ?Sized>(mut future: Pin<&mut F>) -> Option<F::Output> 
     .await
 }
 
-/// Polls it so many times, a little apart, then drops it.
+/// Polls the future `times` times, a little apart, then drops it.
 async fn polled<T>(future: impl Future<Output = T>, times: usize) -> Option<T> {
     let mut future = pin!(future);
     for _ in 0..times {
@@ -52,8 +52,8 @@ async fn nothing_left(store: &MemoryStore, nodes: &[&Locks]) {
     for node in nodes {
         soon(async {
             loop {
-                // Looked at first: who is counted comes into the line only then. And a push that comes late has a key for
-                // the moment in which it is thrown away.
+                // Read the waiters first: a counted waiter joins the queue only afterwards. A late push also has a
+                // key for the moment in which it is thrown away.
                 let waiting = node.waiting();
                 node.idle().await;
                 if (node.keys(), waiting) == (0, 0) {
@@ -97,7 +97,7 @@ async fn a_future_dropped_after_any_number_of_polls_leaves_nothing() {
     }
 }
 
-/// The same for readers, writers that become readers, and several keys.
+/// A cancelled future of readers, of writers that become readers, or of several keys leaves nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_future_of_readers_or_several_dropped_after_any_number_of_polls_leaves_nothing() {
     let store = MemoryStore::new();
@@ -135,7 +135,7 @@ async fn a_future_of_readers_or_several_dropped_after_any_number_of_polls_leaves
             drop(polled(guard.expect("free again").release(), times).await);
             soon(one.idle()).await;
         }
-        // Whoever waits for what it is given up by gets it.
+        // A caller that waits for a released or downgraded lease gets it.
         for reads in [false, true] {
             let guard = soon(one.mutex("b").lock()).await.unwrap();
             let lock = other.rw_lock("b");
@@ -148,7 +148,7 @@ async fn a_future_of_readers_or_several_dropped_after_any_number_of_polls_leaves
     }
 }
 
-/// The same for permits.
+/// A cancelled future of permits leaves nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_future_of_permits_dropped_after_any_number_of_polls_leaves_nothing() {
     let store = MemoryStore::new();
@@ -179,7 +179,7 @@ async fn a_future_of_permits_dropped_after_any_number_of_polls_leaves_nothing() 
     }
 }
 
-/// The same for who stands, leads, proclaims or asks.
+/// A cancelled future of a candidate, a leader, a proclamation or an observer leaves nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_future_of_an_election_dropped_after_any_number_of_polls_leaves_nothing() {
     let store = MemoryStore::new();
@@ -196,7 +196,7 @@ async fn a_future_of_an_election_dropped_after_any_number_of_polls_leaves_nothin
             drop(polled(election.lead(async |_| tokio::task::yield_now().await), times).await);
             drop(polled(election.proclaim("here"), times).await);
             drop(polled(election.leader(), times).await);
-            // For the first time it is told what is there, and watches nothing.
+            // An observer's first answer is the present leader, and watches nothing.
             drop(polled(election.observe().next(), times).await);
             if let Some(guard) = leader {
                 assert!(guard.is_held());
@@ -210,7 +210,8 @@ async fn a_future_of_an_election_dropped_after_any_number_of_polls_leaves_nothin
     }
 }
 
-/// The same for leases that travel. What was given up before its future was dropped is for others.
+/// A cancelled future of a transfer leaves nothing. A lease that was given up before its future was dropped is free
+/// for others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_future_of_a_transfer_dropped_after_any_number_of_polls_leaves_nothing() {
     let store = MemoryStore::new();
@@ -253,9 +254,9 @@ struct Caller {
     node: bool,
     key: u8,
     kind: u8,
-    /// How often it is polled before it leaves, and how often it is when it holds.
+    /// How many polls the caller makes before it leaves, both as a waiter and as a holder.
     polls: u8,
-    /// Which steps it comes in between.
+    /// The step at which the caller comes.
     turn: u8,
 }
 
@@ -308,7 +309,7 @@ proptest! {
                     (Box::pin(play(locks, caller)), caller.polls, u32::from(caller.turn) + 1)
                 })
                 .collect();
-            // The eager are polled more often; each leaves when it has had its polls, done or not.
+            // Eager callers are polled more often; each leaves after its polls, granted or not.
             let mut clock = 0u32;
             while !crowd.is_empty() {
                 clock += 1;
@@ -338,7 +339,7 @@ proptest! {
     }
 }
 
-/// Aborted, panicked, and with their runtime gone.
+/// The tasks are aborted, panic, or lose their runtime.
 #[test]
 fn tasks_that_are_aborted_or_panic_leave_nothing() {
     let store = MemoryStore::new();
@@ -358,7 +359,7 @@ fn tasks_that_are_aborted_or_panic_leave_nothing() {
             std::panic::resume_unwind(Box::new("while holding"));
         });
         assert!(runtime.block_on(panics).unwrap_err().is_panic());
-        // Both were polled, so that nobody begins to wait when all is counted.
+        // Both were polled, so that neither begins to wait after the counting.
         runtime.block_on(async {
             while one.waiting() + other.waiting() < 2 {
                 tokio::task::yield_now().await;
@@ -367,7 +368,7 @@ fn tasks_that_are_aborted_or_panic_leave_nothing() {
         waits[1].abort();
         runtime.shutdown_background();
         drop(guard);
-        // A poll that was under way all the while may still succeed; its guard is then the handle's.
+        // A poll that was running all the while may still succeed; its guard then belongs to the handle.
         drop(waits);
         let quiet = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -377,7 +378,7 @@ fn tasks_that_are_aborted_or_panic_leave_nothing() {
     }
 }
 
-/// Half of a long line leaves: the rest is served in order, and the memory comes back.
+/// Half of a long queue leaves: the rest is served in order, and the memory is freed.
 #[tokio::test]
 async fn when_half_of_ten_thousand_waiters_leave_the_rest_is_served_in_order() {
     let store = MemoryStore::new();
@@ -389,7 +390,7 @@ async fn when_half_of_ten_thousand_waiters_leave_the_rest_is_served_in_order() {
         assert!(step(waiting.as_mut()).await.is_none());
     }
     assert_eq!(locks.waiting(), 10_000);
-    // From all over the line.
+    // The callers that leave are spread over the queue.
     let mut rng = fastrand::Rng::with_seed(7);
     rng.shuffle(&mut line);
     line.truncate(5_000);
@@ -398,7 +399,7 @@ async fn when_half_of_ten_thousand_waiters_leave_the_rest_is_served_in_order() {
     guard.release().await.unwrap();
     let mut fence = None;
     for (n, (_, waiting)) in line.into_iter().enumerate() {
-        // Nobody behind has it: only the first of those that are left is ready.
+        // Only the first of the remaining waiters is ready.
         let guard = soon(waiting).await.unwrap();
         assert!(Some(guard.fence()) > fence, "at {n}");
         fence = Some(guard.fence());
@@ -408,7 +409,8 @@ async fn when_half_of_ten_thousand_waiters_leave_the_rest_is_served_in_order() {
     nothing_left(&store, &[&locks]).await;
 }
 
-/// A key that is over leaves nothing, neither here nor in the store. In a process of its own, whose memory is its own.
+/// A key that is no longer used leaves nothing, neither in the process nor in the store. Runs in its own process, for
+/// its own memory.
 #[test]
 fn keys_that_are_used_once_leave_nothing() {
     const CHILD: &str = "TENURE_KEYS_CHILD";
@@ -431,7 +433,7 @@ fn keys_that_are_used_once_leave_nothing() {
 }
 
 async fn used_once(keys: u32) {
-    /// What the process has then stands for what it needs at once.
+    /// The memory of the process at this count is its baseline.
     const FIRST: u32 = 100_000;
     let store = MemoryStore::new();
     let locks = node(&store);
@@ -461,7 +463,7 @@ async fn used_once(keys: u32) {
     }
     nothing_left(&store, &[&locks]).await;
     let grown = resident().saturating_sub(before);
-    // Of a million the rest were 900,000, and 8 MiB the bound.
+    // For 1,000,000 keys, 900,000 come after the baseline, and the bound is 8 MiB.
     let bound = ((8 << 20) as f64 * f64::from(keys.saturating_sub(FIRST)) / 900_000.0) as usize;
     assert!(
         grown < bound,

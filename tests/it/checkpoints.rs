@@ -1,4 +1,4 @@
-//! What a run knows of itself, and leaves for whoever runs its tick again.
+//! What a run knows of itself, and what it leaves for a later run of its tick.
 
 use std::future::pending;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,14 +15,14 @@ use tokio_cron_scheduler::{Job, JobScheduler};
 
 use crate::help::{ms, soon};
 
-/// Its latest tick is the same for as long as the tests run.
+/// The latest tick of this expression stays the same during the tests.
 const EACH_YEAR: &str = "0 0 0 1 1 *";
 
 fn node(store: &MemoryStore) -> Locks {
     Locks::builder().memory_shared(store).unwrap()
 }
 
-/// Fires a job once on a node of its own, and says what its run made. The node drains if the run comes to no end.
+/// Fires a job once on its own node, and returns the result of its run. Drains the node if the run does not end.
 async fn fires<T: Send + 'static, Fut>(
     store: &MemoryStore,
     name: &str,
@@ -68,7 +68,7 @@ async fn by_hand() -> (uuid::Uuid, JobScheduler) {
     (id, scheduler)
 }
 
-/// As if the job's tick had come round: its mark is of long before.
+/// Makes the job's mark old, as if the next tick had come.
 fn next_tick(store: &MemoryStore, name: &str) {
     let name = Name::job(name.into());
     store.with_ledger(|ledger, _| {
@@ -117,13 +117,13 @@ async fn a_tick_that_is_overtaken_leaves_nothing_to_the_next() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_owns_the_tick_no_more_is_refused_and_shown_nothing() {
+async fn a_run_that_lost_its_tick_is_refused_and_reads_no_checkpoint() {
     let store = MemoryStore::new();
     let of_job = store.clone();
     let work = move |tick: Tick| {
         let store = of_job.clone();
         async move {
-            tick.checkpoint(b"while it is ours").await.unwrap();
+            tick.checkpoint(b"while it is owned").await.unwrap();
             tick.check().unwrap();
             tick.verify().await.unwrap();
             let name = Name::job(tick.job().clone());
@@ -133,7 +133,7 @@ async fn whoever_owns_the_tick_no_more_is_refused_and_shown_nothing() {
             };
             let before = store.with_ledger(|ledger, now| ledger.record(&name, now).cloned());
             store.with_ledger(|ledger, _| ledger.overwrite(&name, Some(foreign)));
-            // This process cannot know yet; the store does.
+            // This process cannot know of the loss yet, but the store does.
             tick.check().unwrap();
             let told = [
                 tick.verify().await,
@@ -150,15 +150,15 @@ async fn whoever_owns_the_tick_no_more_is_refused_and_shown_nothing() {
     for told in told {
         assert!(matches!(told, Err(Error::Lost { .. })), "{told:?}");
     }
-    assert_eq!(kept.as_deref(), Some(&b"while it is ours"[..]));
+    assert_eq!(kept.as_deref(), Some(&b"while it is owned"[..]));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_run_that_was_told_to_end_is_told_so_whatever_it_asks() {
+async fn every_request_of_a_stopped_run_reports_the_stop() {
     let (id, scheduler) = by_hand().await;
     let (locks, made) = (Locks::memory(), Arc::new(Mutex::new(Vec::new())));
     let (of_job, runtime) = (made.clone(), tokio::runtime::Handle::current());
-    // A thread cannot be cancelled, so its lease goes on.
+    // A thread cannot be cancelled, so its lease is kept.
     let job = locks.job_builder("told").timeout(ms(50));
     let mut fire = job
         .run_blocking(move |tick: Tick| {

@@ -1,10 +1,10 @@
-//! What `Debug` shows of public values: what it is about, and nothing of the machinery.
+//! `Debug` of public values shows their subject, and no internals.
 
 use tenure::Locks;
 
 use crate::help::ms;
 
-/// Key and lease, in less than a screen line or two; also beside a thousand other keys.
+/// The output is key and lease, within a line or two, also beside a thousand other keys.
 #[tokio::test]
 async fn a_mutex_shows_its_key_and_its_lease() {
     let locks = Locks::memory();
@@ -17,7 +17,7 @@ async fn a_mutex_shows_its_key_and_its_lease() {
     assert!(text.contains("stock:7") && text.contains("7s"), "{text}");
 }
 
-/// The future of a lock is shown in tasks' dumps, so it is as short.
+/// Task dumps show the future of a lock, so its output is as short.
 #[tokio::test]
 async fn a_lock_shows_its_key() {
     let text = format!("{:?}", Locks::memory().mutex("stock:7").lock());

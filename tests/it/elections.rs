@@ -13,7 +13,7 @@ async fn nodes() -> (Locks, Locks, MemoryStore) {
     (make("one"), make("other"), store)
 }
 
-/// What has ended is forgotten when there is much of it.
+/// The store forgets ended elections once there are many.
 async fn is_empty(store: MemoryStore) {
     drop(store);
 }

@@ -1,22 +1,22 @@
-//! Errors where services meet them: at the first `?`, and as what a handler returns.
+//! Errors where services meet them: at the first `?`, and as the result of a handler.
 
 #[cfg(any(feature = "redis", feature = "axum"))]
 use tenure::Error;
 
-/// A service's start, with one kind of error.
+/// The start of a service, with one kind of error.
 #[cfg(feature = "redis")]
 async fn starts(url: &str) -> Result<tenure::Guard, Error> {
     let locks = tenure::Locks::redis(url).await?;
     locks.mutex("a").lock().await
 }
 
-/// Why there are no locks is an error like any other: `?` takes it, and it says what it was.
+/// The error of a failed connection is an error like any other: `?` takes it, and it keeps its cause.
 #[cfg(feature = "redis")]
 #[tokio::test]
-async fn a_failure_to_connect_is_an_error_of_ours() {
+async fn a_failure_to_connect_is_a_tenure_error() {
     let bad = crate::help::soon(starts("http://127.0.0.1/")).await.unwrap_err();
     assert!(matches!(bad, Error::Options(_)), "{bad:?}");
-    // Bound, so that nobody else gets the port, but nobody listens.
+    // The port is bound, so that no other process gets it, but no socket listens.
     let closed = tokio::net::TcpSocket::new_v4().unwrap();
     closed.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let addr = closed.local_addr().unwrap();
@@ -31,7 +31,7 @@ async fn a_failure_to_connect_is_an_error_of_ours() {
     );
 }
 
-/// A handler returns our error with `?`, and it is answered as the layer answers.
+/// A handler returns a tenure error with `?`, and the response is that of the layer.
 #[cfg(feature = "axum")]
 #[tokio::test]
 async fn an_error_is_a_response() {

@@ -1,33 +1,34 @@
-//! What happens, and what becomes of the job then: a table, each row a test of the same words, in a simulation.
+//! A table of events and what happens to the job after each. Each row is a simulated test with the same words.
 //!
-//! | what happens | what becomes of it |
+//! | what happens | what happens to the job |
 //! |---|---|
 //! | several nodes fire, at any phase and skew | one runs the tick |
 //! | a clock is ahead | it waits until the store says that it is time |
 //! | a clock is far behind, or a node is restarted in the past | it runs nothing |
 //! | nodes were started on both sides of a change of clocks | one run for each local date |
 //! | the owner dies | a standby runs the tick again within a lease, the margin and a timer |
-//! | the owner is stopped past its lease | its successor has a larger fence; it is told when it wakes, and its run dropped |
+//! | the owner is stopped past its lease | its successor has a larger fence; the owner is told when it wakes, and its run is dropped |
 //! | renewals fail, as the store is away | the run is cancelled by its deadline, and not before |
-//! | the store is away at the tick | nobody runs until it is back, and then the newest tick runs once |
-//! | the store went backwards | what a node knows to be over is not run again, and each node that knows says so |
+//! | the store is away at the tick | no replica runs until it is back, and then the newest tick runs once |
+//! | the store went backwards | a tick that a node knows to be over is not run again, and each such node reports it |
 //! | a run lasts into the next tick | that tick is skipped |
 //! | a tick comes while an earlier one is run, and is to be skipped | it is skipped, on every replica |
-//! | a tick comes while an earlier one is run, and is to wait | of those that come the latest is run after it, and the others are skipped |
+//! | a tick comes while an earlier one is run, and is to wait | the latest of such ticks is run after it, and the
+//! others are skipped |
 //! | ticks are missed and are to be skipped | none of them is run |
 //! | ticks are missed and the newest is to be run | it is run once, if it is young enough |
 //! | ticks are missed and all are to be run | they are run one after the other, from the oldest that is young enough, and not too many |
-//! | ticks are missed and clocks are off | how old a tick is the store's clock says, whichever node fires |
-//! | the owner dies again and again | the tick is begun so often at most |
+//! | ticks are missed and clocks are off | the store's clock decides how old a tick is, whichever node fires |
+//! | the owner dies again and again | the number of attempts is limited |
 //! | the owner dies and its tick is not to be run again | it is over |
 //! | a job fails and is to be tried again | the same replica does so under the same lease, after pauses that double |
 //! | the owner dies between two tries | a standby runs the tick again, and tries as often |
 //! | a job lasts longer than its timeout | it is cancelled then, and its tick is over |
 //! | the job fails, panics or lasts too long | its tick is over |
-//! | replicas are replaced one by one during a run | whoever comes later finishes its tick |
+//! | replicas are replaced one by one during a run | a later replica finishes its tick |
 //! | a replica is shut down during a run | a standby takes over at once, when the run has ended |
 //! | the engine does not fire | the node's own clock starts the tick |
-//! | releases differ in the job's expression | both run it, and a warning tells |
+//! | releases differ in the job's expression | both run it, and a warning reports it |
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};
@@ -51,7 +52,7 @@ const fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-/// What a run did, and when, since the simulation began.
+/// What a run did, and when, counted from the beginning of the simulation.
 #[derive(Debug, Clone, PartialEq)]
 struct Line {
     what: &'static str,
@@ -94,14 +95,14 @@ impl Log {
         lines.iter().filter(|line| line.what == what).cloned().collect()
     }
 
-    /// The only one of these.
+    /// Returns the only line of this kind.
     fn one(&self, what: &str) -> Line {
         let lines = self.of(what);
         assert_eq!(lines.len(), 1, "{:#?}", self.lines.lock().unwrap());
         lines[0].clone()
     }
 
-    /// How often each tick was run to its end.
+    /// Returns how often each tick was run to its end.
     fn ended(&self) -> BTreeMap<u64, usize> {
         let mut ended = BTreeMap::new();
         self.of("ends")
@@ -130,7 +131,7 @@ struct Service {
     expression: &'static str,
     zone: &'static str,
     lasts: Duration,
-    /// It fails so often in each run.
+    /// The number of failures in each run.
     fails: u32,
     set: fn(LeasedJob<Scheduled>) -> LeasedJob<Scheduled>,
 }
@@ -237,7 +238,7 @@ async fn a_clock_is_far_behind_or_a_node_is_restarted_in_the_past() {
     sim.run_until("2026-10-02T00:30:00Z").await;
     let _past = service.start_ahead(&sim, "past", -86_400_000).await;
     sim.run_until("2026-10-02T12:00:00Z").await;
-    // By their clocks it is midnight an hour and a day later.
+    // Their clocks show midnight an hour and a day later.
     let ran = service.log.one("ends");
     assert!(replicas.contains_key(ran.who), "{ran:?}");
 }
@@ -309,7 +310,7 @@ async fn renewals_fail_as_the_store_is_away() {
     let _replicas = service.three(&sim).await;
     sim.run_for(secs(120)).await;
     let first = service.log.one("begins");
-    // Two thirds of a lease are ridden out.
+    // A run survives an outage that is shorter than two thirds of a lease.
     sim.store().go_away();
     sim.run_for(LEASE / 2).await;
     assert!(service.log.of("dropped").is_empty());
@@ -327,7 +328,7 @@ async fn renewals_fail_as_the_store_is_away() {
     assert_eq!(
         service.log.of("begins").len(),
         1,
-        "nobody runs what nobody can claim"
+        "no replica runs a tick that it cannot claim"
     );
     sim.store().come_back();
     sim.run_for(secs(1_000)).await;
@@ -366,14 +367,14 @@ async fn the_store_went_backwards() {
     let service = Service::new("went-back", "0 0 * * * *", secs(600));
     let mut replicas = service.three(&sim).await;
     sim.run_until("2026-10-01T02:05:00Z").await;
-    // It is being run, and the tick before it is over.
+    // A tick is being run, and the tick before it is over.
     let old = sim.store().copy();
     sim.run_until("2026-10-01T05:30:00Z").await;
     assert_eq!(service.log.of("ends").len(), 5);
     sim.store().restart_from(&old);
     sim.run_for(secs(60)).await;
     assert!(told.count("store_went_back") > 0);
-    // Of those who come now none knows better than the store.
+    // None of the replicas that start now knows more than the store.
     let _new = service.start(&sim, "d").await;
     replicas.drain().for_each(|(_, replica)| replica.crash());
     sim.run_until("2026-10-01T07:30:00Z").await;
@@ -508,7 +509,7 @@ async fn the_engine_does_not_fire() {
     let told = Watch::of("not-fired");
     let sim = Simulation::at("2026-10-01T12:00:30Z");
     let service = Service::new("not-fired", "0 * * * * *", secs(1));
-    // Its engine looks for what comes next in an hour, and then the clock is set right.
+    // Its engine looks for the next tick in an hour, and then the clock is set right.
     let replica = service.start_ahead(&sim, "a", 3_600_000).await;
     sim.run_for(secs(10)).await;
     replica.set_clock_ahead_ms(0);

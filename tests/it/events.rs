@@ -1,4 +1,4 @@
-//! What is told through `tracing`.
+//! The events emitted through `tracing`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,7 +16,7 @@ const EVENTS_FILE: &str = include_str!("../../src/observe/events.rs");
 /// A row of the table of events.
 struct Row {
     docs: String,
-    /// The usual level first.
+    /// The levels, the usual one first.
     levels: Vec<&'static str>,
 }
 
@@ -96,7 +96,7 @@ fn every_event_is_documented_listed_and_emitted() {
 
 /// The usual level of a row is first, and the words of the row say when each other level is used.
 #[test]
-fn every_event_is_as_loud_as_its_row_says() {
+fn every_event_has_the_level_of_its_row() {
     let (rows, _) = rows();
     assert!(rows.len() > 40);
     for (event, Row { docs, levels }) in rows {
@@ -122,9 +122,9 @@ fn events_are_emitted_in_one_place() {
     assert_eq!(names, ["event.rs"], "{emitting:?}");
 }
 
-/// A process that stood still says so first, and its losses name no other cause.
+/// A process that was stopped reports that first, and its losses name no other cause.
 #[tokio::test]
-async fn a_pause_of_the_process_is_told_once_before_what_it_cost() {
+async fn a_pause_of_the_process_is_reported_once_before_its_losses() {
     let clock = Clock::new();
     let builder = Locks::builder().lease(ms(6_000)).node_name("paused");
     let locks = builder.clock(clock.clone()).memory().unwrap();
@@ -133,7 +133,7 @@ async fn a_pause_of_the_process_is_told_once_before_what_it_cost() {
         locks.mutex("paused 1").lock().await.unwrap(),
         locks.mutex("paused 2").lock().await.unwrap(),
     ];
-    // Its driver sleeps.
+    // The node's driver sleeps.
     tokio::time::sleep(ms(100)).await;
     clock.jump(ms(20_000));
     let _ = guards.map(|guard| assert!(!guard.is_held()));
@@ -141,7 +141,7 @@ async fn a_pause_of_the_process_is_told_once_before_what_it_cost() {
     while watch.count("lost") < 2 {
         tokio::time::sleep(ms(5)).await;
     }
-    // Long enough for the driver to wake, which would tell it again.
+    // Long enough for the driver to wake, which must not repeat the event.
     tokio::time::sleep(ms(1_000)).await;
     let told = watch.told();
     let loud: Vec<_> = told.iter().filter(|told| told.level <= Level::WARN).collect();
@@ -160,9 +160,9 @@ async fn a_pause_of_the_process_is_told_once_before_what_it_cost() {
     );
 }
 
-/// The life of a key, as it is told.
+/// The events of one key, from its grant to its loss.
 #[tokio::test]
-async fn the_life_of_a_key_is_told() {
+async fn the_events_of_a_key_are_emitted_in_order() {
     let store = MemoryStore::new();
     let clock = Clock::new();
     let one = Locks::builder()
@@ -178,7 +178,7 @@ async fn the_life_of_a_key_is_told() {
     assert!(one.mutex("told").try_lock().await.unwrap().is_none());
     watch.until("denied").await;
     let renewed = watch.until("renewed").await;
-    // When a third of the lease was over, and so of the old one: the new one has all of its time left.
+    // A third of the lease has passed. The slack is that of the old lease: the new one has all of its time left.
     let (_, slack) = renewed.text.split_once("slack_ms=").unwrap();
     let slack: u64 = slack.split(' ').next().unwrap().parse().unwrap();
     assert!(slack <= 4_000, "{slack}");

@@ -1,4 +1,4 @@
-//! In a child that was forked: its parent holds, and every call says so at once.
+//! Every call in a forked child is refused at once, as its parent holds the locks.
 
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,12 +11,13 @@ use fork::{Fork, fork, waitpid};
 use tenure::error::{ClosedCause, LostCause};
 use tenure::{Error, Guard, Locks, MultiGuard, Tick, Transfer};
 
-/// Names this test to a process of its own: a child has one thread, and locks that other threads had stay locked in it.
+/// Marks the process for this test. A forked child has one thread, and mutexes that other threads held stay locked in
+/// it.
 const ALONE: &str = "TENURE_FORKS";
-/// Forks at so many moments of what another thread does with the same locks.
+/// The number of forks, at different moments of another thread's work with the same locks.
 const CHILDREN: usize = 20;
 
-/// What the parent has when it forks, several of each: a call may use it up.
+/// The values of the parent when it forks, several of each: a call may consume one.
 struct Parent {
     locks: Locks,
     writers: Vec<Guard>,
@@ -60,7 +61,7 @@ fn a_forked_child_is_refused_everywhere() {
         })
     };
     for child in 1..=CHILDREN {
-        // What is made once is made: a child inherits no half of it.
+        // One-time initialization is over: a child inherits no half of it.
         while cycles.load(Ordering::Relaxed) < 10 * child {
             std::thread::yield_now();
         }
@@ -71,7 +72,7 @@ fn a_forked_child_is_refused_everywhere() {
     }
     stop.store(true, Ordering::Relaxed);
     busy.join().unwrap();
-    // Nothing of it touched the parent.
+    // The child's calls did not affect the parent.
     assert!(parent.writers.iter().all(Guard::is_held) && parent.several.is_held());
     runtime.block_on(async {
         for guard in parent.writers.into_iter().chain([parent.reader, parent.leads]) {
@@ -95,7 +96,7 @@ async fn prepared(locks: &Locks) -> Parent {
         std::future::pending::<()>()
     });
     let (job, locks_of_job) = (job.unwrap(), locks.clone());
-    // A runtime of its own, which goes on running it.
+    // The runtime is on its own thread, which keeps running it.
     std::thread::spawn(move || {
         let midnight = std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(1_792_627_200);
         runtime().block_on(tenure::testing::fire_tick(&locks_of_job, "job", midnight));
@@ -112,7 +113,7 @@ async fn prepared(locks: &Locks) -> Parent {
     }
 }
 
-/// Ends the process: its test harness is the parent's.
+/// Ends the process: its test harness belongs to the parent.
 fn run_child(parent: Parent) -> ! {
     std::thread::spawn(|| {
         std::thread::sleep(Duration::from_secs(30));
@@ -241,7 +242,7 @@ async fn what_is_given_back(parent: Parent) {
     closed("release", next().release().await);
     closed("release of several", parent.several.release().await);
     closed("release of a leader", parent.leads.release().await);
-    // All of these may be dropped.
+    // All these values may be dropped.
     drop((next(), parent.tick, parent.locks));
     writers.for_each(drop);
 }

@@ -1,4 +1,4 @@
-//! Several guards of one lease, and what runs under one.
+//! Several guards of one lease, and work that runs under one.
 
 use tenure::error::LostCause;
 use tenure::{Error, Locks, MemoryStore};
@@ -56,7 +56,7 @@ async fn a_loss_is_one_for_all_guards() {
 }
 
 #[tokio::test]
-async fn a_downgrade_after_the_end_tells_the_cause_that_was_told() {
+async fn a_downgrade_after_the_end_reports_the_same_cause() {
     let store = MemoryStore::new();
     let locks = Locks::builder().memory_shared(&store).unwrap();
     let guard = locks.mutex("a").lease(ms(3_000)).lock().await.unwrap();
@@ -76,7 +76,7 @@ async fn a_downgrade_after_the_end_tells_the_cause_that_was_told() {
 }
 
 #[tokio::test]
-async fn who_holds_a_key_does_not_wait_for_it() {
+async fn a_holder_does_not_wait_for_its_own_key() {
     let locks = Locks::memory();
     let mutex = locks.mutex("a");
     let guard = mutex.lock().await.unwrap();
@@ -87,7 +87,7 @@ async fn who_holds_a_key_does_not_wait_for_it() {
     assert!(matches!(fixed, Err(Error::WouldDeadlock { .. })));
     let run = guard.run(mutex.lock()).await.unwrap();
     assert!(matches!(run, Err(Error::WouldDeadlock { .. })));
-    // Another key, another node, and a scope that is over, are no reason.
+    // Another key, another node, or a scope that has ended are allowed.
     drop(guard.scope(locks.mutex("b").lock()).await.unwrap());
     let stranger = Locks::memory();
     drop(guard.scope(stranger.mutex("a").lock()).await.unwrap());
@@ -142,7 +142,7 @@ async fn work_of_a_reader_and_of_a_permit_is_dropped_when_the_lease_is_lost() {
     assert!(is_lost(soon(calls.acquire_with(hangs)).await));
 }
 
-/// True where code is polled in the scope of a lease on the lock, and nowhere else.
+/// The check is true where code is polled in the scope of a lease on the lock, and nowhere else.
 #[tokio::test]
 async fn code_knows_whether_it_runs_under_a_lock() {
     let locks = Locks::memory();
@@ -166,7 +166,7 @@ async fn code_knows_whether_it_runs_under_a_lock() {
     assert_eq!(multi.with(async |_| held()).await.unwrap(), writes);
     let multi = locks.multi([tenure::MultiKey::read("a"), "b".into()]);
     assert_eq!(multi.with(async |_| held()).await.unwrap(), reads);
-    // Another kind of lease, another key and another node are none.
+    // Another kind of lease, another key and another node do not count.
     assert_eq!(
         locks
             .semaphore("a", 1)
@@ -191,7 +191,7 @@ async fn code_knows_whether_it_runs_under_a_lock() {
         guard.scope(async { tokio::spawn(async move { held() }).await.unwrap() })
     };
     assert_eq!(spawned.await, nothing, "a spawned task is out of the scope");
-    // Between two polls it is not held either: other tasks run on the thread.
+    // Between two polls the check is false: other tasks run on the thread.
     let mut waits = Box::pin(guard.scope(async {
         tokio::task::yield_now().await;
         held()

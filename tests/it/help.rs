@@ -1,4 +1,4 @@
-//! What several of these tests share.
+//! Helpers that several of these tests share.
 
 use std::pin::Pin;
 use std::task::Poll;
@@ -10,14 +10,14 @@ pub const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// Fails loudly instead of hanging for ever.
+/// Awaits the future, and fails loudly instead of hanging for ever.
 pub async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(ms(20_000), future)
         .await
         .expect("did not happen in time")
 }
 
-/// Looks until it is so. Not every feature alone has something to look for.
+/// Waits until the condition is true. Not every feature set uses this function.
 #[allow(dead_code)]
 pub async fn until(what: &str, mut so: impl FnMut() -> bool) {
     let look = async {
@@ -26,10 +26,10 @@ pub async fn until(what: &str, mut so: impl FnMut() -> bool) {
         }
     };
     let seen = tokio::time::timeout(ms(20_000), look).await;
-    assert!(seen.is_ok(), "in vain: {what}");
+    assert!(seen.is_ok(), "timed out: {what}");
 }
 
-/// One step of a future, whose answer it is if it has one.
+/// Polls the future once and returns its output if it is ready.
 pub async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
     std::future::poll_fn(|cx| {
         Poll::Ready(match Pin::new(&mut *future).poll(cx) {
@@ -40,7 +40,7 @@ pub async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
     .await
 }
 
-/// Two nodes on one store.
+/// Returns two nodes on one store.
 pub fn two(store: &MemoryStore) -> (Locks, Locks) {
     let make = || Locks::builder().memory_shared(store).unwrap();
     (make(), make())

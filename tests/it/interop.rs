@@ -1,5 +1,5 @@
-//! Other libraries on the same record: an owner that does not know our queue tells nobody of its release, so whoever
-//! waits behind it looks for itself, soon.
+//! Other libraries lock the same record. A foreign owner does not know the queue and pushes no release, so the
+//! waiters behind it look for themselves, often.
 
 use std::time::Duration;
 
@@ -10,9 +10,9 @@ use tenure::protocol::step::{Effect, InboxState, Rules};
 use crate::help::ms;
 use crate::machine::{Machine, options};
 
-/// Long enough that a third of it is after everything else.
+/// Long enough that a third of it is later than every other timer.
 const LEASE_MS: u64 = 30_000;
-/// What a timer may be shortened by, so that those of many nodes part.
+/// The factor by which a timer may be shortened, so that the timers of many nodes spread.
 const JITTER: f64 = 0.9;
 
 fn waiting() -> Machine {
@@ -21,7 +21,7 @@ fn waiting() -> Machine {
     machine
 }
 
-/// How long until it looks, once it was answered so.
+/// Returns the pause until the next look, after this answer.
 fn looks_after(machine: &mut Machine, reply: Reply) -> Duration {
     machine.answer(reply);
     let pause = machine.passes();
@@ -53,7 +53,7 @@ fn a_foreign_owner_is_looked_at_every_30_ms_for_2_s_and_every_250_ms_after_that(
     }
 }
 
-/// A late answer or a late timer does not shift them.
+/// A late answer or a late timer does not shift the looks.
 #[test]
 fn a_node_looks_at_all_its_keys_in_the_same_moments() {
     let mut machine = waiting();
@@ -69,14 +69,14 @@ fn a_node_looks_at_all_its_keys_in_the_same_moments() {
 }
 
 #[test]
-fn an_owner_of_ours_is_looked_at_every_third_of_a_lease() {
+fn a_tenure_owner_is_looked_at_every_third_of_a_lease() {
     let mut machine = waiting();
     let third = ms(LEASE_MS / 3);
     for _ in 0..3 {
         let pause = looks_after(&mut machine, Reply::Queued(Some(60_000)));
         assert!(is_about(pause, third), "{pause:?}");
     }
-    // Each answer decides for itself: whoever came after a foreign owner is ours.
+    // Each answer decides for itself: the next owner after the foreign one is a tenure node.
     let mut machine = waiting();
     let pause = looks_after(&mut machine, Reply::QueuedBehindForeign(Some(60_000)));
     assert!(pause <= ms(30), "{pause:?}");
@@ -85,24 +85,24 @@ fn an_owner_of_ours_is_looked_at_every_third_of_a_lease() {
 }
 
 #[test]
-fn a_foreign_owner_is_never_looked_at_later_than_one_of_ours() {
-    // Its record ends sooner.
+fn a_foreign_owner_is_never_looked_at_later_than_a_tenure_owner() {
+    // The record of the foreign owner ends sooner.
     let pause = looks_after(&mut waiting(), Reply::QueuedBehindForeign(Some(5)));
     assert!(pause <= ms(7), "{pause:?}");
-    // A third of the lease is sooner than the later pace.
+    // A third of the lease is sooner than the slow pace.
     let mut machine = Machine::new(Rules::default());
     machine.enter(options(400));
     machine.later(ms(10_000));
     let pause = looks_after(&mut machine, Reply::QueuedBehindForeign(None));
     assert!(pause <= ms(134), "{pause:?}");
-    // Nor while nobody knows whether grants are pushed.
+    // The pace stays fast while pushes are not confirmed.
     let mut machine = waiting();
     machine.inbox(InboxState::Unconfirmed);
     let pause = looks_after(&mut machine, Reply::QueuedBehindForeign(None));
     assert!(pause <= ms(30), "{pause:?}");
 }
 
-/// Whichever looks moves the queue on, so a thousand look hardly more often than one, and not all at once.
+/// Any look moves the queue on, so a thousand claims look hardly more often than one, and not all at once.
 #[test]
 fn many_claims_of_one_key_take_turns() {
     const WATCHED: Duration = Duration::from_millis(300);
@@ -125,7 +125,7 @@ fn many_claims_of_one_key_take_turns() {
     }
 }
 
-/// Says of every request under way that it waits behind a foreign owner, and counts them.
+/// Answers every request in flight with "queued behind a foreign owner", and counts them.
 fn answer_all(machine: &mut Machine) -> usize {
     let effects = std::mem::take(&mut machine.effects).into_iter();
     let sent = effects.filter_map(|effect| match effect {

@@ -1,4 +1,4 @@
-//! The key machine, told what to see: answers that no store gives on demand.
+//! The key machine, fed with answers that no store gives on demand.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn a_job(queues: bool) -> Engine {
     )
 }
 
-/// The first of three has handed on to the second, whose release is a yield.
+/// The first of three callers has handed the lease on to the second, whose release is a yield.
 fn yielding() -> (Engine, [Ticket; 3]) {
     let mut engine = Engine::yielding();
     let tickets = [engine.lock(false), engine.lock(false), engine.lock(false)];
@@ -37,7 +37,7 @@ fn yielding() -> (Engine, [Ticket; 3]) {
 fn a_release_hears_that_a_yield_found_the_lease_gone() {
     let (mut engine, tickets) = yielding();
     assert!(matches!(engine.sent().request.verb, Verb::Yield { .. }));
-    // Somebody deleted the record.
+    // Another client deleted the record.
     engine.answer(Reply::Gone);
     let outcome = engine.effects.iter().find_map(|effect| match effect {
         Effect::Released(ticket, outcome) if *ticket == tickets[1] => Some(outcome.clone()),
@@ -50,13 +50,13 @@ fn a_release_hears_that_a_yield_found_the_lease_gone() {
 }
 
 #[test]
-fn a_release_is_answered_when_a_push_overtakes_its_yield_and_nobody_wants_the_lease() {
+fn a_release_is_answered_when_a_push_overtakes_its_yield_and_no_caller_waits() {
     let (mut engine, tickets) = yielding();
     let Verb::Yield { to } = engine.sent().request.verb else {
         panic!("{:?} is no yield", engine.sent().request.verb)
     };
     engine.tell(Input::Cancel(tickets[2]));
-    // So old that it would be renewed before use.
+    // The grant is old enough to be renewed before use.
     engine.now = engine.now + Duration::from_millis(800);
     engine.tell(Input::Pushed(Grant {
         name: engine.name.clone(),
@@ -78,7 +78,7 @@ fn a_release_is_answered_when_a_push_overtakes_its_yield_and_nobody_wants_the_le
 }
 
 #[test]
-fn a_claim_follows_our_own_leave_at_once() {
+fn a_claim_follows_the_nodes_own_leave_at_once() {
     let mut engine = Engine::new(Rules::default());
     let claim_id = engine.claim_id(1000);
     engine.tell(Input::Release(claim_id));
@@ -87,7 +87,7 @@ fn a_claim_follows_our_own_leave_at_once() {
     assert_eq!(engine.sent().request.verb, Verb::Claim { wait: true });
 }
 
-/// Held by `n`, which is being left while the next caller claims `n+1` behind it.
+/// The key is held by claim `n`, which is being left while the next caller claims `n+1` behind it.
 fn leaving_and_claiming() -> (Engine, [Outgoing; 2], Ticket) {
     let mut engine = Engine::new(Rules::default());
     let claim_id = engine.claim_id(1000);
@@ -103,13 +103,13 @@ fn leaving_and_claiming() -> (Engine, [Outgoing; 2], Ticket) {
 
 #[test]
 fn a_claim_that_follows_a_leave_is_granted_whatever_becomes_of_the_leave() {
-    // Answered in order.
+    // The requests are answered in order.
     let (mut engine, [leave, claim], next) = leaving_and_claiming();
     engine.answer_to(&leave, engine.now, Reply::Done);
     engine.answer_to(&claim, engine.now, Reply::Granted(GrantNumber(8)));
     assert!(engine.holds(next));
 
-    // The leave was done and its answer got lost: it is repeated, and finds that somebody else owns, who is us.
+    // The leave was executed and its answer was lost. The repeated leave finds another owner: this node's next claim.
     let (mut engine, [leave, claim], next) = leaving_and_claiming();
     let heard = Some(engine.now);
     engine.fail_with(&leave, Unanswered::Unknown, heard, timed_out());
@@ -122,8 +122,8 @@ fn a_claim_that_follows_a_leave_is_granted_whatever_becomes_of_the_leave() {
     engine.answer_to(&again, engine.now, Reply::NotThere);
     assert!(engine.holds(next));
 
-    // The two changed places at the server, as when it had to be told the script again: the claim stands in the queue
-    // behind our own record, and the leave hands over to it.
+    // The server executed the two in the other order, as when the script had to be loaded again. The claim is queued
+    // behind this node's own record, and the leave hands over to it.
     let (mut engine, [leave, claim], next) = leaving_and_claiming();
     engine.answer_to(&claim, engine.now, Reply::Queued(Some(1000)));
     engine.answer_to(&leave, engine.now, Reply::Done);
@@ -154,7 +154,7 @@ fn a_leave_and_the_claim_behind_it_are_both_asked_again_when_their_connection_br
         (asked.request.verb, asked.request.claim_id),
         (Verb::Renew, claim.request.claim_id)
     );
-    // Neither had reached the server: the number that nobody knows is over, and the next follows.
+    // Neither request had reached the server. The unknown claim ends, and the next one follows.
     engine.answer_to(&again, engine.now, Reply::Done);
     engine.answer_to(&asked, engine.now, Reply::Gone);
     let next_claim = engine.sent_of(|verb| matches!(verb, Verb::Claim { .. }));
@@ -163,7 +163,8 @@ fn a_leave_and_the_claim_behind_it_are_both_asked_again_when_their_connection_br
     assert!(engine.holds(next));
 }
 
-/// Renewals until the end of what it may hold, then none; told first, lost when the rest is over.
+/// A lease is renewed until `max_hold` ends, and not after that. The holder is told first; the lease is lost when it
+/// expires.
 #[test]
 fn a_lease_is_renewed_no_longer_than_its_holder_may_hold_it() {
     let mut engine = Engine::new(Rules {
@@ -191,7 +192,7 @@ fn a_lease_is_renewed_no_longer_than_its_holder_may_hold_it() {
     assert_eq!(engine.passes(), ms(100));
     assert!(is_overdue(&engine, first) && engine.holds(first));
 
-    // Whoever is next holds for as long as it may itself, and its lease is renewed again.
+    // The next holder has a `max_hold` of its own, and its lease is renewed again.
     let second = engine.enter(bounded(ms(5_000)));
     engine.tell(Input::Release(first));
     assert!(engine.take_up(second));
@@ -220,7 +221,7 @@ fn a_lease_is_renewed_no_longer_than_its_holder_may_hold_it() {
     assert_eq!(engine.sent().request.verb, Verb::Leave);
 }
 
-/// A renewal that was on its way tells its holder when it is answered.
+/// A renewal that was in flight tells its holder when it is answered.
 #[test]
 fn a_renewal_that_is_answered_too_late_tells_that_it_is_overdue() {
     let mut engine = Engine::new(Rules::default());
@@ -272,11 +273,11 @@ fn answers_that_are_too_old_to_be_used_end_with_an_error_and_let_others_in() {
         }
     }
     assert!(matches!(engine.denial(ticket), Some(AcquireError::Store(_))));
-    assert!(leaves >= 2, "nobody else was let in");
+    assert!(leaves >= 2, "no other caller was let in");
 }
 
 #[test]
-fn a_push_that_the_store_knows_nothing_of_makes_no_storm() {
+fn a_push_unknown_to_the_store_starts_no_request_loop() {
     let mut engine = Engine::new(Rules::default());
     let ticket = engine.lock(false);
     engine.answer(Reply::Queued(Some(60_000)));
@@ -291,20 +292,20 @@ fn a_push_that_the_store_knows_nothing_of_makes_no_storm() {
     }));
     let call = engine.sent();
     assert_eq!(call.request.verb, Verb::Renew);
-    // One that was executed before the grant says nothing of it, and is asked again after a pause.
+    // An answer that was executed before the grant says nothing about it. The request is repeated after a pause.
     let before = engine.sends();
     let earlier = tenure::protocol::time::Instant::from_nanos(engine.now.as_nanos() - 1_000_000);
     engine.answer_to(&call, earlier, Reply::Queued(Some(60_000)));
     assert_eq!(engine.sends(), before, "asked again at once");
     assert!(engine.passes() >= ms(18));
-    // One that was asked after it says that there is none: it waits as before.
+    // An answer that was executed after the grant says that there is none. The claim waits as before.
     engine.answer(Reply::Queued(Some(60_000)));
     assert!(engine.passes() >= ms(250), "looked again too soon");
     assert!(!engine.is_granted(ticket));
 }
 
 #[test]
-fn nobody_is_handed_a_shorter_lease_than_it_wants() {
+fn no_caller_is_handed_a_shorter_lease_than_requested() {
     let mut engine = Engine::new(Rules::default());
     let short = engine.claim_id(1000);
     let [shorter, long, last] = [500, 60_000, 1000].map(|lease| engine.enter(options(lease)));
@@ -314,7 +315,10 @@ fn nobody_is_handed_a_shorter_lease_than_it_wants() {
     assert!(!engine.is_granted(long), "handed what is left of a short lease");
     let yielded = engine.sent().request;
     assert!(matches!(yielded.verb, Verb::Yield { .. }));
-    assert_eq!(yielded.term.lease_ms, 60_000, "goes on with its terms");
+    assert_eq!(
+        yielded.term.lease_ms, 60_000,
+        "the yield has the terms of the long lease"
+    );
     engine.answer(Reply::Granted(GrantNumber(8)));
     assert!(engine.is_granted(long));
     let left = engine.remaining(long);
@@ -324,7 +328,7 @@ fn nobody_is_handed_a_shorter_lease_than_it_wants() {
 }
 
 #[test]
-fn a_queued_claim_that_is_granted_is_no_use_to_who_wants_a_longer_lease() {
+fn a_queued_claim_does_not_serve_a_caller_with_a_longer_lease() {
     let mut engine = Engine::new(Rules::default());
     let short = engine.enter(options(1000));
     engine.answer(Reply::Queued(Some(5_000)));
@@ -350,7 +354,7 @@ fn a_queued_claim_that_is_granted_is_no_use_to_who_wants_a_longer_lease() {
 }
 
 #[test]
-fn a_grant_that_nobody_fetches_is_kept_for_one_lease() {
+fn a_grant_that_is_not_fetched_is_kept_for_one_lease() {
     let mut engine = Engine::new(Rules::default());
     let forgotten = engine.lock(false);
     engine.answer(Reply::Granted(GrantNumber(7)));
@@ -387,7 +391,7 @@ fn a_grant_that_was_fetched_is_renewed_for_ever() {
 }
 
 #[test]
-fn a_full_node_refuses_only_whoever_would_have_to_wait() {
+fn a_full_node_refuses_only_callers_that_must_wait() {
     let mut engine = Engine::new(Rules::default());
     let full = LockOptions {
         node_is_full: true,
@@ -426,7 +430,7 @@ fn a_step_costs_no_walk_along_ten_thousand_claims() {
     for claim in &claims {
         engine.answer_to(claim, engine.now, Reply::Queued(Some(60_000)));
     }
-    // Each looks once, is answered, and goes, from the middle outwards.
+    // Each caller looks once, is answered, and leaves, from the middle outwards.
     engine.later(ms(400));
     engine.wake();
     let looks: Vec<_> = engine.effects.drain(..).collect();
@@ -441,11 +445,11 @@ fn a_step_costs_no_walk_along_ten_thousand_claims() {
         engine.answer(Reply::Done);
     }
     assert!(engine.shard.is_empty());
-    // A walk along all of them in each of 50,000 steps takes minutes in a debug build.
+    // Walking all claims in each of 50,000 steps takes minutes in a debug build.
     assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
 }
 
-/// The keys that are due at `now`, renewed and answered at once.
+/// Renews the keys that are due at `now`, answers the renewals at once, and returns the keys.
 fn renew_what_is_due(engine: &mut Engine) -> Vec<Name> {
     let mut renewed = Vec::new();
     while let Some(name) = engine.wake_next() {
@@ -458,7 +462,7 @@ fn renew_what_is_due(engine: &mut Engine) -> Vec<Name> {
 }
 
 #[test]
-fn leases_that_an_outage_made_due_at_once_part_again() {
+fn leases_due_at_once_after_an_outage_spread_again() {
     const APART: Duration = Duration::from_millis(20);
     let mut engine = Engine::new(Rules::default());
     let names: Vec<Name> = (0..10).map(|n| Name::lock(Key::from(format!("{n}")))).collect();
@@ -468,10 +472,10 @@ fn leases_that_an_outage_made_due_at_once_part_again() {
         engine.answer(Reply::Granted(GrantNumber(7)));
         engine.now = engine.now + APART;
     }
-    // Due after 333 to 513 ms. Nothing is answered before 600 ms, and then everything is.
+    // The keys are due after 333 to 513 ms. Nothing is answered before 600 ms, and then everything is.
     engine.now = engine.now + (Duration::from_millis(600) - 10 * APART);
     assert_eq!(renew_what_is_due(&mut engine).len(), names.len());
-    // A third of a lease in which nothing comes late: one after the other, as they were taken.
+    // For a third of a lease nothing is late: the keys are renewed one after the other, in the order they were taken.
     let end = engine.now + Duration::from_millis(1000) / 3;
     let mut dues = Vec::new();
     while let Some(due) = engine.shard.next_due().filter(|due| *due <= end) {
@@ -483,7 +487,11 @@ fn leases_that_an_outage_made_due_at_once_part_again() {
         names
     );
     for pair in dues.windows(2) {
-        assert_eq!(pair[1].1.since(pair[0].1), APART, "they stay in step: {dues:?}");
+        assert_eq!(
+            pair[1].1.since(pair[0].1),
+            APART,
+            "the renewals stay together: {dues:?}"
+        );
     }
 }
 
@@ -517,7 +525,7 @@ fn a_store_that_cannot_queue_is_asked_again_until_the_tick_is_over() {
 }
 
 #[test]
-fn a_store_that_cannot_queue_gives_a_dead_winners_tick_to_whoever_asks_again() {
+fn a_store_that_cannot_queue_gives_a_dead_winners_tick_to_the_next_claim() {
     let mut engine = a_job(false);
     let standby = engine.tick(100);
     engine.answer(Reply::Busy(Some(1)));
@@ -543,10 +551,10 @@ fn a_tick_does_not_wait_for_the_timer_of_an_earlier_one() {
 }
 
 #[test]
-fn only_late_claims_in_a_row_are_counted_whatever_the_answers_between_them_say() {
+fn only_consecutive_late_claims_are_counted() {
     for between in [Reply::Over, Reply::Early(5), Reply::Busy(None)] {
         let mut engine = a_job(true);
-        // While it runs, what the node knows of the job stays.
+        // While the tick runs, the node remembers the job.
         engine.tick(100);
         engine.answer(Reply::Won(GrantNumber(7), 1));
         for mark in [200, 300, 400] {
@@ -571,9 +579,9 @@ fn only_late_claims_in_a_row_are_counted_whatever_the_answers_between_them_say()
     }
 }
 
-/// A question makes no claim, so there is nothing to withdraw.
+/// A call makes no claim, so there is nothing to withdraw.
 #[test]
-fn a_question_that_is_given_up_unanswered_is_not_left() {
+fn a_call_that_is_dropped_unanswered_is_not_left() {
     let mut engine = a_job(true);
     let open = Call::Open {
         within_ms: 1000,
@@ -587,15 +595,15 @@ fn a_question_that_is_given_up_unanswered_is_not_left() {
     assert!(engine.shard.is_empty(), "nothing is left to do");
     engine.fail(Unanswered::Unknown, Some(engine.now));
     assert_eq!(engine.sends(), sends, "left, and there was no claim");
-    // Nor does an answer say anything that comes all the same.
+    // A late answer has no effect either.
     engine.answer(Reply::Report(Box::default()));
     assert_eq!(engine.sends(), sends);
     assert!(engine.shard.is_empty());
 }
 
-/// Whoever came for the one key alone while it was claimed with others is not told that it is busy: it is free.
+/// A caller that came for one key alone while a group claimed it is not told that it is busy: the key is free.
 #[test]
-fn a_claim_that_is_left_apart_tells_only_those_that_go_together() {
+fn a_claim_of_one_key_that_is_left_answers_only_its_group() {
     let mut engine = Engine::new(Rules::default());
     let impatient = LockOptions {
         wait: false,
@@ -606,7 +614,7 @@ fn a_claim_that_is_left_apart_tells_only_those_that_go_together() {
         together: true,
         ..impatient
     });
-    assert!(!engine.shard.is_free(&engine.name), "somebody asks for it");
+    assert!(!engine.shard.is_free(&engine.name), "a caller asks for it");
     let alone = engine.enter(impatient);
     engine.answer(Reply::GroupRefused);
     assert!(matches!(engine.denial(together), Some(AcquireError::Busy)));
@@ -621,14 +629,14 @@ fn a_claim_that_is_left_apart_tells_only_those_that_go_together() {
     );
 }
 
-/// Each yield goes on with the count of requests of the one before, and there may have been many.
+/// Each yield continues the request count of the one before, and the count may be high.
 #[test]
-fn a_late_answer_to_a_number_that_was_yielded_is_none_to_its_leave() {
+fn a_late_answer_about_a_yielded_grant_does_not_answer_its_leave() {
     let mut engine = Engine::yielding();
     let mut claim_id = engine.lock(false);
     engine.answer(Reply::Granted(GrantNumber(7)));
     let give_on = |engine: &mut Engine, claim_id: Ticket| {
-        // Handed on once, then yielded.
+        // The lease was handed on once, then yielded.
         let second = engine.lock(false);
         engine.tell(Input::Release(claim_id));
         let third = engine.lock(false);
@@ -662,7 +670,7 @@ fn a_late_answer_to_a_number_that_was_yielded_is_none_to_its_leave() {
     );
 }
 
-/// What a step of one key asks is asked once, under the name of that key, and not again in the next step.
+/// A request of one key's step is sent once, under the name of that key, and not again in the next step.
 #[test]
 fn a_step_of_every_key_leaves_no_effects_behind() {
     const WAITERS: u64 = 30;
@@ -704,7 +712,7 @@ fn a_step_of_every_key_leaves_no_effects_behind() {
         matches!(claims[..], [(_, Verb::Claim { wait: true })]),
         "{claims:?}"
     );
-    // What is given up is told under its own name, too.
+    // A claim that is given up is reported under its own name, too.
     let mut told = Vec::new();
     let now = engine.now;
     engine.shard.close(now, |name, effect| {

@@ -17,9 +17,9 @@ async fn nodes() -> (Locks, Locks, MemoryStore) {
 
 crate::laws_of_latches!(nodes);
 
-/// As many may wait as for a lock, of one latch and of all.
+/// A latch and a node have the same limits of waiters as for locks.
 #[tokio::test]
-async fn too_many_who_wait_are_refused() {
+async fn waiters_over_the_limit_are_refused() {
     let locks = Locks::builder()
         .max_waiters_per_key(2)
         .max_waiters_per_node(3)
@@ -36,7 +36,7 @@ async fn too_many_who_wait_are_refused() {
     let (of_key, of_node) = (soon(a.wait()).await, soon(b.wait()).await);
     assert!(matches!(of_key, Err(Error::QueueFull { .. })), "{of_key:?}");
     assert!(matches!(of_node, Err(Error::NodeFull { .. })), "{of_node:?}");
-    // Who does not wait is not refused.
+    // A call that does not wait is not refused.
     assert_eq!(a.count_down().await.unwrap(), 0);
     let [one, other, _] = waiting;
     soon(one).await.unwrap();
@@ -44,7 +44,7 @@ async fn too_many_who_wait_are_refused() {
 }
 
 #[tokio::test]
-async fn a_node_that_shuts_down_tells_who_waits() {
+async fn a_shutdown_closes_the_waits_of_the_node() {
     let (one, other) = two(&MemoryStore::new());
     assert!(one.latch("a").try_set_count(1).await.unwrap());
     let waiting = tokio::spawn({
@@ -60,7 +60,7 @@ async fn a_node_that_shuts_down_tells_who_waits() {
     assert_eq!(one.latch("a").count().await.unwrap(), 1);
 }
 
-/// A ledger with one latch, which is asked as a store is.
+/// A ledger with one latch, which is called like a store.
 struct Store {
     ledger: Ledger,
     name: Name,
@@ -98,7 +98,7 @@ impl Store {
             .remove(0)
     }
 
-    /// A latch whose first life, of 1 s, came to zero and is over, and whose second life begins at 5 s.
+    /// Returns a latch whose first life of 1 s came to zero and has ended, and whose second life begins at 5 s.
     fn in_the_second_life() -> Self {
         let (ledger, name) = (Ledger::new(), Name::latch(Key::from("a")));
         let mut store = Store { ledger, name };
@@ -115,7 +115,7 @@ fn set_count(count: u32, life_ms: u64) -> Call {
     Call::SetCount { count, life_ms }
 }
 
-/// A count-down that was called for at about that time.
+/// A count-down that was called at about that time.
 fn count_down(at_us: u64, repeats: bool) -> Call {
     let called = CallTime {
         since: at_us,
@@ -131,7 +131,7 @@ fn a_repeated_count_down_does_not_count_in_the_next_life() {
     let mut store = Store::in_the_second_life();
     let answer = store.ask(5_200_000, count_down(1_200_000, true), b"down");
     assert_eq!(answer, Reply::Latch(LatchReport::Over));
-    // The latch was set while the call was on its way, and its first request may have been executed before that.
+    // The latch was set while the call was in flight, and its first request may have been executed before that.
     let answer = store.ask(5_200_000, count_down(4_950_000, true), b"near");
     assert_eq!(answer, Reply::Latch(LatchReport::Uncertain));
     let answer = store.ask(5_200_000, Call::Count, b"");

@@ -1,4 +1,4 @@
-//! The tower door, on the memory store.
+//! The tower layer, on the memory store.
 
 use crate::help::{ms, soon};
 use axum::Router;
@@ -54,7 +54,7 @@ where
     String::from_utf8(response.into_body().collect().await.unwrap().to_bytes().to_vec()).unwrap()
 }
 
-/// A handler that says when it is entered and stays until it is let go.
+/// A handler that reports when it is entered, and waits until it is let go.
 #[derive(Clone)]
 pub(crate) struct GatedHandler {
     pub(crate) entered: mpsc::UnboundedSender<String>,
@@ -75,7 +75,7 @@ impl Seen {
     }
 }
 
-/// Counts down when a handler is dropped, too.
+/// Counts a handler that leaves, also if it is dropped.
 pub(crate) struct Leaves(pub(crate) Arc<AtomicUsize>);
 
 impl Drop for Leaves {
@@ -109,7 +109,7 @@ impl GatedHandler {
         self.go.add_permits(how_many);
     }
 
-    /// A router whose handler is this one, without a layer.
+    /// Returns a router with this handler and without a layer.
     pub(crate) fn routes(&self) -> Router {
         let handler = self.clone();
         Router::new().route(
@@ -193,7 +193,7 @@ async fn two_replicas_are_one_at_a_time() {
 }
 
 #[tokio::test]
-async fn who_has_the_answer_finds_the_lock_free() {
+async fn a_client_with_the_answer_finds_the_lock_free() {
     let store = MemoryStore::new();
     let (one, other) = (
         Locks::builder().memory_shared(&store).unwrap(),
@@ -225,7 +225,7 @@ async fn head_and_get_share_a_lock() {
 
 // Policies and their answers.
 
-/// Checks an answer of the layer itself.
+/// Checks a response that the layer itself gave.
 pub(crate) async fn refused(response: Response<Body>, why: Refused, status: u16, retry: bool) {
     assert_eq!(response.status(), status);
     assert_eq!(response.extensions().get::<Refused>(), Some(&why));
@@ -251,7 +251,10 @@ pub(crate) async fn refused(response: Response<Body>, why: Refused, status: u16,
     ] {
         assert!(body.contains(&part), "{part} is not in {body}");
     }
-    assert!(!body.contains("secret"), "the key is nobody's business: {body}");
+    assert!(
+        !body.contains("secret"),
+        "the key must not be in the answer: {body}"
+    );
 }
 
 #[tokio::test]
@@ -274,9 +277,9 @@ async fn skipping_answers_423_at_once() {
     assert_eq!(status(&app, to("/o/secret")).await, 200);
 }
 
-/// Not to wait is to be told that somebody has it, not that one waited.
+/// A request that does not wait is answered that the lock is held, and not that its wait ended.
 #[tokio::test]
-async fn a_wait_of_nothing_skips() {
+async fn a_wait_of_zero_skips() {
     let locks = Locks::memory();
     let _held = locks.mutex("/o/secret").lock().await.unwrap();
     let (handler, _seen) = GatedHandler::new();
@@ -367,7 +370,7 @@ async fn bad_keys_answer_400() {
 }
 
 #[tokio::test]
-async fn options_that_make_no_sense_answer_500() {
+async fn invalid_options_answer_500() {
     let locks = Locks::memory();
     let (handler, mut seen) = GatedHandler::new();
     let app = handler.app(by_path(&locks).lease(ms(1)));
@@ -406,7 +409,7 @@ async fn a_store_that_refuses_answers_503() {
 // Keys.
 
 #[tokio::test]
-async fn options_pass_unless_told() {
+async fn options_requests_pass_by_default() {
     let locks = Locks::memory();
     let _held = locks.mutex("/").lock().await.unwrap();
     let app = |layer| {
@@ -545,14 +548,15 @@ async fn a_key_source_may_wait_and_have_a_name() {
     assert_eq!(status(&app, to("/?else")).await, 418);
 }
 
-/// Takes the lock away under the holder, as a foreign client of the store would.
+/// Removes the lock from under its holder, as a foreign client of the store can.
 pub(crate) fn steal(store: &MemoryStore, key: &str) {
     store.with_ledger(|ledger, _| ledger.overwrite(&Name::lock(key.into()), None));
 }
 
 // Tower.
 
-/// Is ready for one call when it was asked so often, and panics when it is called sooner. A clone was not asked yet.
+/// Is ready for one call after it was polled so often, and panics if it is called earlier. A clone was not polled
+/// yet.
 pub(crate) struct Probe<S> {
     pub(crate) inner: S,
     pub(crate) hesitates: u32,
@@ -604,11 +608,11 @@ impl<R, S: Service<R>> Service<R> for Probe<S> {
     }
 }
 
-/// No `std::error::Error`, nothing that anybody could convert.
+/// Not a `std::error::Error`, and not convertible into one.
 #[derive(Debug, PartialEq)]
 struct Boom;
 
-/// A body of the service's own.
+/// A body type of the service.
 #[derive(Debug)]
 struct Once(Option<Bytes>);
 
@@ -628,7 +632,7 @@ impl http_body::Body for Once {
     }
 }
 
-/// Compiles only if the layer leaves the error as it is, and asks nothing of the bodies.
+/// Compiles only if the layer keeps the error type and has no bounds on the bodies.
 fn error_of<S: Service<Request<&'static str>, Error = Boom> + Clone + Send>(service: S) -> S
 where
     S::Future: Send + 'static,
@@ -651,7 +655,7 @@ async fn a_service_keeps_its_body_and_its_error_type() {
     let mut service = error_of(layer.layer(probe));
     let ask = |body| Request::builder().uri("/a").body(body).unwrap();
 
-    // Called again and again without being asked whether it is ready, by clones too: the layer is always ready.
+    // The layer is called again and again without `poll_ready`, by clones too: it is always ready.
     for _ in 0..3 {
         let response = service.call(ask("hello")).await.unwrap();
         assert_eq!(http_body::Body::size_hint(response.body()).exact(), Some(5));

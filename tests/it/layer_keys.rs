@@ -16,7 +16,7 @@ use crate::help::{ms, soon};
 use crate::layer::{request, send, text, to};
 use crate::support::events::Watch;
 
-/// Answers with the key that is locked, or `none`.
+/// A handler that answers with the locked key, or `none`.
 pub(crate) async fn key_of(lease: Option<Lease>) -> Vec<u8> {
     lease.map_or(b"none".to_vec(), |lease| lease.key().as_bytes().to_vec())
 }
@@ -45,7 +45,7 @@ pub(crate) fn with(headers: &[(&'static str, &[u8])]) -> Request<Body> {
     request
 }
 
-/// The key that this request locks, `Err` if it is refused.
+/// Returns the key that this request locks, `Err` if it is refused.
 pub(crate) async fn key(app: &Router, request: Request<Body>) -> Result<String, (u16, Option<Refused>)> {
     let response = soon(send(app, request)).await.unwrap();
     match response.status().as_u16() {
@@ -118,8 +118,8 @@ async fn a_path_parameter_that_a_route_has_twice_is_refused() {
 }
 
 #[tokio::test]
-async fn what_a_client_writes_reaches_no_other_key() {
-    // As a job may lock one of the account's orders.
+async fn a_client_cannot_reach_another_key() {
+    // A job may lock an order of the account in this way.
     let order = Key::from(("account", 7, "order")).to_string();
     let app = app(keys::path_text("id").named("account"));
     assert_eq!(key(&app, to("/a/7")).await, ok("account:7"));
@@ -183,7 +183,7 @@ async fn a_route_without_the_parameter_is_misconfigured() {
         assert_eq!(key(&app, to("/all/x")).await, MISCONFIGURED);
         assert_eq!(key(&app, to("/nowhere")).await, Err((404, None)));
 
-        // Around the router, where no route is known.
+        // The layer is around the router, where no route is known.
         let around = ServiceBuilder::new()
             .layer(LockLayer::new(&Locks::memory(), source))
             .service(Router::<()>::new().route("/a/{id}", any(key_of)));
@@ -193,7 +193,7 @@ async fn a_route_without_the_parameter_is_misconfigured() {
 }
 
 #[tokio::test]
-async fn a_parameter_that_is_missing_is_told() {
+async fn a_missing_parameter_is_reported() {
     let watch = Watch::of("parameter=nope");
     let app = app(keys::path_text("nope"));
     assert_eq!(key(&app, to("/a/7")).await, MISCONFIGURED);
@@ -203,9 +203,9 @@ async fn a_parameter_that_is_missing_is_told() {
     assert!(!told.text.contains("route_layer"), "{told:?}");
 }
 
-/// Around a router the layer also runs for what leads nowhere: there is no route, so no parameter of it.
+/// A layer around a router also runs for requests without a route, which have no path parameters.
 #[tokio::test]
-async fn a_layer_around_a_router_is_told_to_be_put_on_routes() {
+async fn a_layer_around_a_router_is_told_to_move_to_the_routes() {
     let watch = Watch::of("path=/leads/nowhere");
     let layer = LockLayer::new(&Locks::memory(), keys::path_param::<u64>("id"));
     let app: Router = Router::new().route("/a/{id}", any(key_of)).layer(layer);
@@ -253,7 +253,7 @@ async fn a_header_is_bytes() {
 }
 
 #[tokio::test]
-async fn a_header_that_is_missing_or_doubtful_is_refused() {
+async fn a_missing_or_ambiguous_header_is_refused() {
     let strict = app(keys::header_text("x-account"));
     let optional = app(keys::header_text("x-account").optional());
     assert_eq!(key(&strict, to("/")).await, NO_KEY);
@@ -328,7 +328,7 @@ async fn idempotency_keys_are_of_their_method_and_path() {
         key(&app, attempt(Method::PATCH, "/a/7", "8e03")).await,
         ok("PATCH /a/7 8e03")
     );
-    // What would be the path `/a/7` and the key `x 8e03`, or the path `/a/7 x` and the key `8e03`.
+    // Without separators, both are the path `/a/7` and the key `x 8e03`, or the path `/a/7 x` and the key `8e03`.
     let one = key(&app, post("/a/7", r#""x 8e03""#)).await;
     let other = key(&app, post("/a/7%20x", "8e03")).await;
     assert_eq!((one, other), (ok("POST /a/7 x 8e03"), ok("POST /a/7%20x 8e03")));
@@ -363,7 +363,7 @@ async fn a_path_is_one_key_however_it_is_encoded() {
         assert_eq!(key(&app, to(uri)).await, ok("/a/x%2Fy"), "{uri}");
     }
     assert_eq!(key(&app, to("/all/x/y")).await, ok("/all/x/y"));
-    // It does not reach the key of a path parameter.
+    // The key differs from that of a path parameter.
     assert_eq!(
         key(&app, to("/a/%3Cid%3E%20id=7")).await,
         ok("/a/%3Cid%3E%20id=7")

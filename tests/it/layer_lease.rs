@@ -48,7 +48,7 @@ async fn the_handler_sees_the_lease() {
 }
 
 #[tokio::test]
-async fn a_missing_layer_is_told() {
+async fn a_missing_layer_is_reported() {
     let app = Router::new().route("/", get(|_: Lease| async {})).route(
         "/maybe",
         get(|lease: Option<Lease>| async move { assert!(lease.is_none()) }),
@@ -60,7 +60,7 @@ async fn a_missing_layer_is_told() {
 }
 
 #[tokio::test]
-async fn of_nested_layers_the_inner_lease_is_seen() {
+async fn the_inner_lease_of_nested_layers_is_seen() {
     let locks = Locks::memory();
     let app = Router::new()
         .route("/", get(|lease: Lease| async move { lease.key().to_string() }))
@@ -70,7 +70,7 @@ async fn of_nested_layers_the_inner_lease_is_seen() {
 }
 
 #[tokio::test]
-async fn a_lost_lease_is_told() {
+async fn a_lost_lease_is_reported() {
     let store = MemoryStore::new();
     let locks = Locks::builder().memory_shared(&store).unwrap();
     let thief = store.clone();
@@ -110,7 +110,7 @@ async fn a_handler_that_slept_past_its_lease_takes_no_other_step() {
     for (on_lost, expected) in [(OnLost::Cancel, 500), (OnLost::Replace, 500), (OnLost::Tell, 200)] {
         let clock = Clock::new();
         let locks = Locks::builder().clock(clock.clone()).memory().unwrap();
-        // No timer has fired yet when it is done.
+        // No timer has fired yet when the handler ends.
         let handler = move || {
             clock.jump(Duration::from_secs(11));
             ready(())
@@ -127,7 +127,7 @@ async fn no_handler_starts_with_a_lost_lease() {
     let store = MemoryStore::new();
     let locks = Locks::builder().memory_shared(&store).unwrap();
     let (handler, mut seen) = GatedHandler::new();
-    // Not by `Router::layer`: a route of axum is always ready, and what is inside of it waits in the handler's future.
+    // Not by `Router::layer`: a route of axum is always ready, and an inner service waits in the handler's future.
     let service = ServiceBuilder::new()
         .layer(by_path(&locks).lease(ms(3_000)))
         .layer(ConcurrencyLimitLayer::new(1))
@@ -138,7 +138,7 @@ async fn no_handler_starts_with_a_lost_lease() {
     };
     let first = send("/o/a");
     seen.next().await;
-    // Has its lock, and waits for the slot.
+    // This request has its lock, and waits for the slot.
     let second = send("/o/secret");
     until(|| store.len() == 2).await;
     steal(&store, "/o/secret");
@@ -166,14 +166,14 @@ async fn max_hold_bounds_handlers_and_services_that_hang() {
     seen.next().await;
     let unready = send("/o/b");
     refused(soon(hangs).await.unwrap(), Refused::OutcomeUnknown, 500, false).await;
-    // Its slot is free now, unless its own time was over first.
+    // Its slot is free now, unless its own limit ended first.
     handler.let_go(1);
     let answer = soon(unready).await.unwrap().status().as_u16();
     assert!([200, 503].contains(&answer), "{answer}");
     soon(locks.idle()).await;
 }
 
-// Ends that are no answers.
+// Ends without an answer.
 
 #[tokio::test]
 async fn a_client_that_leaves_gives_up_its_place_and_its_lock() {
@@ -245,7 +245,7 @@ async fn a_handler_that_panics_gives_the_lock_back() {
 
 #[tokio::test]
 async fn the_lock_outlives_the_handlers_future() {
-    /// Says, when it is dropped, whether the lease was still held.
+    /// Reports, when it is dropped, whether the lease was still held.
     struct Last(Lease, mpsc::UnboundedSender<bool>);
 
     impl Drop for Last {
@@ -270,7 +270,7 @@ async fn the_lock_outlives_the_handlers_future() {
     dropped.abort();
     assert!(
         soon(held.recv()).await.unwrap(),
-        "dropped: the work goes before what protects it"
+        "the work is dropped before the lease that protects it"
     );
     handler.let_go(1);
     assert_eq!(status(&app, to("/")).await, 200);

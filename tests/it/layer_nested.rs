@@ -41,7 +41,7 @@ async fn nested_layers_with_one_key_share_the_lease() {
     assert!(store.is_empty());
 }
 
-/// The check of the lock in a handler: it is true under the layer's key only, also if the handler runs to completion.
+/// The check of the lock in a handler is true only under the layer's key, also if the handler runs to completion.
 #[tokio::test]
 async fn a_handler_behind_a_layer_runs_under_the_lock_of_its_key() {
     let locks = Locks::memory();
@@ -86,9 +86,9 @@ async fn a_buffer_between_them_makes_no_difference() {
     assert_eq!(text(response.map(axum::body::Body::new)).await, "2");
 }
 
-/// A layer between them may make a request of its own, without the extensions.
+/// A layer between them may build a new request, without the extensions.
 #[tokio::test]
-async fn what_is_polled_is_known_without_the_request() {
+async fn a_nested_lease_is_known_without_the_request_extensions() {
     let locks = Locks::memory();
     let inner = ServiceBuilder::new()
         .layer(named(&locks, Some("a")).skip())
@@ -134,7 +134,7 @@ async fn all_leases_are_listed_by_key() {
 }
 
 #[tokio::test]
-async fn a_handler_that_locks_its_own_key_is_told_at_once() {
+async fn a_handler_that_locks_its_own_key_is_refused_at_once() {
     let locks = Locks::memory();
     for to_completion in [false, true] {
         let inside = locks.clone();
@@ -145,9 +145,9 @@ async fn a_handler_that_locks_its_own_key_is_told_at_once() {
                 assert!(matches!(locked, Err(Error::WouldDeadlock { .. })), "{locked:?}");
                 let patient = mutex.lock_timeout(crate::help::ms(60_000)).await;
                 assert!(matches!(patient, Err(Error::WouldDeadlock { .. })), "{patient:?}");
-                // Whoever tries is told that it is busy.
+                // A try reports that the key is busy.
                 assert!(mutex.try_lock().await.unwrap().is_none());
-                // What it spawns is another matter: the handler may well not wait for it.
+                // A spawned task is not checked: the handler may not wait for it.
                 let spawned = tokio::spawn(async move { mutex.lock().await.unwrap().key().to_string() });
                 lease.key().to_string() + &format!(" {}", spawned.is_finished())
             }
@@ -189,9 +189,9 @@ async fn a_lease_that_was_lost_is_not_passed_on() {
     assert_eq!(response.status(), 503);
 }
 
-/// A stream, an upgraded connection or a task keeps the lock for as long as it needs it.
+/// A stream, an upgraded connection or a task keeps the lock for as long as it holds the lease.
 #[tokio::test]
-async fn a_lease_goes_on_in_what_outlives_the_handler() {
+async fn a_lease_lives_on_in_work_that_outlives_the_handler() {
     let locks = Locks::memory();
     let kept: Arc<Mutex<Option<Guard>>> = Arc::default();
     let keep = kept.clone();

@@ -1,10 +1,11 @@
-//! What the compiler says about keys that are none: tests/notes/main.rs, which does not compile, names it line by line.
+//! The compiler's notes about types that are no keys: tests/notes/main.rs does not compile, and lists the notes line
+//! by line.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// The features that this binary was built with: the library is there already, and is not built again.
+/// Returns the features of this binary: with the same features the library is not built again.
 fn features() -> String {
     macro_rules! enabled {
         ($($feature:literal)+) => {
@@ -15,7 +16,7 @@ fn features() -> String {
     all.into_iter().flatten().collect::<Vec<_>>().join(",")
 }
 
-/// What rustc says of each line, all errors of the line together.
+/// Returns what rustc says about each line, with all errors of a line together.
 fn said() -> BTreeMap<usize, String> {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo
@@ -32,8 +33,8 @@ fn said() -> BTreeMap<usize, String> {
         ])
         .arg("--target-dir")
         .arg(Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap());
-    // What cargo tells this test about its package is no setting; a build script that looks at it would be run again, here
-    // and by the next `cargo test`.
+    // The variables that cargo sets for this test's package are no settings. A build script that reads them runs
+    // again, here and in the next `cargo test`.
     let told_to_us = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
     for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_str().is_some_and(told_to_us)) {
         cargo.env_remove(name);
@@ -65,9 +66,9 @@ fn the_compiler_says_what_a_key_is() {
         let error = said
             .remove(&line)
             .unwrap_or_else(|| panic!("line {line} compiles"));
-        // The source that it quotes has the note in it, too.
+        // The source lines that rustc quotes contain the note, too.
         let error: String = error.lines().filter(|line| !line.contains("//~")).collect();
         assert!(error.contains(note), "line {line}, `{note}`: {error}");
     }
-    assert!(said.is_empty(), "errors that nobody expects: {said:#?}");
+    assert!(said.is_empty(), "unexpected errors: {said:#?}");
 }

@@ -1,4 +1,4 @@
-//! What a layer can be told: statuses, headers, and to observe only.
+//! The options of a layer: statuses, headers, and dry runs.
 
 use std::time::Duration;
 
@@ -40,16 +40,16 @@ async fn statuses_retry_after_and_problem_types_can_be_set() {
     assert_eq!(response.status(), 409);
     assert!(
         !response.headers().contains_key(RETRY_AFTER),
-        "when a try succeeds nobody knows"
+        "it is unknown when a try succeeds"
     );
 
-    // A text of a configuration may hold anything; the body is JSON all the same.
+    // A configured text may contain any character; the body is still valid JSON.
     let odd = layer.clone().problem_base("a\"b\\c\nd");
     let body = text(soon(send(&app(odd), to("/"))).await.unwrap()).await;
     let escaped = r#""type":"a\u0022b\u005cc\u000ad#variant.WaitedTooLong","#;
     assert!(body.contains(escaped), "{body}");
 
-    // No time at all is no time to wait.
+    // A retry time of zero becomes 1 s.
     let at_once = app(layer.retry_after(Duration::ZERO));
     let response = soon(send(&at_once, to("/"))).await.unwrap();
     assert_eq!(response.headers()[RETRY_AFTER], "1");
@@ -57,7 +57,7 @@ async fn statuses_retry_after_and_problem_types_can_be_set() {
 }
 
 #[tokio::test]
-async fn answers_tell_of_the_wait_and_the_fence_if_told_to() {
+async fn answers_report_the_wait_and_the_fence_on_request() {
     let locks = Locks::memory();
     let layer = by_path(&locks).server_timing().fence_header("x-fence");
     let handler = |lease: tenure::Lease| async move {
@@ -67,7 +67,7 @@ async fn answers_tell_of_the_wait_and_the_fence_if_told_to() {
     let held = locks.mutex("/").lock().await.unwrap();
     let answer = send(&app, to("/"));
     until(|| locks.waiting() == 1).await;
-    // So long it waits at least, as the answer will tell.
+    // The request waits at least this long, and its answer reports it.
     tokio::time::sleep(ms(20)).await;
     drop(held);
     let response = soon(answer).await.unwrap();
@@ -116,7 +116,7 @@ async fn a_dry_run_admits_every_request_and_reports_overlaps() {
     let locks = Locks::builder().memory_shared(&store).unwrap();
     let (handler, mut seen) = GatedHandler::new();
     let app = handler.app(by_path(&locks).dry_run());
-    // A real lock is no reason to wait.
+    // A real lock does not make a dry run wait.
     let held = locks.mutex("/o/a").lock().await.unwrap();
     let first = send(&app, to("/o/a"));
     seen.next().await;
@@ -149,7 +149,7 @@ async fn a_dry_run_refuses_no_request() {
         .route_layer(LockLayer::new(&locks, keys::idempotency_key()).dry_run());
     assert_eq!(status(&app, to("/")).await, 200);
     watch.until("dry_run").await;
-    // A client that leaves takes its shadow with it.
+    // A client that leaves takes its dry-run record with it.
     let (handler, mut seen) = GatedHandler::new();
     let app = handler.app(by_path(&locks).dry_run());
     let left = send(&app, to("/o/a"));
@@ -159,7 +159,7 @@ async fn a_dry_run_refuses_no_request() {
     soon(locks.idle()).await;
 }
 
-/// Nested layers with one key would share its lease, and the longest key is a key.
+/// Real nested layers with one key share its lease, and the longest key is valid.
 #[tokio::test]
 async fn a_dry_run_counts_no_request_against_itself() {
     let watch = Watch::of("route=/nested/");
@@ -182,7 +182,7 @@ async fn a_dry_run_counts_no_request_against_itself() {
 }
 
 #[tokio::test]
-async fn a_layer_that_is_set_up_wrongly_is_told_of_once() {
+async fn a_misconfigured_layer_is_reported_once() {
     let watch = Watch::of("route=/wrongly");
     let locks = Locks::memory();
     let app = Router::new()

@@ -1,6 +1,6 @@
-//! The layers of others around and inside: who sees which answer, and who holds what meanwhile.
+//! Other layers around and inside of this one: which layer sees which answer, and what each request holds meanwhile.
 //!
-//! Innermost is a [`Probe`], which panics when it is called without having been made ready.
+//! The innermost service is a [`Probe`], which panics when it is called before it was ready.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -29,9 +29,9 @@ use tower_http::trace::TraceLayer;
 use crate::help::{ms, soon};
 use crate::layer::{Probe, until};
 
-/// Of what is not to end by itself.
+/// The duration of work that must not end by itself.
 const FOR_EVER: Duration = ms(60_000);
-/// How many stand in line for the hot key.
+/// The number of callers queued for the hot key.
 const CROWD: usize = 3;
 
 type Stack = BoxCloneSyncService<Request<Body>, Response<Body>, BoxError>;
@@ -46,7 +46,7 @@ struct World {
     timeout: Duration,
     entered: mpsc::UnboundedSender<()>,
     go: Arc<Semaphore>,
-    /// How many answers a trace has seen.
+    /// The number of answers that a trace has seen.
     traced: Arc<AtomicUsize>,
 }
 
@@ -61,12 +61,12 @@ impl World {
         TimeoutLayer::with_status_code(StatusCode::REQUEST_TIMEOUT, self.timeout)
     }
 
-    /// Does as the query says, and is not ready at once.
+    /// A handler that does what the query says, and is not ready at once.
     fn handler(&self) -> Stack {
         self.probe(1)
     }
 
-    /// The same for who sheds all that is not ready at once.
+    /// The handler for layers that shed every request if the service is not ready at once.
     fn prompt(&self) -> Stack {
         self.probe(0)
     }
@@ -97,7 +97,7 @@ impl World {
     }
 }
 
-/// One type for all of them.
+/// Gives all stacks one type.
 fn stack<S, B>(service: S) -> Stack
 where
     S: Service<Request<Body>, Response = Response<B>> + Clone + Send + Sync + 'static,
@@ -110,19 +110,19 @@ where
     BoxCloneSyncService::new(service.map_err(Into::into))
 }
 
-/// What becomes of a request …
+/// The answers to requests in different situations.
 #[derive(Debug, Clone, PartialEq)]
 struct Row {
-    /// … whose key is free,
+    /// The key is free.
     free: &'static str,
-    /// or locked for longer than it waits;
+    /// The key is locked for longer than the request waits.
     busy: &'static str,
-    /// whose handler hangs until the client leaves, if nobody answers before. Is its lock free then, and is it if the
-    /// handler runs to completion?
+    /// The handler hangs until the client leaves, unless a layer answers earlier. The flags tell whether its lock is
+    /// free then, without and with running to completion.
     hangs: (&'static str, [bool; 2]),
-    /// whose handler panics;
+    /// The handler panics.
     panics: &'static str,
-    /// that has a key of its own while a crowd waits for another?
+    /// The request has its own key while a crowd waits for another.
     other: &'static str,
 }
 
@@ -134,7 +134,7 @@ const ALONE: Row = Row {
     other: "200",
 };
 
-/// Inside of the layer it sees handled requests only.
+/// The layer is inside of the lock and sees only handled requests.
 const fn marked(answer: &'static str) -> Row {
     Row {
         free: answer,
@@ -143,7 +143,7 @@ const fn marked(answer: &'static str) -> Row {
     }
 }
 
-/// The same outside, where it sees refused ones too.
+/// The layer is outside of the lock and sees refused requests, too.
 const fn outside(answer: &'static str, refusal: &'static str) -> Row {
     Row {
         busy: refusal,
@@ -160,7 +160,8 @@ const CAUGHT: Row = Row {
     ..ALONE
 };
 
-/// The handler that was timed out from outside goes on if it runs to completion; the one from inside is the lock's.
+/// A handler that is timed out from outside continues if it runs to completion. A timeout inside is part of the
+/// locked handler.
 const TIMED_OUT: Row = Row {
     busy: "408",
     hangs: ("408", [true, false]),
@@ -230,7 +231,7 @@ fn named(answer: Answer) -> String {
     name
 }
 
-/// One stack, and what it is asked.
+/// One stack, and the requests sent to it.
 struct Trial {
     world: World,
     entered: mpsc::UnboundedReceiver<()>,
@@ -269,7 +270,7 @@ impl Trial {
         }
     }
 
-    /// With nothing left behind.
+    /// Ends the trial, and checks that nothing is left behind.
     async fn ends(self) {
         soon(self.world.locks.idle()).await;
     }
@@ -280,7 +281,7 @@ async fn busy(trial: Trial) -> String {
     trial.answer("/busy").await
 }
 
-/// And whether its lock is free.
+/// Returns the answer, and whether the lock is free.
 async fn hangs(mut trial: Trial, is_answered: bool) -> (String, bool) {
     let answer = trial.ask("/a?hangs");
     soon(trial.entered.recv()).await.unwrap();
@@ -303,7 +304,7 @@ async fn other(trial: Trial, is_late: bool) -> String {
     until(|| locks.waiting() == CROWD).await;
     let answer = if is_late {
         let other = trial.ask("/other");
-        // What is free would be answered in a few ms.
+        // A free lock is answered within a few milliseconds.
         tokio::time::sleep(ms(100)).await;
         assert!(!other.is_finished());
         soon(held.release()).await.unwrap();
@@ -322,14 +323,14 @@ async fn other(trial: Trial, is_late: bool) -> String {
     answer
 }
 
-/// Asks everything of one stack.
+/// Checks one stack in all situations.
 async fn compare(name: &'static str, build: fn(&World) -> Stack, row: Row, to_completion: bool) {
     let name = format!("{name}, completes: {to_completion}");
     let trial = |wait, timeout| Trial::new(build, to_completion, wait, timeout);
     let free = trial(FOR_EVER, FOR_EVER);
     assert_eq!(free.answer("/free").await, row.free, "{name}: free");
     free.ends().await;
-    // Either the wait is over, or what is outside of it has no more patience.
+    // Either the wait has ended, or a layer outside has timed out.
     let (wait, timeout) = match row.busy {
         "408" => (FOR_EVER, ms(50)),
         _ => (ms(50), FOR_EVER),
@@ -370,9 +371,9 @@ async fn a_preflight_waits_for_no_lock_wherever_it_is_answered() {
     }
 }
 
-/// Who is shed behind the lock gives it back.
+/// A request that is shed behind the lock gives it back.
 #[tokio::test]
-async fn who_has_the_lock_and_finds_no_slot_gives_it_back() {
+async fn a_request_shed_behind_the_lock_gives_it_back() {
     let (_, build, _) = TABLE
         .iter()
         .find(|(name, ..)| *name == "load shed inside")

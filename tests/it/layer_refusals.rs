@@ -1,4 +1,4 @@
-//! Refusals of the user's own.
+//! Refusals that the user defines.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::help::{ms, soon};
 use crate::layer::{GatedHandler, by_path, send, status, steal, text, to, until};
 use crate::support::events::Watch;
 
-/// Tells everything it sees.
+/// Returns everything that a refused request shows.
 fn told(request: &RefusedRequest<'_>) -> (StatusCode, String) {
     let after = request.retry_after().map(|after| {
         assert!((1..=3).contains(&after.as_secs()) && after.subsec_nanos() == 0);
@@ -57,7 +57,7 @@ async fn a_closure_answers_refused_requests() {
             r#"BadOptions 500 None Some("GET /o/a?b")"#,
         ),
     ] {
-        // Whatever is said before or after it.
+        // The closure answers whatever else is set on the layer.
         let response = soon(send(&handler.app(layer.on_refusal(told)), to("/o/a?b")))
             .await
             .unwrap();
@@ -72,7 +72,7 @@ async fn a_closure_answers_refused_requests() {
     assert_eq!(
         status(&app, to("/o/a")).await,
         200,
-        "who is let in is not touched"
+        "an admitted request is not touched"
     );
     soon(locks.shutdown()).await;
     assert_eq!(
@@ -98,7 +98,7 @@ async fn a_full_queue_is_answered_by_the_closure() {
     assert_eq!(soon(waiter).await.unwrap().status(), 200);
 }
 
-/// Counts, and answers in the language of who asks.
+/// Counts refusals, and answers in the language of the client.
 struct House {
     name: &'static str,
     refused: Arc<AtomicUsize>,
@@ -190,7 +190,7 @@ async fn a_lease_that_is_lost_is_told() {
     let store = MemoryStore::new();
     let locks = Locks::builder().memory_shared(&store).unwrap();
     let (handler, mut seen) = GatedHandler::new();
-    // While the handler runs: it has the request's head.
+    // The lease is lost while the handler runs: the closure has the request's head.
     let layer = by_path(&locks)
         .lease(ms(3_000))
         .on_lost(OnLost::Cancel)
@@ -203,7 +203,7 @@ async fn a_lease_that_is_lost_is_told() {
         r#"OutcomeUnknown 500 None None"#
     );
 
-    // Before it began.
+    // The lease is lost before the handler began.
     let service = ServiceBuilder::new()
         .layer(layer)
         .layer(ConcurrencyLimitLayer::new(1))
@@ -254,7 +254,7 @@ async fn answers_may_have_any_body_and_errors_stay_as_they_were() {
     assert_eq!(text(response).await, "string");
 }
 
-/// A crowd at one key is a line a minute.
+/// A crowd at one key emits one warning each minute.
 #[tokio::test(start_paused = true)]
 async fn requests_that_are_refused_as_busy_are_a_warning_a_minute() {
     let locks = Locks::memory();

@@ -1,4 +1,4 @@
-//! A client that times out and tries again: its handler runs to the end, and never beside its next attempt.
+//! A client times out and tries again: its handler runs to the end, and never beside the next attempt.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -61,7 +61,7 @@ async fn a_retry_that_may_not_wait_is_answered_with_409() {
     assert_eq!(retry.status(), StatusCode::CONFLICT);
     assert_eq!(retry.extensions().get(), Some(&Refused::InFlight));
     handler.let_go(1);
-    // Given back with the end of the handler, whose client is gone.
+    // The lock is released at the end of the handler, whose client is gone.
     soon(locks.idle()).await;
     handler.let_go(1);
     assert_eq!(status(&app, payment("8e03")).await, 200);
@@ -76,7 +76,7 @@ async fn any_key_may_run_to_completion_and_an_idempotency_key_need_not() {
     seen.next().await;
     first.abort();
     let _ = first.await;
-    assert_eq!(locks.keys(), 1, "it goes on with its lock");
+    assert_eq!(locks.keys(), 1, "it keeps its lock");
     handler.let_go(1);
     soon(locks.idle()).await;
 
@@ -92,7 +92,7 @@ async fn any_key_may_run_to_completion_and_an_idempotency_key_need_not() {
 }
 
 #[tokio::test]
-async fn what_runs_to_completion_is_told_of_a_loss_and_its_answer_is_replaced() {
+async fn a_handler_that_runs_to_completion_is_told_of_a_lost_lease() {
     for (on_lost, expected) in [
         (OnLost::Cancel, StatusCode::INTERNAL_SERVER_ERROR),
         (OnLost::Replace, StatusCode::INTERNAL_SERVER_ERROR),
@@ -119,7 +119,7 @@ async fn what_runs_to_completion_is_told_of_a_loss_and_its_answer_is_replaced() 
         let request = Request::post("/").body(Body::empty()).unwrap();
         let response = soon(send(&app, request)).await.unwrap();
         assert_eq!(response.status(), expected, "{on_lost:?}");
-        // A client whose answer would be replaced does not wait for the end, which comes: it was not stopped.
+        // A client whose answer gets replaced does not wait for the end of the handler, which was not stopped.
         until(|| finished.load(Ordering::SeqCst) == 1).await;
         assert_eq!(
             finished.load(Ordering::SeqCst),
@@ -131,9 +131,9 @@ async fn what_runs_to_completion_is_told_of_a_loss_and_its_answer_is_replaced() 
     }
 }
 
-/// Nor does a shutdown, once its lease is lost; and one that nobody waits for closes all the same.
+/// A handler whose lease is lost does not hold up a shutdown. A shutdown whose future is dropped still closes the node.
 #[tokio::test]
-async fn what_never_ends_holds_up_neither_its_client_nor_a_shutdown() {
+async fn a_hanging_handler_holds_up_neither_its_client_nor_a_shutdown() {
     let locks = Locks::memory();
     let (handler, mut seen) = GatedHandler::new();
     let layer = by_path(&locks).run_to_completion(true);
@@ -161,7 +161,7 @@ async fn what_never_ends_holds_up_neither_its_client_nor_a_shutdown() {
 }
 
 #[tokio::test]
-async fn shutdown_waits_for_what_runs_to_completion() {
+async fn shutdown_waits_for_handlers_that_run_to_completion() {
     let locks = Locks::memory();
     let (handler, mut seen) = GatedHandler::new();
     let app = handler.app(by_path(&locks).run_to_completion(true));
@@ -186,7 +186,7 @@ async fn shutdown_waits_for_what_runs_to_completion() {
     assert_eq!(locks.keys(), 0);
 }
 
-/// Else it would never end where the server is not stopped first.
+/// Otherwise a shutdown never ends if the server is not stopped first.
 #[tokio::test]
 async fn a_shutdown_that_waits_for_handlers_lets_no_other_begin() {
     let locks = Locks::memory();
@@ -210,7 +210,7 @@ async fn a_shutdown_that_waits_for_handlers_lets_no_other_begin() {
     assert!(seen.nobody(), "a handler began");
 }
 
-/// What is at work comes to its end, for which it may need other locks.
+/// A running handler comes to its end, and may need other locks for it.
 #[tokio::test]
 async fn a_handler_that_a_shutdown_waits_for_gets_its_locks() {
     let locks = Locks::memory();

@@ -1,4 +1,4 @@
-//! The layer under the servers that people use: axum's router, hyper alone, tonic. What the types promise, too.
+//! The layer under real servers: axum's router, hyper alone, tonic. Also checks the bounds of its types.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -29,12 +29,12 @@ fn sendable<T: Send + 'static>(value: T) -> T {
     value
 }
 
-/// As a router asks of a layer and of the service that it makes.
+/// Requires what a router requires of a layer and of its service.
 fn shareable<T: Clone + Send + Sync + 'static>(value: T) -> T {
     value
 }
 
-/// Runs `service` on hyper alone, on a port of its own.
+/// Runs `service` on hyper alone, on its own port, and returns the address.
 async fn served<S, B>(service: S) -> SocketAddr
 where
     S: Service<Request<hyper::body::Incoming>, Response = Response<B>> + Clone + Send + 'static,
@@ -70,7 +70,7 @@ async fn layers_services_and_futures_go_where_routers_take_them() {
     ));
     let mut service: LockService<_, _> = shareable(by.layer(inner));
     assert_eq!(sendable(service.call(ask())).await.unwrap().status(), 200);
-    // Also where the closure's key is a reference, and is awaited within a task.
+    // This works even if the closure's key is a reference, and the future is awaited within a task.
     let fixed = LockLayer::by(&locks, |_| "a").layer(inner);
     let answer = async move { fixed.oneshot(ask()).await.unwrap().status() };
     assert_eq!(soon(tokio::spawn(answer)).await.unwrap(), 200);
@@ -90,7 +90,7 @@ async fn hyper_alone_serves_it() {
         .service(service_fn(async |request: Request<hyper::body::Incoming>| {
             let lease = request.extensions().get::<Lease>().expect("the layer's").clone();
             let version = request.version();
-            // Under the lock, as the handler reads it.
+            // The body is read by the handler, under the lock.
             let sent = request.into_body().collect().await?.to_bytes();
             let text = format!("{version:?} {} {}", lease.key(), sent.len());
             Ok::<_, hyper::Error>(Response::new(Full::new(Bytes::from(text))))
@@ -114,7 +114,7 @@ async fn hyper_alone_serves_it() {
     }
 }
 
-/// What a client of gRPC understands: the status is in the headers, and HTTP's is 200.
+/// A refusal that a gRPC client understands: the status is in the headers, and the HTTP status is 200.
 fn as_grpc(request: &RefusedRequest<'_>) -> Response<tonic::body::Body> {
     tonic::Status::unavailable(request.why().detail()).into_http()
 }
@@ -142,7 +142,7 @@ async fn tonic_serves_it_and_its_clients_understand_refusals() {
     assert!(refused.message().contains("Nothing was done."), "{refused:?}");
     drop(held);
     assert!(soon(client.check(ask())).await.is_ok(), "it is free");
-    // The lock ends with the answer's head: what is streamed after it is not under it.
+    // The lock ends with the head of the response: a streamed body is not under the lock.
     let watch = soon(client.watch(ask())).await.unwrap();
     soon(locks.idle()).await;
     drop(watch);

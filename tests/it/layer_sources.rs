@@ -47,7 +47,7 @@ async fn a_query_parameter_is_what_the_handler_reads() {
     assert_eq!(key(&named, to("/?n=")).await, BAD_KEY);
     assert_eq!(key(&named, to("/?n=1&n=2")).await, BAD_KEY);
 
-    // As axum decodes it.
+    // The source decodes as axum does.
     let locks = Locks::memory();
     let read = |Query(query): Query<Vec<(String, String)>>| async move { query[0].1.clone() };
     let app = Router::new()
@@ -95,7 +95,7 @@ async fn a_request_names_one_host() {
         ] {
             assert_eq!(key(&app, with(&[("host", value)])).await, BAD_KEY, "{value:?}");
         }
-        // The line says one thing, the header another.
+        // The request line and the header name different hosts.
         for host in ["example.org", "", "x y"] {
             let mut request = to("http://example.com/");
             request.headers_mut().insert(HOST, host.parse().unwrap());
@@ -112,7 +112,7 @@ async fn an_extension_is_a_key_only_inside_of_the_layer_that_adds_it() {
     let watch = Watch::of("layer_sources::User");
     let user = User { id: 7, tenant: "a:b" };
     let source = keys::extension(|user: &User| user.id);
-    // Of two route layers the later one is outside.
+    // The later one of two route layers is outside.
     let inside = routes(&["/"], &locks, source.clone()).route_layer(Extension(user.clone()));
     assert_eq!(key(&inside, to("/")).await, ok("7"));
     let outside = Router::new()
@@ -168,7 +168,7 @@ async fn a_scope_narrows_a_key() {
         key(&scoped, of(b"acme:account")).await,
         ok("tenant%3Aacme%253Aaccount:account:42")
     );
-    // As a job says it.
+    // A job builds the same key from a tuple.
     assert_eq!(
         Key::from(("tenant:acme", "account", 42)).to_string(),
         "tenant%3Aacme:account:42"
@@ -178,7 +178,7 @@ async fn a_scope_narrows_a_key() {
 }
 
 #[tokio::test]
-async fn a_scope_that_is_not_there_is_no_way_around_it() {
+async fn a_missing_scope_is_refused() {
     let source = || keys::header_text("x-account");
     let tenant = || keys::header_text("x-tenant");
     let account = || with(&[("x-account", b"42")]);
@@ -203,7 +203,7 @@ async fn a_scope_that_is_not_there_is_no_way_around_it() {
     assert_eq!(key(&answers, account()).await, Err((403, None)));
     let missing = app(source().per(keys::extension(|user: &User| user.id)));
     assert_eq!(key(&missing, account()).await, MISCONFIGURED);
-    // Whoever locks nothing needs no scope for it.
+    // A request that locks nothing needs no scope.
     let free = app(source().optional().per(tenant()));
     assert_eq!(key(&free, to("/")).await, ok("none"));
 }
@@ -228,7 +228,7 @@ async fn a_hash_hides_the_key() {
     ] {
         assert_ne!(key(app, of(email)).await, ok(&me));
     }
-    // What is longer than a key may be is none the less one, and what is none stays so.
+    // A text longer than the longest key is hashed, too, and a missing key stays missing.
     assert!(key(&one, of(&[b'a'; 600])).await.is_ok());
     assert_eq!(key(&one, to("/")).await, NO_KEY);
     assert_eq!(key(&one, of(b"")).await, BAD_KEY);

@@ -1,4 +1,4 @@
-//! One resource, however a request spells it, is one lock: for each source of keys.
+//! All spellings of a resource in a request are one lock, for each source of keys.
 
 use std::convert::Infallible;
 
@@ -33,7 +33,7 @@ fn heads<const N: usize>(uris: [&str; N]) -> Vec<Parts> {
     uris.map(head).into()
 }
 
-/// `/o/1` with this header, for each of the values.
+/// Returns requests to `/o/1`, one for each value of this header.
 fn headers<const N: usize>(name: &'static str, values: [&str; N]) -> Vec<Parts> {
     let with = |value: &str| {
         let mut head = head("/o/1");
@@ -52,12 +52,13 @@ fn by<const N: usize>(users: [User; N]) -> Vec<Parts> {
     users.map(of).into()
 }
 
-/// How whoever finds a lock of this source taken is answered.
+/// The status for a request that finds a lock of this source taken.
 fn taken<K: KeySource>(_: &K) -> u16 {
     if K::RETRIES { 409 } else { 423 }
 }
 
-/// Whoever of these is in the handler, none of the others gets in. The last is about something else, and does.
+/// While a request with one spelling is in the handler, no other spelling gets in. The last request is about another
+/// resource, and gets in.
 async fn one_lock(source: impl KeySource, mut spellings: Vec<Parts>) {
     let taken = taken(&source);
     let other = spellings.pop().unwrap();
@@ -80,7 +81,7 @@ async fn one_lock(source: impl KeySource, mut spellings: Vec<Parts>) {
     assert!(spellings.len() > 1 && seen.nobody());
 }
 
-/// The same around a service that is not axum's.
+/// Checks the same around a service without axum.
 async fn one_lock_on_any_service(source: impl KeySource, mut spellings: Vec<Parts>) {
     let taken = taken(&source);
     let other = spellings.pop().unwrap();
@@ -127,7 +128,7 @@ async fn all_spellings_of_a_path_parameter_are_one_lock() {
     one_lock(keys::path_text("id"), encoded.clone()).await;
     one_lock(keys::path(), encoded).await;
 
-    // The same with extractors.
+    // Extractors behave alike.
     let (handler, mut seen) = GatedHandler::new();
     let layer = LockLayer::from_extractors(&Locks::memory(), |Path(id): Path<u64>| ("account", id));
     let app = handler.app(layer.skip());

@@ -1,4 +1,4 @@
-//! How long a lease is: as long as its caller asked for, and not too short to be kept.
+//! The length of a lease is what its caller asked for, and long enough to be renewed.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tracing::Level;
 use crate::help::{ms, poll_once, soon, two, until};
 use crate::support::events::Watch;
 
-/// Somebody who asks for a minute gets a minute, also when a caller of the same process held for a second before.
+/// A caller that asks for a minute gets a minute, even if a caller of the same process held for a second before.
 #[tokio::test]
 async fn a_long_lease_is_not_the_rest_of_a_short_one() {
     let locks = Locks::memory();
@@ -23,7 +23,7 @@ async fn a_long_lease_is_not_the_rest_of_a_short_one() {
     soon(locks.idle()).await;
 }
 
-/// Nor is it what was asked for on behalf of a caller who is gone.
+/// A lease is not the length that a departed caller asked for.
 #[tokio::test]
 async fn a_long_lease_is_not_what_a_short_caller_queued_for() {
     let store = MemoryStore::new();
@@ -44,7 +44,7 @@ async fn a_long_lease_is_not_what_a_short_caller_queued_for() {
     assert!(store.is_empty());
 }
 
-/// A lease that a round trip and a renewal do not fit into is refused, and the refusal names what is short enough.
+/// A lease without room for a round trip and a renewal is refused, and the refusal names the bound.
 #[tokio::test]
 async fn leases_below_400_ms_are_refused() {
     let names_it = |text: &str| text.contains("400ms") || text.contains("400 ms");
@@ -62,7 +62,7 @@ async fn leases_below_400_ms_are_refused() {
 }
 
 #[tokio::test]
-async fn who_may_hold_for_no_time_is_refused() {
+async fn a_max_hold_of_zero_is_refused() {
     let (locks, none) = (Locks::memory(), Duration::ZERO);
     let refused = [
         soon(locks.mutex("a").max_hold(none).lock()).await,
@@ -81,7 +81,7 @@ async fn who_may_hold_for_no_time_is_refused() {
     }
 }
 
-/// Work that hangs does not keep a lock for ever: told, then lost, and somebody else gets it.
+/// Work that hangs does not keep a lock for ever: it is told, then loses the lease, and another caller gets it.
 #[tokio::test]
 async fn a_lease_is_renewed_for_no_longer_than_max_hold() {
     let watch = Watch::of("key=hangs");
@@ -91,7 +91,7 @@ async fn a_lease_is_renewed_for_no_longer_than_max_hold() {
     let guard = soon(mutex.lock()).await.unwrap();
     let lease = guard.lease();
     soon(lease.overdue()).await;
-    // Still its own, on a machine that did not stand still meanwhile.
+    // The guard still holds, unless the machine stalled meanwhile.
     assert!(guard.is_held() || lease.lost().await == LostCause::Overdue);
     let next = tokio::spawn(async move { other.mutex("hangs").lock().await.unwrap().release().await });
     assert_eq!(soon(guard.lost()).await, LostCause::Overdue);
@@ -100,7 +100,7 @@ async fn a_lease_is_renewed_for_no_longer_than_max_hold() {
     assert_eq!(watch.until("lost").await.level, Level::WARN);
     drop(guard);
 
-    // Who ends in time is not told, and whoever waits to be told is not left waiting.
+    // A holder that ends in time is not told, and its `overdue` future completes.
     let guard = soon(mutex.lock()).await.unwrap();
     let overdue = guard.lease().overdue();
     guard.release().await.unwrap();
@@ -116,7 +116,7 @@ async fn a_guard_reports_that_it_is_overdue() {
     let guard = soon(mutex.lock()).await.unwrap();
     assert!(poll_once(&mut Box::pin(guard.overdue())).await.is_none());
     soon(guard.overdue()).await;
-    // After the limit, and not with the release.
+    // The loss comes after the limit, and not with the release.
     assert!(soon(guard.lost()).await == LostCause::Overdue);
     drop(guard);
     let multi = locks.multi(["a", "b"]).lease(ms(1_500)).max_hold(ms(600));
@@ -158,7 +158,7 @@ async fn a_leader_leads_for_no_longer_than_max_hold() {
 }
 
 #[tokio::test]
-async fn who_holds_for_long_is_told_of_once() {
+async fn a_long_hold_is_reported_once() {
     let watch = Watch::of("key=lingers");
     let locks = Locks::builder()
         .lease(ms(400))
@@ -167,7 +167,7 @@ async fn who_holds_for_long_is_told_of_once() {
         .unwrap();
     let guard = soon(locks.mutex("lingers").lock()).await.unwrap();
     assert_eq!(watch.until("held_long").await.level, Level::WARN);
-    // Long enough for another one, which would come with the next renewal.
+    // Long enough for another event, which a further renewal may emit.
     tokio::time::sleep(ms(500)).await;
     assert!(guard.is_held());
     assert_eq!(watch.count("held_long"), 1);

@@ -80,7 +80,7 @@ async fn a_lease_is_renewed_while_it_is_held() {
     let store = MemoryStore::new();
     let locks = Locks::builder().lease(ms(3_000)).memory_shared(&store).unwrap();
     let guard = locks.mutex("a").lock().await.unwrap();
-    // One and a half times as long as it would be held without.
+    // Sleeps one and a half times as long as an unrenewed lease.
     tokio::time::sleep(ms(4_500)).await;
     assert!(guard.is_held());
     guard.release().await.unwrap();
@@ -137,7 +137,7 @@ async fn shutdown_gives_everything_back() {
     drop(other.mutex("a").try_lock().await.unwrap().expect("it is free"));
 }
 
-/// Places in a line are taken when a lock is first polled, and kept.
+/// A caller takes its place in the queue at its first poll, and keeps it.
 #[tokio::test]
 async fn a_line_is_served_in_order() {
     let store = MemoryStore::new();
@@ -157,7 +157,7 @@ async fn a_line_is_served_in_order() {
         fence = guard.fence().get();
         line = behind;
         for waiting in &mut line {
-            assert!(poll_once(waiting).await.is_none(), "somebody overtook");
+            assert!(poll_once(waiting).await.is_none(), "a later caller overtook");
         }
         guard.release().await.unwrap();
     }
@@ -175,7 +175,7 @@ async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
     .await
 }
 
-/// A process with a long line gives the lock away after its burst.
+/// A process with a long queue gives the lock away after its burst.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_burst_ends_and_others_get_their_turn() {
     let store = MemoryStore::new();
@@ -186,7 +186,7 @@ async fn a_burst_ends_and_others_get_their_turn() {
             .unwrap()
     };
     let (crowded, other) = (make(5), make(5));
-    // Its inbox is open from now on: a waiter who cannot be told is passed over.
+    // The node's inbox is open from now on: a waiter that cannot be pushed to is passed over.
     let guard = crowded.mutex("a").lock().await.unwrap();
     let mutex = other.mutex("a");
     let mut waiting = Box::pin(mutex.lock());
@@ -208,7 +208,7 @@ async fn a_burst_ends_and_others_get_their_turn() {
     while crowded.waiting() < 100 {
         tokio::task::yield_now().await;
     }
-    // In the store's queue, not only in its own line.
+    // The waiter is in the store's queue, not only in that of its process.
     let mutex = other.mutex("a");
     let mut waiting = Box::pin(mutex.lock());
     assert!(poll_once(&mut waiting).await.is_none());
@@ -268,7 +268,7 @@ async fn waiters_over_a_limit_are_refused() {
             );
         }
     }
-    // As many wait in this process as may. Whoever would have to wait is refused, and nobody else.
+    // This process has as many waiters as it may. Only callers that must wait are refused.
     let refused = locks.mutex("b").lock().await.unwrap_err();
     assert!(
         refused.is_busy()
@@ -286,7 +286,7 @@ async fn waiters_over_a_limit_are_refused() {
     drop(soon(locks.mutex("c").lock()).await.unwrap());
     assert!(soon(locks.mutex("d").try_lock()).await.unwrap().is_some());
     assert!(soon(locks.mutex("a").try_lock()).await.unwrap().is_none());
-    // Who leaves makes room.
+    // A waiter that leaves makes room.
     line.truncate(4);
     let room = Box::pin(locks.mutex("b").lock());
     line.push(room);
@@ -299,7 +299,7 @@ async fn waiters_over_a_limit_are_refused() {
     assert_eq!((locks.keys(), locks.waiting()), (0, 0));
 }
 
-/// No tokio anywhere: what other executors do.
+/// Without tokio, as on other executors.
 #[test]
 fn works_under_any_executor() {
     struct Unpark(std::thread::Thread);

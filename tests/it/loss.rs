@@ -1,4 +1,4 @@
-//! A lease that is lost: who is told, how soon, and what becomes of the work under it. On the memory store.
+//! Lost leases on the memory store: which holders are told, how soon, and what happens to the work under the lease.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -58,7 +58,7 @@ async fn a_grant_whose_deadline_passed_before_it_was_taken_up_is_no_guard() {
         .unwrap();
 }
 
-/// The caller never held it: that the node is closed is all there is to say.
+/// The caller never held the lease: the error reports only that the node is closed.
 #[tokio::test]
 async fn a_grant_that_is_not_taken_up_before_a_shutdown_is_closed() {
     let locks = Locks::memory();
@@ -78,7 +78,7 @@ async fn a_grant_that_is_not_taken_up_before_a_shutdown_is_closed() {
 }
 
 #[tokio::test]
-async fn a_process_that_slept_is_told_before_anything_else() {
+async fn a_process_that_slept_is_told_of_the_loss_first() {
     let store = MemoryStore::new();
     let clock = Clock::new();
     let locks = Locks::builder()
@@ -94,7 +94,7 @@ async fn a_process_that_slept_is_told_before_anything_else() {
     assert!(guard.release().await.unwrap_err().is_lost());
 }
 
-/// However close its end comes to the call, and whether it is one of several.
+/// Holds however close the end comes to the call, and also for one lease of several.
 #[tokio::test]
 async fn a_release_after_the_end_tells_the_same_cause() {
     let store = MemoryStore::new();
@@ -130,7 +130,7 @@ async fn work_under_a_lock_ends_with_it() {
     let fence = mutex.with(|lease| async move { lease.fence() }).await.unwrap();
     assert!(other.mutex("a").try_lock().await.unwrap().unwrap().fence() > fence);
     soon(other.idle()).await;
-    // Deleted under it: the work is dropped, in the middle of what it does.
+    // The lease is deleted under the work, which is dropped in the middle.
     struct Dropped(Arc<AtomicU64>);
     impl Drop for Dropped {
         fn drop(&mut self) {
@@ -156,7 +156,7 @@ async fn work_under_a_lock_ends_with_it() {
         "{worked:?}"
     );
     assert_eq!(dropped.load(Ordering::SeqCst), 1);
-    // A view outlives its guard, and says so.
+    // A view outlives its guard, and reports the end.
     let guard = mutex.lock().await.unwrap();
     let lease = guard.lease();
     assert!(lease.run(async { 7 }).await.is_ok_and(|seven| seven == 7));
@@ -179,9 +179,10 @@ async fn work_under_a_lock_ends_with_it() {
     assert!(token.is_cancelled());
 }
 
-/// Whose lease was taken away without a word hears of it at the latest when it lets go, and so does the operator.
+/// The lease was removed without a message. The holder learns it from its release at the latest, and so does the
+/// operator.
 #[tokio::test]
-async fn a_loss_that_a_release_finds_is_told_once() {
+async fn a_loss_found_by_a_release_is_reported_once() {
     let store = MemoryStore::new();
     let locks = Locks::builder().memory_shared(&store).unwrap();
     let watch = Watch::of("key=taken away ");
@@ -193,7 +194,7 @@ async fn a_loss_that_a_release_finds_is_told_once() {
     assert_eq!(watch.count("released"), 0);
 }
 
-/// Whoever wakes up after the deadline and lets go at once has lost it all the same: those who watch hear of that.
+/// A holder that wakes after the deadline and releases at once has lost the lease: watchers of the lease are told.
 #[tokio::test]
 async fn a_guard_that_is_dropped_after_its_deadline_was_lost() {
     let clock = Clock::new();
@@ -209,9 +210,9 @@ async fn a_guard_that_is_dropped_after_its_deadline_was_lost() {
     assert_eq!(soon(lease.lost()).await, LostCause::Deadline);
 }
 
-/// A token may be handed to anything that cancels what it was given.
+/// A token may be given to code that cancels it.
 #[tokio::test]
-async fn whoever_cancels_a_token_of_theirs_tells_nobody_else() {
+async fn cancelling_a_lost_token_affects_no_other_token() {
     let locks = Locks::memory();
     let guard = locks.mutex("a").lock().await.unwrap();
     let (one, other) = (guard.lost_token(), guard.lost_token());

@@ -1,4 +1,4 @@
-//! A key machine that is told what to see: answers that no store gives on demand.
+//! A key machine that is fed with answers that no store gives on demand.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use tenure::testing::timed_out;
 
 use crate::help::ms;
 
-/// A shard, its key, and what it sent.
+/// A shard, its key, and the requests that it sent.
 pub(crate) struct Machine {
     pub(crate) shard: Shard,
     pub(crate) name: Name,
@@ -26,7 +26,7 @@ pub(crate) struct Machine {
     pub(crate) effects: Vec<Effect>,
 }
 
-/// What a patient caller wants.
+/// The options of a patient caller.
 pub(crate) fn options(lease_ms: u64) -> LockOptions {
     LockOptions {
         limit: 100_000,
@@ -37,7 +37,7 @@ pub(crate) fn options(lease_ms: u64) -> LockOptions {
     }
 }
 
-/// What the caller of a question wants.
+/// The options of a caller of `call`.
 pub(crate) fn asks(lease_ms: u64, call: Call) -> CallOptions {
     CallOptions {
         limit: 100_000,
@@ -61,7 +61,7 @@ impl Machine {
         machine
     }
 
-    /// A node that yields at every second release.
+    /// Returns a node that yields at every second release.
     pub(crate) fn yielding() -> Self {
         Machine::new(Rules {
             burst: 1,
@@ -92,19 +92,19 @@ impl Machine {
             .close(self.now, |_, effect| effects.push(effect.clone()));
     }
 
-    /// Does what is due.
+    /// Handles what is due.
     pub(crate) fn wake(&mut self) {
         while self.wake_next().is_some() {}
     }
 
-    /// Does what is due for one key, and names it.
+    /// Handles what is due for one key, and returns its name.
     pub(crate) fn wake_next(&mut self) -> Option<Name> {
         let (name, effects) = self.shard.wake_next(self.now)?;
         self.effects.extend_from_slice(&effects);
         Some(name)
     }
 
-    /// A caller takes up what it was granted. Returns whether it has a guard.
+    /// Takes up a granted lease. Returns whether the caller has a guard.
     pub(crate) fn take_up(&mut self, ticket: Ticket) -> bool {
         self.shard.take_up(self.now, &self.name, ticket).is_some()
     }
@@ -135,7 +135,7 @@ impl Machine {
         })
     }
 
-    /// Holds, and took up what it was granted.
+    /// Acquires a lease and takes it up.
     pub(crate) fn claim_id(&mut self, lease_ms: u64) -> Ticket {
         let ticket = self.enter(options(lease_ms));
         self.answer(Reply::Granted(GrantNumber(7)));
@@ -143,13 +143,13 @@ impl Machine {
         ticket
     }
 
-    /// How many requests there were.
+    /// Returns the number of requests.
     pub(crate) fn sends(&self) -> usize {
         let sends = self.effects.iter();
         sends.filter(|effect| matches!(effect, Effect::Send(_))).count()
     }
 
-    /// The latest request.
+    /// Returns the latest request.
     pub(crate) fn sent(&self) -> Outgoing {
         let sent = self.effects.iter().rev().find_map(|effect| match effect {
             Effect::Send(outgoing) => Some(outgoing.clone()),
@@ -158,7 +158,7 @@ impl Machine {
         sent.expect("a request")
     }
 
-    /// The latest request of that kind.
+    /// Returns the latest request of that kind.
     pub(crate) fn sent_of(&self, kind: impl Fn(Verb) -> bool) -> Outgoing {
         let sent = self.effects.iter().rev().find_map(|effect| match effect {
             Effect::Send(outgoing) if kind(outgoing.request.verb) => Some(outgoing.clone()),
@@ -181,7 +181,7 @@ impl Machine {
         });
     }
 
-    /// The latest request comes to nothing; its server was last heard at `heard`.
+    /// Fails the latest request; its server was last heard at `heard`.
     pub(crate) fn fail(&mut self, why: Unanswered, heard: Option<Instant>) {
         self.fail_with(&self.sent(), why, heard, timed_out());
     }
@@ -203,12 +203,12 @@ impl Machine {
         });
     }
 
-    /// Time passes, and no timer fires.
+    /// Lets time pass without a timer.
     pub(crate) fn later(&mut self, span: Duration) {
         self.now = self.now + span;
     }
 
-    /// Until the next timer.
+    /// Lets time pass until the next timer, and returns the pause.
     pub(crate) fn passes(&mut self) -> Duration {
         let due = self.shard.next_due().expect("something is due");
         let passed = due.since(self.now);
@@ -224,7 +224,7 @@ impl Machine {
         })
     }
 
-    /// The answer to a call.
+    /// Returns the answer to a call.
     pub(crate) fn told(&self, of: Ticket) -> Option<&CallAnswer> {
         self.effects.iter().find_map(|effect| match effect {
             Effect::Answered(ticket, answer) if *ticket == of => Some(answer),

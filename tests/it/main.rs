@@ -1,6 +1,6 @@
 //! The suite that needs no server: `cargo test`. One binary, so that touching `lib.rs` relinks one.
 
-// Tests play the outside world: they may look at its clock.
+// Tests play the outside world: they may read its clock.
 #![allow(clippy::too_many_lines, reason = "a test tells one story")]
 #![allow(clippy::disallowed_methods)]
 #![allow(unreachable_pub, reason = "a test binary exports nothing")]

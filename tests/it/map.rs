@@ -1,9 +1,10 @@
-//! ARCHITECTURE.md names files, and after a file functions in it: `driver/node.rs` `enter`, `run`. All of them exist.
+//! ARCHITECTURE.md names files, and functions behind their file: `driver/node.rs` `enter`, `run`. All of them must
+//! exist.
 
 use std::fs;
 use std::path::Path;
 
-/// What is written as code on the page. Pictures are none.
+/// Returns the code spans of the page, without its code blocks.
 fn code(page: &str) -> Vec<String> {
     let text: String = page.split("```").step_by(2).collect();
     text.split('`').skip(1).step_by(2).map(str::to_owned).collect()
@@ -21,7 +22,7 @@ fn what_the_map_names_exists() {
     let (mut files, mut functions, mut faults) = (0, 0, Vec::new());
     let mut last = (String::new(), String::new());
     for code in code(&page) {
-        // What is yet to be written is called x.
+        // A file that is yet to be written is called x.
         let is_path = (code.contains('/') || code.ends_with(".rs")) && !code.ends_with("/x.rs");
         if is_path {
             files += 1;
@@ -45,7 +46,7 @@ fn what_the_map_names_exists() {
     );
 }
 
-/// The README is the front page of the docs, too: what leads to a file beside it leads to nothing there.
+/// The README is also the front page of the docs, where a relative link to a file leads nowhere.
 #[test]
 fn links_of_the_readme_work_on_the_front_page_of_the_docs() {
     let readme = include_str!("../../README.md");

@@ -1,4 +1,4 @@
-//! What is counted and measured.
+//! The metrics: what is counted and measured.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -18,7 +18,8 @@ type Labels = [(&'static str, &'static [&'static str])];
 
 const KINDS: (&str, &[&str]) = ("kind", &["lock", "job", "semaphore", "election"]);
 
-/// Every name with its kind, unit and labels, once more: a change of one breaks dashboards of users, and this test.
+/// Every name with its kind, unit and labels, repeated here: changing one breaks the dashboards of users, and this
+/// test.
 #[rustfmt::skip]
 const ALL: &[(&str, &str, &str, &Labels)] = &[
     ("tenure_grants_total", "counter", "callers", &[KINDS]),
@@ -49,7 +50,7 @@ const ALL: &[(&str, &str, &str, &Labels)] = &[
         "busy", "in_flight", "waited_too_long", "queue_full", "store_failed", "closed", "lost", "outcome_unknown",
         "bad_key", "no_key", "bad_options",
     ])]),
-    // Routes are the service's own.
+    // Routes come from the service.
     ("tenure_dry_run_total", "counter", "requests", &[("outcome", &["alone", "overlap", "refused"]), ("route", &[])]),
 ];
 
@@ -61,14 +62,14 @@ fn word(kind: MetricKind) -> &'static str {
     }
 }
 
-/// Lets every task of this thread go as far as it can.
+/// Lets every task of this thread run until it waits.
 async fn settle() {
     for _ in 0..20 {
         tokio::task::yield_now().await;
     }
 }
 
-/// Requests that a layer refuses, and that it only observes.
+/// Requests that a layer refuses, and requests that it only observes.
 #[cfg(feature = "tower")]
 async fn layers(locks: &Locks, meter: &Meter) {
     use tower::{Layer, ServiceExt};
@@ -90,7 +91,7 @@ async fn layers(locks: &Locks, meter: &Meter) {
     held.release().await.unwrap();
 }
 
-/// The list, the table, the descriptions that a recorder gets, and the series that it is fed with are the same.
+/// The list, the table, the descriptions given to a recorder, and the series that it receives are the same.
 #[tokio::test]
 async fn every_metric_is_listed_documented_described_and_fed() {
     let meter = Meter::global();
@@ -125,8 +126,8 @@ async fn every_metric_is_listed_documented_described_and_fed() {
         assert!(!text.is_empty(), "{name}");
     }
 
-    // What the driver's thread does comes here alone. On a machine that stands still for a lease, that is lost before
-    // it is renewed or found to be gone: then once more.
+    // The counts of the driver's thread are checked only here. If the machine stalls for a lease, the lease is lost
+    // before it is renewed or found gone: then try once more.
     let mutex = locks.mutex("metered");
     soon(async {
         let mut guard = mutex.lock().await.unwrap();
@@ -142,7 +143,7 @@ async fn every_metric_is_listed_documented_described_and_fed() {
     soon(async {
         loop {
             let guard = mutex.lock().await.unwrap();
-            // As if it were flushed.
+            // The store forgets everything, as after a flush.
             store.with_ledger(|ledger, _| ledger.forget());
             if guard.lost().await == LostCause::Gone {
                 break;
@@ -157,7 +158,7 @@ async fn every_metric_is_listed_documented_described_and_fed() {
     layers(&locks, &meter).await;
     #[cfg(feature = "redis")]
     {
-        // Patient, so that nothing takes too long before it is refused.
+        // The patience is long, so that no wait ends before the refusal.
         let nowhere = Locks::builder()
             .lease(ms(60_000))
             .request_timeout(ms(10_000))
@@ -185,7 +186,7 @@ async fn every_metric_is_listed_documented_described_and_fed() {
         meter
             .until("tenure_hold_seconds{kind=job,outcome=released}")
             .await;
-        // Its mark is far ahead.
+        // The mark of this job is far ahead.
         let name = tenure::protocol::message::Name::job("ahead".into());
         let far = tenure::protocol::message::TickTime(1 << 50);
         store.with_ledger(|ledger, _| {
@@ -211,14 +212,14 @@ async fn every_metric_is_listed_documented_described_and_fed() {
             .filter_map(|label| label.split_once('='))
             .collect();
         assert_eq!(labels.len(), allowed.len(), "{series}");
-        // So neither a key nor a node is ever among them.
+        // Labels are therefore never keys or nodes.
         for ((label, value), (listed, values)) in labels.iter().zip(*allowed) {
             assert_eq!(label, listed, "{series}");
             assert!(values.is_empty() || values.contains(value), "{series}");
         }
         fed.insert(name.to_owned());
     }
-    // Each series has one key for as long as the program runs, so no event makes one.
+    // Each series has one key for the life of the program, so no event creates a key.
     let keys = meter.keys();
     let places: BTreeSet<usize> = keys.values().flatten().copied().collect();
     assert!(keys.values().all(|places| places.len() == 1), "{keys:?}");
@@ -245,10 +246,10 @@ async fn handed_on(locks: &Locks) {
     next.await.unwrap().unwrap().release().await.unwrap();
 }
 
-/// What callers see is counted on their own threads, so this test sees its own alone, and to the number. How leases pass
-/// on is counted for all, and told per key.
+/// What callers see is counted on their own threads, so this test sees only its own counts, exactly. Hand-overs are
+/// counted for the whole process, and reported per key.
 #[tokio::test]
-async fn callers_are_counted_once_and_by_what_they_were_told() {
+async fn callers_are_counted_once_by_their_result() {
     let everybody = Meter::global();
     let meter = Meter::default();
     let _mine = ::metrics::set_default_local_recorder(&meter);
@@ -262,7 +263,7 @@ async fn callers_are_counted_once_and_by_what_they_were_told() {
         .memory_shared(&store)
         .unwrap();
     let other = Locks::builder().lease(ms(60_000)).memory_shared(&store).unwrap();
-    // So that it is handed over by a push, on the thread of whoever releases.
+    // The lease is handed over by a push, on the thread of the releasing holder.
     let id = other.node().to_string();
     until("it is pushed to", || {
         opened.told().iter().any(|told| told.text.contains(&id))
@@ -284,14 +285,14 @@ async fn callers_are_counted_once_and_by_what_they_were_told() {
         own
     };
 
-    // Free.
+    // The key is free.
     let asked = Instant::now();
     let guard = soon(one.mutex("counted").lock()).await.unwrap();
     assert_eq!((granted(&meter), handed()), (1, [0, 0]));
     let batches = everybody.values("tenure_batch_requests");
     assert!(batches.contains(&1.0), "{batches:?}");
 
-    // Not free, for one who does not wait and for one who gives up.
+    // The key is held: one caller does not wait, another gives up.
     assert!(soon(one.mutex("counted").try_lock()).await.unwrap().is_none());
     assert_eq!(
         meter.values("tenure_wait_seconds{kind=lock,outcome=busy}").len(),
@@ -301,7 +302,7 @@ async fn callers_are_counted_once_and_by_what_they_were_told() {
     let began = Instant::now();
     let gives_up = tokio::spawn(async move { mutex.lock_timeout(patience).await.is_err() });
     settle().await;
-    // By now it waits.
+    // The caller waits by now.
     let least = patience.saturating_sub(began.elapsed()).as_secs_f64();
     assert!(soon(gives_up).await.unwrap());
     let gave_up = meter.values("tenure_wait_seconds{kind=lock,outcome=gave_up}");
@@ -323,7 +324,7 @@ async fn callers_are_counted_once_and_by_what_they_were_told() {
     );
     assert_eq!(granted(&meter), 1);
 
-    // To the next of this process, after ten seconds of work.
+    // Handed to the next caller of this process, after ten seconds of work.
     let next = tokio::spawn(one.mutex("counted").lock());
     settle().await;
     clock.jump(ms(10_000));
@@ -337,7 +338,7 @@ async fn callers_are_counted_once_and_by_what_they_were_told() {
         "{held:?} {most}"
     );
 
-    // To another process.
+    // Handed to another process.
     let next = tokio::spawn(other.mutex("counted").lock());
     soon(async {
         let name = tenure::protocol::message::Name::lock("counted".into());
@@ -356,7 +357,7 @@ async fn callers_are_counted_once_and_by_what_they_were_told() {
             .len(),
         3
     );
-    // Free again: nobody handed it on.
+    // The key is free again: no holder handed it on.
     soon(other.mutex("counted").lock())
         .await
         .unwrap()
@@ -365,7 +366,7 @@ async fn callers_are_counted_once_and_by_what_they_were_told() {
         .unwrap();
     assert_eq!((granted(&meter), handed()), (4, [1, 1]));
 
-    // Lost under the guard, which is told when it asks for anything.
+    // The lease is lost under the guard, which learns it from its next request.
     let guard = soon(one.mutex("counted").lock()).await.unwrap();
     clock.jump(ms(60_001));
     assert!(soon(guard.release()).await.unwrap_err().is_lost());
@@ -374,7 +375,7 @@ async fn callers_are_counted_once_and_by_what_they_were_told() {
         .map(|outcome| meter.values(&format!("tenure_hold_seconds{{kind=lock,outcome={outcome}}}")));
     assert_eq!(ended.concat().len(), 5, "{ended:?}");
 
-    // After the end.
+    // The node has shut down.
     soon(other.shutdown()).await;
     assert!(soon(other.mutex("counted").lock()).await.is_err());
     assert_eq!(
@@ -424,17 +425,17 @@ mod ticks {
         panic!("as planned")
     }
 
-    /// Every pursuit of a tick is counted once, under what became of it, on the thread of the scheduler.
+    /// Every attempt to run a tick is counted once, by its outcome, on the thread of the scheduler.
     #[tokio::test]
-    async fn a_tick_is_counted_once_by_what_became_of_it() {
+    async fn a_tick_is_counted_once_by_its_outcome() {
         let _everybody = Meter::global();
         let meter = Meter::default();
         let _mine = ::metrics::set_default_local_recorder(&meter);
         let store = MemoryStore::new();
         let node = || Locks::builder().memory_shared(&store).unwrap();
         let (one, other) = (node(), node());
-        // Never started, so closures are called by hand. The latest tick of the one is the same for as long as the test
-        // runs, that of the other is younger.
+        // The scheduler is never started, so closures are called by hand. The latest tick of one job stays the same
+        // during the test; that of the other job is younger.
         let scheduler = JobScheduler::new().await.unwrap();
         let (mut old, mut young) = (None, None);
         for (id, expression) in [(&mut old, "0 0 0 1 1 *"), (&mut young, "* * * * * *")] {
@@ -499,7 +500,8 @@ mod ticks {
         soon(fire(uuid::Uuid::new_v4(), scheduler.clone())).await;
         counts!("refused");
 
-        // The next tick comes while one is run, which then loses its lease: this is no end of a tick, and it is run again.
+        // The next tick comes during a run, which then loses its lease. The loss does not end the tick: it is run
+        // again.
         let (started, begun) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let work = {
             let (started, begun) = (started.clone(), begun.clone());
@@ -520,7 +522,7 @@ mod ticks {
         let mut next = other.job("skipped", |_| async {}).unwrap();
         soon(next(young, scheduler.clone())).await;
         counts!("skipped");
-        // Or it would stand by.
+        // Otherwise this pursuit becomes a standby.
         drop(next);
         let name = tenure::protocol::message::Name::job("skipped".into());
         store.with_ledger(|ledger, _| ledger.overwrite(&name, None));
@@ -534,7 +536,7 @@ mod ticks {
         soon(run).await.unwrap();
         counts!("done");
 
-        // Too old to be begun, and the store knows of no run.
+        // The tick is too old to start, and the store knows of no run.
         let ahead = tenure::protocol::message::TickTime(now.as_millis() as u64 + 3_600_000);
         let known = tenure::protocol::ledger::JobRecord {
             mark: Some(ahead),
@@ -552,7 +554,7 @@ mod ticks {
         meter.until("tenure_job_alarms_total{alarm=mark_ahead}").await;
         soon(fire(old, scheduler.clone())).await;
         counts!("missed");
-        // Nobody can be asked until the next tick has come.
+        // The store cannot be reached before the next tick.
         #[cfg(feature = "redis")]
         {
             use std::time::{SystemTime, UNIX_EPOCH};
@@ -576,7 +578,7 @@ mod ticks {
             *expected.entry("drained".to_owned()).or_default() += 1;
             counts!("drained");
         }
-        // Removed while another node runs its tick.
+        // The job is removed while another node runs its tick.
         let (runs, goes_on) = (Arc::new(Notify::new()), Arc::new(Notify::new()));
         let work = {
             let (runs, goes_on) = (runs.clone(), goes_on.clone());

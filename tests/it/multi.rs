@@ -1,4 +1,4 @@
-//! Several locks at once: all or none, in an order in which nobody waits in a circle.
+//! Multi-locks: all keys or none, in an order that allows no deadlock.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -44,7 +44,7 @@ async fn all_are_held_each_with_a_fence_and_all_are_given_back() {
     assert_eq!(locks.keys() + other.keys(), 0);
 }
 
-/// What is free is not touched when another is not.
+/// A try does not take a free key if another key is not free.
 #[tokio::test]
 async fn a_try_takes_all_or_nothing() {
     let store = MemoryStore::new();
@@ -67,14 +67,14 @@ async fn a_try_takes_all_or_nothing() {
     assert!(store.is_empty());
 }
 
-/// Whoever waits holds what comes before, and nothing that comes after.
+/// A waiter holds the keys before the one it waits for, and no later key.
 #[tokio::test]
-async fn one_waits_for_a_key_with_only_smaller_ones_held() {
+async fn a_waiter_holds_only_smaller_keys() {
     let store = MemoryStore::new();
     let (locks, other) = two(&store);
     let b = soon(other.mutex("b").lock()).await.unwrap();
     let mut waits = Box::pin(locks.multi(["c", "b", "a"]).lock());
-    // On a busy machine the background thread may answer the requests, after the poll.
+    // On a busy machine the background thread may answer the requests after the poll.
     soon(async {
         loop {
             assert!(poll_once(&mut waits).await.is_none());
@@ -110,7 +110,7 @@ async fn a_waiter_that_is_dropped_leaves_nothing_behind() {
     assert!(store.is_empty());
 }
 
-/// Crossing sets of keys, within a process and across two: everybody gets all of theirs, alone.
+/// Callers lock crossing sets of keys, within a process and across two. Every caller gets all its keys, alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn crossing_sets_exclude_each_other_and_do_not_deadlock() {
     const KEYS: usize = 6;
@@ -153,7 +153,7 @@ async fn crossing_sets_exclude_each_other_and_do_not_deadlock() {
     assert!(store.is_empty());
 }
 
-/// One key and a mutex are the same lock, in one queue.
+/// A multi-lock of one key and a mutex are the same lock, in one queue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_multi_lock_of_one_key_is_a_mutex() {
     let store = MemoryStore::new();
@@ -182,7 +182,7 @@ async fn a_multi_lock_of_one_key_is_a_mutex() {
     assert_eq!(total.load(Ordering::Relaxed), 800);
 }
 
-/// One of them is lost: work ends, and whoever watches is told.
+/// One of the leases is lost: work ends, and every watcher of the guard is told.
 #[tokio::test]
 async fn one_lost_lease_ends_all() {
     let store = MemoryStore::new();
@@ -206,7 +206,7 @@ async fn one_lost_lease_ends_all() {
     assert!(store.is_empty(), "the other is given back");
 }
 
-/// Never renewed: all of them end, whether they were taken together or one after the other.
+/// Fixed leases are never renewed: all of them end, whether they were taken together or one by one.
 #[tokio::test]
 async fn fixed_leases_end() {
     let store = MemoryStore::new();
@@ -223,7 +223,7 @@ async fn fixed_leases_end() {
             b.release().await?;
             waits.await
         };
-        // On a machine that stands still the first may be over when the last is granted.
+        // On a machine that stalls, the first lease may end before the last one is granted.
         let guard = soon(async {
             loop {
                 match take().await {
@@ -251,7 +251,7 @@ async fn fixed_leases_end() {
         let next = soon(other.multi(["a", "b"]).lock()).await.unwrap();
         next.release().await.unwrap();
     }
-    // The last word counts.
+    // The last setting counts.
     let renewed = locks.multi(["a", "b"]).fixed(ms(400)).lease(ms(3_000));
     let guard = soon(renewed.lock()).await.unwrap();
     let mut left = guard.remaining();
@@ -269,7 +269,8 @@ async fn fixed_leases_end() {
     assert!(store.is_empty());
 }
 
-/// Told, then lost, and somebody else gets them; whoever waits to be told is not left waiting when they end in time.
+/// The holder is told, then loses the leases, and another caller gets them. If they are released in time, `overdue`
+/// completes, too.
 #[tokio::test]
 async fn leases_are_renewed_for_no_longer_than_max_hold() {
     let store = MemoryStore::new();
@@ -278,7 +279,7 @@ async fn leases_are_renewed_for_no_longer_than_max_hold() {
     let guard = soon(multi.lock()).await.unwrap();
     let lease = guard.lease();
     soon(lease.overdue()).await;
-    // Still ours, on a machine that did not stand still meanwhile.
+    // The guard still holds, unless the machine stalled meanwhile.
     assert!(guard.is_held() || soon(lease.lost()).await == LostCause::Overdue);
     let next = tokio::spawn(other.multi(["b", "a"]).lock());
     assert_eq!(soon(guard.lost()).await, LostCause::Overdue);
@@ -294,7 +295,7 @@ async fn leases_are_renewed_for_no_longer_than_max_hold() {
 }
 
 #[tokio::test]
-async fn another_guard_keeps_all_of_them() {
+async fn another_guard_keeps_all_leases() {
     let locks = Locks::memory();
     let guard = soon(locks.multi(["a", "b"]).lock()).await.unwrap();
     let again = guard.again().unwrap();
@@ -306,7 +307,7 @@ async fn another_guard_keeps_all_of_them() {
 }
 
 #[tokio::test]
-async fn bad_input_is_told_before_anything_is_asked() {
+async fn bad_input_is_refused_before_any_request() {
     let locks = Locks::memory();
     let none: [&str; 0] = [];
     let empty = soon(locks.multi(none).lock()).await.unwrap_err();
@@ -327,9 +328,9 @@ async fn bad_input_is_told_before_anything_is_asked() {
     assert_eq!(locks.keys(), 0);
 }
 
-/// Inside of a held multi-lock.
+/// The caller is inside of a held multi-lock.
 #[tokio::test]
-async fn whoever_would_wait_for_themselves_is_told() {
+async fn a_holder_that_waits_for_its_own_lease_is_refused() {
     let locks = Locks::memory();
     let guard = soon(locks.multi(["a", "b"]).lock()).await.unwrap();
     let inner = guard
@@ -346,7 +347,7 @@ async fn whoever_would_wait_for_themselves_is_told() {
     soon(guard.release()).await.unwrap();
 }
 
-/// Over several stores in the order given; those of one `Locks` are one group.
+/// Locks over several stores are taken in the order given; the keys of one `Locks` form one group.
 #[tokio::test]
 async fn locks_of_several_stores_are_taken_in_the_order_given() {
     let (one, other) = (Locks::memory(), Locks::memory());
@@ -369,7 +370,7 @@ async fn locks_of_several_stores_are_taken_in_the_order_given() {
 }
 
 #[test]
-fn code_that_is_not_async_takes_several_too() {
+fn blocking_code_locks_several_keys() {
     let locks = Locks::memory();
     let multi = locks.multi([MultiKey::from("a"), MultiKey::from(("account", 7))]);
     let guard = multi.blocking_lock().unwrap();

@@ -1,4 +1,4 @@
-//! The nonce of a claim is what makes a forged grant hard: nobody can work it out.
+//! The nonce of a claim makes a grant hard to forge: it cannot be computed from outside.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::thread;
@@ -8,7 +8,7 @@ use tenure::protocol::ledger::{Record, RecordOwner};
 use tenure::protocol::message::{ClaimId, Name};
 use tenure::{Locks, MemoryStore};
 
-/// The node's first claim, as it stands in the store.
+/// Returns the node's first claim, as the store keeps it.
 fn first_claim() -> ClaimId {
     let store = MemoryStore::new();
     let locks = Locks::builder().memory_shared(&store).unwrap();
@@ -24,7 +24,8 @@ fn first_claim() -> ClaimId {
     }
 }
 
-/// Whoever knows about when locks were built, and on which thread, tries every nanosecond: so many steps are no work.
+/// An attacker that knows roughly when the locks were built, and on which thread, can try every nanosecond. That many
+/// steps are cheap.
 #[test]
 fn no_moment_explains_a_nonce() {
     let build = || {
@@ -32,7 +33,7 @@ fn no_moment_explains_a_nonce() {
         let claim_id = first_claim();
         (before, before.elapsed(), thread, claim_id)
     };
-    // On a thread that has drawn no number yet.
+    // The thread has drawn no number yet.
     let (before, took, thread, claim_id) = thread::spawn(build).join().unwrap();
     for nanos in 0..took.as_nanos().min(50_000_000) as u64 {
         let mut hasher = DefaultHasher::new();
@@ -46,7 +47,7 @@ fn no_moment_explains_a_nonce() {
     }
 }
 
-/// What else a program does with random numbers, seeding them too, does not decide it.
+/// Other random numbers of the program, and their seeds, do not determine the nonce.
 #[test]
 fn no_seed_of_the_program_decides_a_nonce() {
     let mut seen = std::collections::HashSet::new();

@@ -1,4 +1,4 @@
-//! What becomes of waiters, holders and leavers while the store is away, and when it is back.
+//! What happens to waiters, holders and leaves while the store is unavailable, and when it is back.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ fn is_told_of_the_store(machine: &Machine, ticket: Ticket) -> bool {
 }
 
 #[test]
-fn a_bystander_is_asked_about_at_once_and_counts_as_nothing() {
+fn a_bystander_claim_is_checked_at_once_and_counts_no_failure() {
     let mut machine = Machine::new(Rules::default());
     let ticket = machine.lock(false);
     let number = machine.sent().tag.claim;
@@ -34,12 +34,12 @@ fn a_bystander_is_asked_about_at_once_and_counts_as_nothing() {
         assert_eq!((sent.request.verb, sent.tag.claim), (Verb::Renew, number));
         assert!(machine.denial(ticket).is_none());
     }
-    // It was no failure, so the first one is still to come.
+    // An excused bystander is no failure, so the first failure is still to come.
     machine.fail(Unanswered::Unknown, None);
     assert!(machine.denial(ticket).is_none());
     machine.answer(Reply::Granted(GrantNumber(7)));
     assert!(machine.holds(ticket));
-    // A holder's renewal, and a leave.
+    // The requests are a holder's renewal, and a leave.
     machine.passes();
     let before = machine.sends();
     machine.fail(Unanswered::Bystander, Some(machine.now));
@@ -52,7 +52,10 @@ fn a_bystander_is_asked_about_at_once_and_counts_as_nothing() {
     machine.fail(Unanswered::Bystander, Some(machine.now));
     machine.answer(Reply::NotThere);
     let kept = |effect: &Effect| matches!(effect, Effect::Released(_, Outcome::Kept));
-    assert!(machine.effects.iter().any(kept), "our own first try did it");
+    assert!(
+        machine.effects.iter().any(kept),
+        "the node's own first request did it"
+    );
 }
 
 #[test]
@@ -68,7 +71,7 @@ fn connections_that_break_without_end_are_an_outage() {
 }
 
 #[test]
-fn whoever_comes_to_a_store_that_is_down_hears_of_it_at_once() {
+fn a_new_caller_hears_at_once_that_the_store_is_down() {
     let mut machine = Machine::new(Rules::default());
     for wait in [true, false] {
         let ticket = machine.enter(LockOptions {
@@ -82,7 +85,7 @@ fn whoever_comes_to_a_store_that_is_down_hears_of_it_at_once() {
 }
 
 #[test]
-fn whoever_comes_to_a_store_that_does_not_answer_is_asked_for_once_more() {
+fn a_new_caller_gets_an_error_after_two_unanswered_requests() {
     let mut machine = Machine::new(Rules::default());
     let asked = machine.lock(false);
     machine.fail(Unanswered::Unknown, None);
@@ -103,7 +106,7 @@ fn whoever_comes_to_a_store_that_does_not_answer_is_asked_for_once_more() {
 }
 
 #[test]
-fn a_refusal_for_good_is_heard_of_at_once_by_all() {
+fn a_permanent_refusal_reaches_all_waiters_at_once() {
     let mut machine = Machine::new(Rules::default());
     let tickets = [machine.lock(false), machine.lock(false)];
     machine.answer(Reply::Queued(Some(5_000)));
@@ -114,17 +117,17 @@ fn a_refusal_for_good_is_heard_of_at_once_by_all() {
     }
 }
 
-/// A line that waits behind a holder of its own process, whose lease is yielded when the server is away, rides out a
-/// lease from when the server was last heard.
+/// Waiters queue behind a holder of their process, whose lease is yielded while the server is down. They ride out one
+/// lease, counted from when the server last answered.
 #[test]
-fn a_line_rides_out_a_lease_from_when_the_server_was_last_heard() {
+fn local_waiters_ride_out_one_lease_since_the_server_last_answered() {
     for why in [Unanswered::Down, Unanswered::No, Unanswered::Unknown] {
         let mut machine = Machine::yielding();
         let tickets: Vec<Ticket> = (0..4).map(|_| machine.lock(false)).collect();
         machine.answer(Reply::Granted(GrantNumber(7)));
         machine.tell(Input::Release(tickets[0]));
         let heard = machine.now;
-        // The server is silent for a while before anybody asks it for anything.
+        // The server is silent for a while before any request is sent to it.
         machine.later(ms(300));
         machine.tell(Input::Release(tickets[1]));
         let newcomer = machine.lock(false);
@@ -144,7 +147,7 @@ fn a_line_rides_out_a_lease_from_when_the_server_was_last_heard() {
                 break;
             }
             assert!(machine.now.since(heard) < ms(1500), "{why:?}: waits for ever");
-            // Until the next try for the line.
+            // Until the next claim for the waiters.
             while !machine.effects[..].iter().skip(before).any(|effect| {
                 matches!(effect, Effect::Send(sent) if sent.request.verb != Verb::Leave && sent.tag != outgoing.tag)
             }) || machine.sent_of(|verb| verb != Verb::Leave).tag == outgoing.tag
@@ -158,10 +161,10 @@ fn a_line_rides_out_a_lease_from_when_the_server_was_last_heard() {
     }
 }
 
-/// A caller that came after the latest answer, behind a holder of its own process, waits as earlier callers do: it rides
-/// out a lease from the sending of the first request that came to nothing.
+/// A caller came after the latest answer, behind a holder of its own process. It waits as earlier callers do: it
+/// rides out one lease from the sending of the first request without an answer.
 #[test]
-fn who_comes_behind_a_local_holder_rides_out_a_lease_of_the_outage() {
+fn a_caller_behind_a_local_holder_rides_out_one_lease_of_the_outage() {
     let mut machine = Machine::new(Rules::default());
     let claim_id = machine.claim_id(1000);
     let heard = machine.now;
@@ -202,7 +205,7 @@ fn who_comes_behind_a_local_holder_rides_out_a_lease_of_the_outage() {
 }
 
 #[test]
-fn a_newcomer_is_not_kept_for_the_sake_of_who_waits_already() {
+fn a_new_caller_is_not_kept_waiting_by_earlier_waiters() {
     let mut machine = Machine::yielding();
     let tickets: Vec<Ticket> = (0..3).map(|_| machine.lock(false)).collect();
     machine.answer(Reply::Granted(GrantNumber(7)));
@@ -227,7 +230,7 @@ fn a_newcomer_is_not_kept_for_the_sake_of_who_waits_already() {
     );
     assert!(is_told_of_the_store(&machine, newcomer), "hears of it at once");
     assert!(machine.denial(tickets[2]).is_none());
-    // And when the store is back, the one that waited is claimed for.
+    // When the store is back, the earlier waiter is claimed for.
     machine.later(ms(1));
     machine.reachable();
     machine.answer(Reply::Granted(GrantNumber(9)));
@@ -235,7 +238,7 @@ fn a_newcomer_is_not_kept_for_the_sake_of_who_waits_already() {
 }
 
 #[test]
-fn failures_of_others_are_no_failures_of_the_line() {
+fn failures_of_other_requests_do_not_count_for_waiters() {
     let mut machine = Machine::new(Rules::default());
     let alone = machine.lock(true);
     machine.fail(Unanswered::No, None);
@@ -249,7 +252,7 @@ fn failures_of_others_are_no_failures_of_the_line() {
     assert!(machine.denial(other).is_none());
 }
 
-/// The longest pause between requests that fail, in an hour's lease.
+/// Returns the longest pause between requests that fail, for a lease of one hour.
 fn longest_pause(machine: &mut Machine, why: Unanswered) -> Duration {
     let heard = Some(machine.now);
     let mut longest = Duration::ZERO;
@@ -283,7 +286,7 @@ fn no_pause_is_longer_than_a_second_whatever_the_lease() {
         holding.passes();
         assert!(longest_pause(&mut holding, why) <= ms(1000), "a holder");
     }
-    // What little is left counts, too.
+    // A short remaining lease shortens the pause.
     let mut short = Machine::new(Rules::default());
     let claim_id = short.claim_id(400);
     short.passes();
@@ -295,7 +298,7 @@ fn no_pause_is_longer_than_a_second_whatever_the_lease() {
 }
 
 #[test]
-fn a_connection_that_opens_is_news_for_everything_that_waits_to_be_told() {
+fn a_connection_that_opens_retries_all_failed_requests() {
     let mut leaving = Machine::new(Rules::default());
     let claim_id = leaving.claim_id(HOUR);
     leaving.tell(Input::Release(claim_id));
@@ -331,7 +334,7 @@ fn a_connection_that_opens_is_news_for_everything_that_waits_to_be_told() {
         machine.reachable();
         assert_eq!(machine.sends(), before + 1, "{class:?}");
         assert_eq!(machine.sent().class, class);
-        // What is under way is not sent twice.
+        // A request in flight is not sent twice.
         machine.reachable();
         assert_eq!(machine.sends(), before + 1, "{class:?}");
     }
@@ -344,7 +347,7 @@ fn a_claim_that_may_still_be_executed_is_not_left_before_its_time() {
     machine.fail(Unanswered::Unknown, None);
     machine.tell(Input::Cancel(ticket));
     machine.answer(Reply::Gone);
-    // Left once more when it can be executed no longer, and not because a connection opens.
+    // The leave is repeated when the claim can no longer be executed, and not because a connection opens.
     let before = machine.sends();
     machine.reachable();
     assert_eq!(machine.sends(), before);
@@ -353,14 +356,14 @@ fn a_claim_that_may_still_be_executed_is_not_left_before_its_time() {
 }
 
 #[test]
-fn after_the_end_nothing_is_told_for_longer_than_the_lease_lasts() {
+fn after_a_shutdown_requests_are_repeated_no_longer_than_the_lease_lasts() {
     let mut machine = Machine::of(tenure::protocol::message::Name::job("a".into()), Rules::default());
     let tick = machine.tick(100);
     machine.answer(Reply::Won(GrantNumber(7), 1));
     assert!(machine.take_up(tick));
     machine.tell(Input::Finish(tick, true));
     let begin = machine.now;
-    // For eight leases, if the program stays.
+    // Retried for eight leases, if the program keeps running.
     while machine.now.since(begin) < ms(3_000) {
         machine.fail(Unanswered::Down, Some(begin));
         machine.passes();
@@ -371,7 +374,7 @@ fn after_the_end_nothing_is_told_for_longer_than_the_lease_lasts() {
     assert!(machine.shard.is_empty(), "told for longer than its lease");
 
     let mut machine = Machine::new(Rules::default());
-    // Of a fixed lease little is left, and the margin.
+    // Only a short rest of a fixed lease, and the margin, are left.
     let claim_id = machine.lock(true);
     machine.answer(Reply::Granted(GrantNumber(7)));
     machine.later(ms(900));
@@ -391,7 +394,7 @@ fn after_the_end_nothing_is_told_for_longer_than_the_lease_lasts() {
 }
 
 #[test]
-fn waiters_look_often_while_nobody_knows_whether_grants_are_pushed() {
+fn waiters_look_often_until_pushes_are_confirmed() {
     let mut machine = Machine::new(Rules::default());
     machine.enter(options(30_000));
     machine.answer(Reply::Queued(None));
@@ -409,8 +412,8 @@ fn waiters_look_often_while_nobody_knows_whether_grants_are_pushed() {
     assert!((ms(9_000)..=ms(10_000)).contains(&pause), "{pause:?}");
 }
 
-/// A waiter that finds itself the owner by a grant of some age was not told by a push. A grant that is young may still be on its
-/// way, or was given to the very request that found it.
+/// A waiter that finds itself the owner by an old grant got no push. The push of a young grant may still be in
+/// flight, or the request that found the grant received it.
 #[test]
 fn an_old_grant_that_was_not_pushed_is_noticed() {
     for (age_us, is_missed) in [(0, false), (99_000, false), (100_000, true)] {
@@ -431,7 +434,7 @@ fn an_old_grant_that_was_not_pushed_is_noticed() {
             .any(|effect| matches!(effect, Effect::PushMissed));
         assert_eq!(missed, is_missed, "{age_us} µs old");
     }
-    // The owner's own renewals say the same number again.
+    // The owner's own renewals report the same number again.
     let mut machine = Machine::new(Rules::default());
     machine.claim_id(1000);
     machine.passes();
@@ -454,7 +457,7 @@ fn a_claim_whose_request_is_under_way_when_the_inbox_opens_looks_again() {
     let mut machine = Machine::new(Rules::default());
     machine.enter(options(30_000));
     machine.inbox(InboxState::Confirmed);
-    // It may have been executed, and another's lease handed over, before anybody listened.
+    // The claim may have been executed, and another's lease handed over, before the inbox was open.
     machine.answer(Reply::Queued(None));
     assert_eq!(machine.sent().request.verb, Verb::Renew);
     machine.inbox(InboxState::Unconfirmed);
@@ -463,24 +466,27 @@ fn a_claim_whose_request_is_under_way_when_the_inbox_opens_looks_again() {
     machine.answer(Reply::Queued(None));
     assert_eq!(machine.sends(), before + 1);
     machine.answer(Reply::Queued(None));
-    assert_eq!(machine.sends(), before + 1, "and that is enough");
+    assert_eq!(machine.sends(), before + 1, "one more look is enough");
 }
 
 #[test]
-fn it_is_known_whether_somebody_has_the_key_and_what_kept_us_from_knowing() {
+fn an_error_tells_whether_the_key_is_held_and_why_it_is_unknown() {
     let mut machine = Machine::new(Rules::default());
     let begin = machine.now;
     machine.lock(false);
     let told = |machine: &Machine| machine.shard.is_known_taken(machine.now, &machine.name, begin);
     assert!(!told(&machine));
     machine.fail(Unanswered::Unknown, None);
-    let error = machine.shard.last_error(&machine.name).expect("what kept it");
+    let error = machine
+        .shard
+        .last_error(&machine.name)
+        .expect("the last error is known");
     assert_eq!(error.kind(), &StoreErrorKind::TimedOut);
     assert!(!told(&machine));
     machine.answer(Reply::Queued(None));
     assert!(told(&machine) && machine.shard.last_error(&machine.name).is_none());
     machine.later(ms(1));
-    // What was said of a place in the queue holds until it is asked again.
+    // The place in the queue stays known until it is asked for again.
     assert!(
         machine
             .shard

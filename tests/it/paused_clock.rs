@@ -1,10 +1,10 @@
-//! Under a clock of tokio's that stands still, as tests of services have it: memory answers in the caller's own thread.
+//! Locks under a paused tokio clock, as in tests of services: the memory store answers on the caller's thread.
 
 use tenure::Locks;
 
 use crate::help::ms;
 
-/// What was dropped is free when the drop returns, so patience that ends at once suffices.
+/// A dropped lock is free when the drop returns, so a timeout of any length suffices.
 #[tokio::test(start_paused = true)]
 async fn a_lock_that_was_dropped_is_taken_at_once() {
     let locks = Locks::memory();
@@ -15,13 +15,13 @@ async fn a_lock_that_was_dropped_is_taken_at_once() {
     }
 }
 
-/// Nor does it take any patience at all, or leave anything behind.
+/// A dropped lock is free for a try, and leaves nothing behind.
 #[tokio::test(start_paused = true)]
 async fn a_lock_that_was_dropped_is_free() {
     let locks = Locks::memory();
     for round in 0..40 {
         drop(locks.mutex("a").lock().await.unwrap());
-        // At once in each other round. In between what is left of it: the driver's thread may be about to give it back.
+        // Even rounds lock at once after `idle`. In odd rounds the driver's thread may still be releasing.
         if round % 2 == 0 {
             locks.idle().await;
             assert_eq!(locks.keys(), 0, "round {round}");

@@ -1,4 +1,4 @@
-//! What becomes of ticks that overlap, were missed, failed or were cut short, and of work that blocks its thread.
+//! Ticks that overlap, were missed, failed or were cut short, and work that blocks its thread.
 
 use std::future::pending;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -30,10 +30,10 @@ async fn until(what: &str, mut so: impl FnMut() -> bool) {
         }
     };
     let seen = tokio::time::timeout(ms(20_000), look).await;
-    assert!(seen.is_ok(), "in vain: {what}");
+    assert!(seen.is_ok(), "timed out: {what}");
 }
 
-/// A scheduler that never fires, with a job whose latest tick is the same for as long as the tests run.
+/// A scheduler that never fires, with a job whose latest tick stays the same during the tests.
 async fn by_hand() -> (uuid::Uuid, JobScheduler) {
     let scheduler = JobScheduler::new().await.unwrap();
     let job = Job::new_async("0 0 0 1 1 *", |_, _| Box::pin(async {})).unwrap();
@@ -51,7 +51,7 @@ async fn until_standing_by(store: &MemoryStore, job: &str) {
     until("it stands by", || standing() == 1).await;
 }
 
-/// What ran: minute, attempt, whether it made up for something.
+/// The runs: minute, attempt, and whether the tick was missed before.
 type Ran = Arc<Mutex<Vec<(u64, u32, bool)>>>;
 
 fn noting(ran: &Ran) -> impl Fn(Tick) -> std::future::Ready<()> + Send + Sync + 'static {
@@ -63,11 +63,11 @@ fn noting(ran: &Ran) -> impl Fn(Tick) -> std::future::Ready<()> + Send + Sync + 
     }
 }
 
-/// The minute that began last; not in the last seconds of one.
+/// Returns the current minute. Waits if the minute is about to end.
 async fn minute() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let left = 60 - now.as_secs() % 60;
-    // Nor in the first: what has just come is not too old, whatever is said.
+    // Waits in the first seconds, too: a tick that has just come is never too old.
     if !(15..50).contains(&left) {
         sleep(Duration::from_secs(if left < 15 { left + 10 } else { left - 49 })).await;
     }
@@ -75,7 +75,7 @@ async fn minute() -> u64 {
     now.as_secs() / 60
 }
 
-/// What the store knows of a job of each minute.
+/// Sets the store's record of a job that runs each minute.
 fn known(store: &MemoryStore, name: &str, minute: u64, done: bool) {
     let job = StoredJob {
         mark: Some(TickTime(minute * 60_000)),
@@ -89,7 +89,7 @@ fn known(store: &MemoryStore, name: &str, minute: u64, done: bool) {
 // Ticks that were missed.
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_was_missed_is_made_up_for_as_the_policy_says() {
+async fn missed_ticks_are_run_as_the_policy_says() {
     let (store, now) = (MemoryStore::new(), minute().await);
     let within = HOUR;
     let policies = [
@@ -106,7 +106,7 @@ async fn what_was_missed_is_made_up_for_as_the_policy_says() {
         if name != "never known" {
             known(&store, name, now - 5, true);
         }
-        // Two nodes, and each tick is run once all the same.
+        // There are two nodes, and each tick is still run once.
         let of_job = Ran::default();
         for _ in 0..2 {
             let locks = node(&store);
@@ -161,14 +161,14 @@ async fn a_tick_that_was_cut_short_is_run_again_before_those_that_come_after_it(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_too_old_is_not_made_up_for() {
+async fn ticks_that_are_too_old_are_not_run() {
     let (store, now) = (MemoryStore::new(), minute().await);
     let all = Misfire::RunAll {
         within: ms(150_000),
         at_most: 100,
     };
     let once = Misfire::RunOnce { within: ms(1_000) };
-    // One of them was begun, and is in the way of those that are young enough.
+    // One missed tick was begun, and blocks those that are young enough.
     known(&store, "old and open", now - 30, false);
     known(&store, "old", now - 30, true);
     let (ran, old) = (Ran::default(), Ran::default());
@@ -195,7 +195,7 @@ async fn what_is_too_old_is_not_made_up_for() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_of_a_builder_goes_by_its_policies_too() {
+async fn a_builder_job_follows_its_policies() {
     let (store, now) = (MemoryStore::new(), minute().await);
     let (locks, ran, watch) = (node(&store), Ran::default(), Watch::of("job=built"));
     let scheduler = JobScheduler::new().await.unwrap();
@@ -218,7 +218,7 @@ async fn a_job_of_a_builder_goes_by_its_policies_too() {
         async { Err::<(), _>("as ever") }
     };
     let fails = builder().leased_with(fails, work).unwrap();
-    // Its thread cannot be cancelled, and what it returns counts.
+    // The thread cannot be cancelled, and its result counts.
     let blocks = set_up("built to block").timeout(ms(30));
     let work = |tick: Tick| {
         while tick.check().is_ok() {
@@ -246,7 +246,7 @@ async fn a_job_of_a_builder_goes_by_its_policies_too() {
 // Ticks that overlap.
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn of_the_ticks_that_come_during_a_run_the_latest_is_run_after_it() {
+async fn after_a_run_only_the_latest_tick_that_came_during_it_is_run() {
     let store = MemoryStore::new();
     let wall = || SystemTime::now();
     type Spans = Arc<Mutex<Vec<(SystemTime, SystemTime, Option<SystemTime>)>>>;
@@ -348,7 +348,7 @@ async fn a_run_that_fails_panics_or_hangs_is_tried_again_under_the_same_lease() 
     let expected = [
         (Level::INFO, "a job failed: try 1 of 4, again in "),
         (Level::INFO, "a job failed: try 2 of 4, again in "),
-        // A timeout is always loud.
+        // A timeout is always a warning.
         (Level::WARN, "a job failed: try 3 of 4, again in "),
     ];
     assert_eq!(failed.len(), expected.len(), "{told:#?}");
@@ -357,7 +357,7 @@ async fn a_run_that_fails_panics_or_hangs_is_tried_again_under_the_same_lease() 
     }
 }
 
-/// What an operator reads of a run: when it began, and how it ended.
+/// The events of a run tell an operator when it began, and how it ended.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_is_told_with_its_time_attempt_and_fence() {
     let (watch, (id, scheduler)) = (Watch::of("job=told of "), by_hand().await);
@@ -385,7 +385,7 @@ async fn a_run_is_told_with_its_time_attempt_and_fence() {
     assert!(took >= 50, "{over:?}");
 }
 
-/// A node that was out of reach knows nothing of what others ran. It asks before it says that a tick was missed.
+/// A node that was disconnected does not know what other nodes ran. It asks before it reports a missed tick.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tick_is_missed_only_if_the_store_knows_of_no_run() {
     let (store, (id, scheduler)) = (MemoryStore::new(), by_hand().await);
@@ -398,7 +398,7 @@ async fn a_tick_is_missed_only_if_the_store_knows_of_no_run() {
     // The tick that was granted before the latest one.
     for (name, before, expected) in [
         ("run elsewhere", first, (Level::DEBUG, "outcome=elsewhere ")),
-        ("run by nobody", TickTime(1), (Level::WARN, "outcome=missed ")),
+        ("run by no node", TickTime(1), (Level::WARN, "outcome=missed ")),
     ] {
         let job = StoredJob {
             mark: Some(mark),
@@ -411,7 +411,7 @@ async fn a_tick_is_missed_only_if_the_store_knows_of_no_run() {
         let watch = Watch::of(format!("job={name} "));
         let job = locks.job_builder(name).misfire(Misfire::Skip);
         let mut fire = job.run(|_| async {}).unwrap();
-        // From then on this node knows how old a tick is by the store's clock.
+        // From now on this node knows by the store's clock how old a tick is.
         watch.until("mark_ahead").await;
         soon(fire(id, scheduler.clone())).await;
         let told = watch.told().into_iter().filter(|told| told.event == "tick");
@@ -422,7 +422,7 @@ async fn a_tick_is_missed_only_if_the_store_knows_of_no_run() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_that_fails_as_often_as_it_may_has_ended() {
+async fn a_job_ends_after_its_last_failed_attempt() {
     let (watch, (id, scheduler)) = (Watch::of("job=fails "), by_hand().await);
     let locks = node(&MemoryStore::new());
     let retry = Retry::times(2).pauses(ms(1), ms(1));
@@ -467,7 +467,7 @@ async fn a_drain_during_the_pause_of_a_retry_hands_the_tick_over() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tick_that_was_cut_short_is_not_run_again_where_that_is_so_wanted() {
+async fn a_tick_that_was_cut_short_is_not_run_again_under_that_policy() {
     let (store, watch) = (MemoryStore::new(), Watch::of("job=at most once "));
     let (id, scheduler) = by_hand().await;
     let (one, other) = (node(&store), node(&store));
@@ -498,7 +498,7 @@ struct Thread {
     began: Arc<AtomicUsize>,
     told: Arc<AtomicUsize>,
     goes: Arc<AtomicBool>,
-    /// The thread was told to end while it worked.
+    /// Whether the thread was told to end while it worked.
     is_told: Arc<AtomicBool>,
 }
 
@@ -512,7 +512,7 @@ impl Thread {
         }
     }
 
-    /// It says whether it was told by then.
+    /// Returns the work of a job. Its result tells whether it was told to end.
     fn work(&self) -> impl Fn(Tick) -> Result<(), &'static str> + Send + Sync + 'static {
         let (began, told, goes) = (self.began.clone(), self.told.clone(), self.goes.clone());
         let is_told = self.is_told.clone();
@@ -549,14 +549,14 @@ async fn a_blocking_job_keeps_its_lease_until_its_thread_has_ended() {
     let mut fire = other.job_with("blocks", lease, noting(&ran)).unwrap();
     let second = tokio::spawn(fire(id, scheduler));
     until_standing_by(&store, "blocks").await;
-    // Longer than its lease and the margin, also while it is told to end and does not.
+    // Longer than its lease and the margin, although it was told to end.
     let still = one.drain(ms(1_200)).await.unwrap_err();
     assert_eq!(still.jobs, 1);
-    assert_eq!(*ran.lock().unwrap(), [], "the thread goes on");
+    assert_eq!(*ran.lock().unwrap(), [], "the thread keeps running");
     thread.goes.store(false, Ordering::SeqCst);
     soon(first).await.unwrap();
     soon(second).await.unwrap();
-    // It said that it did not do its work.
+    // The work reported that it did not finish.
     assert_eq!(ran.lock().unwrap()[0].1, 2);
     assert!(one.drain(ms(1_000)).await.is_ok());
 }
@@ -566,7 +566,7 @@ async fn a_blocking_job_that_is_told_to_end_and_does_its_work_is_done() {
     let (thread, watch) = (Thread::new(), Watch::of("job=does its work "));
     let (id, scheduler) = by_hand().await;
     let locks = node(&MemoryStore::new());
-    // It returns no error, whatever it is told.
+    // The work returns no error, although it is told to end.
     thread.told.store(1_000, Ordering::SeqCst);
     let job = locks.job_builder("does its work").timeout(ms(50));
     let mut fire = job.run_blocking(thread.work()).unwrap();
@@ -597,7 +597,7 @@ async fn a_blocking_job_whose_lease_is_lost_is_not_begun_again_beside_itself() {
     store.with_ledger(|ledger, _| ledger.overwrite(&name, None));
     watch.until("lost").await;
     sleep(ms(300)).await;
-    assert_eq!(thread.began.load(Ordering::SeqCst), 1, "the thread goes on");
+    assert_eq!(thread.began.load(Ordering::SeqCst), 1, "the thread keeps running");
     thread.goes.store(false, Ordering::SeqCst);
     soon(pursuit).await.unwrap();
     assert_eq!(thread.began.load(Ordering::SeqCst), 2, "and then it is run again");
@@ -620,7 +620,7 @@ async fn a_blocking_job_that_panics_has_ended() {
     );
 }
 
-/// A runtime that ends waits for no thread: the lease is the thread's.
+/// A runtime that ends waits for no thread: the thread keeps the lease.
 #[test]
 fn a_blocking_job_outlives_its_runtime_with_its_lease() {
     let (store, thread) = (MemoryStore::new(), Thread::new());

@@ -1,4 +1,4 @@
-//! The proxy of `tests/support` does what it says, against a server that answers every line with itself.
+//! The proxy of `tests/support` does what it says, against a server that echoes every line.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use crate::support::proxy::Direction::{Both, Replies, Requests};
 use crate::support::proxy::{Flow, Proxy};
 
-/// Answers every line with itself, and remembers it.
+/// Echoes every line, and remembers it.
 struct Echo {
     addr: SocketAddr,
     seen: Arc<Mutex<Vec<String>>>,
@@ -75,7 +75,7 @@ impl Client {
             .unwrap();
     }
 
-    /// What comes within five seconds; `None` at the end of the stream.
+    /// Returns what comes within five seconds; `None` at the end of the stream.
     async fn hear(&mut self) -> Result<Option<String>, ErrorKind> {
         let line = timeout(Duration::from_secs(5), self.lines.next_line())
             .await
@@ -97,7 +97,7 @@ impl Client {
     }
 }
 
-/// The reset may already meet the one who connects.
+/// Connecting may already fail with the reset.
 async fn assert_reset_on_arrival(addr: SocketAddr) {
     let error = match TcpStream::connect(addr).await {
         Ok(mut stream) => stream.read_u8().await.unwrap_err(),
@@ -154,7 +154,7 @@ async fn delays_one_direction_in_order() {
     let counts = proxy.counts();
     assert_eq!(counts.delayed[0], 0);
     assert!(counts.delayed[1] > 0);
-    // Passing again does not let what waits wait on.
+    // The flow passes again, but queued bytes still wait for their delay.
     proxy.set(Requests, Flow::Delay(Duration::from_secs(3600)));
     client.say("c").await;
     proxy.until(|counts| counts.delayed[0] > 0).await;
@@ -220,7 +220,7 @@ async fn delivers_even_if_the_client_was_reset() {
         .unwrap();
     stream.set_zero_linger().unwrap();
     drop(stream);
-    // For the reset to arrive, of which nobody tells us.
+    // Time for the reset to arrive, which no event reports.
     tokio::time::sleep(Duration::from_millis(30)).await;
     proxy.release();
     echo.until_seen("late").await;
@@ -257,7 +257,7 @@ async fn throws_away_what_was_held() {
 }
 
 #[tokio::test]
-async fn resets_everybody() {
+async fn resets_every_connection() {
     let (_echo, proxy, mut client) = start().await;
     let mut other = Client::connect(proxy.addr()).await;
     other.ask("here").await;
@@ -309,7 +309,7 @@ async fn loses_the_reply_to_one_request() {
     proxy.cut_reply_to("needle");
     other.ask("hay").await;
     client.ask("hay").await;
-    // Also when it comes in two pieces.
+    // The needle is also found across two pieces.
     client.write.write_all(b"a nee").await.unwrap();
     proxy.until(|counts| counts.forwarded[0] == 6 + 4 + 4 + 5).await;
     client.say("dle").await;
@@ -334,7 +334,7 @@ async fn goes_to_another_server() {
 
 #[tokio::test]
 async fn an_unreachable_server_is_a_reset() {
-    // Bound, so that nobody else gets the port, but nobody listens.
+    // The port is bound, so that no other process gets it, but no socket listens.
     let closed = TcpSocket::new_v4().unwrap();
     closed.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let proxy = Proxy::start(closed.local_addr().unwrap());
@@ -352,7 +352,7 @@ fn works_while_the_runtime_of_the_test_is_blocked() {
         .unwrap();
     let echo = server.block_on(Echo::start());
     let proxy = Proxy::start(echo.addr);
-    // A blocking client: no runtime turns on this thread.
+    // The client blocks: no runtime runs on this thread.
     let mut client = std::net::TcpStream::connect(proxy.addr()).unwrap();
     client.write_all(b"hello\n").unwrap();
     let mut line = String::new();

@@ -23,7 +23,7 @@ fn another() -> ClaimId {
     }
 }
 
-/// What may count twice, or leaves something behind, with the name that it is asked of.
+/// Returns the calls that may count twice or leave something behind, with their names.
 fn calls() -> [(Call, Name); 7] {
     let called = CallTime::default();
     let (of, repeats) = (another(), false);
@@ -43,7 +43,7 @@ fn calls() -> [(Call, Name); 7] {
     ]
 }
 
-/// The machine of a call that was sent once.
+/// Returns the machine of a call that was sent once.
 fn called((call, name): (Call, Name)) -> (Machine, Ticket) {
     let mut machine = Machine::of(name, Rules::default());
     let ticket = machine.call(CallOptions {
@@ -61,7 +61,7 @@ fn kind_told(machine: &Machine, ticket: Ticket) -> StoreErrorKind {
 }
 
 #[test]
-fn a_call_whose_repeat_is_refused_is_told_as_unknown() {
+fn a_call_whose_repeat_is_refused_is_reported_as_unknown() {
     for call in calls() {
         for bystander in [false, true] {
             let (mut machine, ticket) = called(call.clone());
@@ -81,18 +81,18 @@ fn a_call_whose_repeat_is_refused_is_told_as_unknown() {
 }
 
 #[test]
-fn a_call_whose_repeat_was_not_sent_is_told_as_unknown() {
+fn a_call_whose_repeat_was_not_sent_is_reported_as_unknown() {
     for call in calls() {
         let (mut machine, ticket) = called(call.clone());
         machine.fail(Unanswered::Unknown, None);
-        let unreachable = StoreError::new(StoreErrorKind::Unreachable, "nobody there");
+        let unreachable = StoreError::new(StoreErrorKind::Unreachable, "no server there");
         machine.fail_with(&machine.sent(), Unanswered::Down, None, unreachable);
         assert_eq!(kind_told(&machine, ticket), StoreErrorKind::TimedOut, "{call:?}");
     }
 }
 
 #[test]
-fn a_call_that_was_never_executed_is_told_as_refused() {
+fn a_call_that_was_never_executed_is_reported_as_refused() {
     for call in calls() {
         let (mut machine, ticket) = called(call.clone());
         machine.answer(REFUSED);
@@ -102,7 +102,7 @@ fn a_call_that_was_never_executed_is_told_as_refused() {
     }
 }
 
-/// A script that ended in its middle has done a part, whatever the server says of it.
+/// A script that ended in the middle was partly executed, whatever the server reports.
 #[test]
 fn an_error_in_the_middle_of_a_script_is_no_refusal() {
     for call in calls() {
@@ -117,9 +117,9 @@ fn an_error_in_the_middle_of_a_script_is_no_refusal() {
     }
 }
 
-/// It comes to the server too late, after a first request without an answer.
+/// The repeat reaches the server too late, after a first request without an answer.
 #[test]
-fn a_repeated_call_that_comes_too_late_is_told_as_unknown() {
+fn a_repeated_call_that_comes_too_late_is_reported_as_unknown() {
     let [call, ..] = calls();
     let (mut machine, ticket) = called(call);
     machine.fail(Unanswered::Bystander, Some(machine.now));
@@ -128,7 +128,7 @@ fn a_repeated_call_that_comes_too_late_is_told_as_unknown() {
     assert_eq!(kind_told(&machine, ticket), StoreErrorKind::TimedOut);
 }
 
-/// A pause before the repeat, and then an answer.
+/// The call is answered or closed during the pause before its repeat.
 #[test]
 fn a_call_that_waits_for_its_repeat_is_answered_or_closed() {
     let [_, call, ..] = calls();
@@ -154,7 +154,7 @@ fn outcome(machine: &Machine, of: Ticket) -> Option<&Outcome> {
 }
 
 #[test]
-fn a_release_whose_repeat_is_refused_is_told_as_unknown() {
+fn a_release_whose_repeat_is_refused_is_reported_as_unknown() {
     for is_unanswered in [true, false] {
         let mut machine = Machine::new(Rules::default());
         let claim_id = machine.claim_id(1_000);
@@ -175,7 +175,7 @@ fn a_release_whose_repeat_is_refused_is_told_as_unknown() {
 
 /// A lock whose claim has no answer may have been granted.
 #[test]
-fn a_claim_whose_look_is_refused_is_told_as_unknown() {
+fn a_claim_whose_look_is_refused_is_reported_as_unknown() {
     let mut machine = Machine::new(Rules::default());
     let ticket = machine.enter(LockOptions {
         wait: false,
@@ -187,7 +187,7 @@ fn a_claim_whose_look_is_refused_is_told_as_unknown() {
 }
 
 #[test]
-fn an_adoption_whose_repeat_is_refused_is_told_as_unknown() {
+fn an_adoption_whose_repeat_is_refused_is_reported_as_unknown() {
     let mut machine = Machine::new(Rules::default());
     let ticket = machine.shard.issue();
     machine.tell(Input::Adopt(ticket, options(1_000), another()));
@@ -198,7 +198,7 @@ fn an_adoption_whose_repeat_is_refused_is_told_as_unknown() {
 
 // Downgrades.
 
-/// A writer that asked to go on as a reader.
+/// Returns a machine whose writer has asked to become a reader.
 fn downgrading(wanted: LockOptions, after_ms: u64) -> (Machine, Ticket) {
     let mut machine = Machine::new(Rules::default());
     let writer = machine.enter(wanted);
@@ -238,7 +238,7 @@ fn a_refused_downgrade_still_writes() {
     let left = machine.remaining(ticket);
     assert_eq!(left, Some(ms(800)), "as before");
     assert!(machine.take_up(ticket));
-    // It is renewed, alone, and given back as before.
+    // The lease is renewed, alone, and released as before.
     machine.passes();
     assert_eq!(machine.sent().request.verb, Verb::Renew);
     machine.answer(Reply::Granted(GrantNumber(7)));
@@ -249,7 +249,7 @@ fn a_refused_downgrade_still_writes() {
     assert!(machine.shard.is_empty());
 }
 
-/// What the server was never sent is as good as refused.
+/// A request that was never sent counts as refused.
 #[test]
 fn a_downgrade_that_was_not_sent_still_writes() {
     let (mut machine, ticket) = downgrading(options(1_000), 200);
@@ -258,7 +258,7 @@ fn a_downgrade_that_was_not_sent_still_writes() {
     assert!(machine.holds(ticket));
 }
 
-/// The first request may have made a reader of it: the number that wrote stays dead.
+/// The first request may have made the writer a reader: the number of the write stays dead.
 #[test]
 fn a_downgrade_whose_repeat_is_refused_holds_nothing() {
     let (mut machine, ticket) = downgrading(options(1_000), 200);
@@ -271,7 +271,7 @@ fn a_downgrade_whose_repeat_is_refused_holds_nothing() {
     assert_eq!(leaves, 2, "both numbers are left");
 }
 
-/// The first request made a reader of it, and its answer came too late to be used.
+/// The first request made the writer a reader, and its answer came too late to be used.
 #[test]
 fn a_downgrade_that_was_granted_too_late_and_is_refused_then_holds_nothing() {
     let (mut machine, ticket) = downgrading(options(1_000), 0);
@@ -285,7 +285,7 @@ fn a_downgrade_that_was_granted_too_late_and_is_refused_then_holds_nothing() {
     assert!(!machine.holds(ticket));
 }
 
-/// Lost is for ever.
+/// A lost lease stays lost.
 #[test]
 fn a_downgrade_that_is_refused_after_the_deadline_holds_nothing() {
     let (mut machine, ticket) = downgrading(options(1_000), 200);
@@ -295,9 +295,9 @@ fn a_downgrade_that_is_refused_after_the_deadline_holds_nothing() {
     assert!(!machine.holds(ticket));
 }
 
-/// Its caller has gone: the lease is given back.
+/// The caller has gone: the lease is released.
 #[test]
-fn a_refused_downgrade_that_nobody_waits_for_is_left() {
+fn a_refused_downgrade_without_a_waiting_caller_is_left() {
     let (mut machine, ticket) = downgrading(options(1_000), 200);
     machine.tell(Input::Cancel(ticket));
     machine.answer(REFUSED);
@@ -307,7 +307,7 @@ fn a_refused_downgrade_that_nobody_waits_for_is_left() {
 
 /// A caller of this process that came meanwhile has a claim in the store's queue, and keeps it.
 #[test]
-fn who_came_during_a_refused_downgrade_waits_on() {
+fn a_caller_that_came_during_a_refused_downgrade_keeps_waiting() {
     let (mut machine, ticket) = downgrading(options(1_000), 200);
     let pass = machine.sent();
     let waiter = machine.enter(options(1_000));
@@ -337,7 +337,7 @@ fn a_downgraded_holder_keeps_its_max_hold() {
     assert!(machine.effects.iter().any(overdue));
 }
 
-/// The writer was told that its time is over; the reader that it becomes is told, too.
+/// The writer was told that it is overdue; the reader that it becomes is told, too.
 #[test]
 fn a_writer_that_is_overdue_becomes_a_reader_that_is_told_so() {
     let wanted = LockOptions {
@@ -414,7 +414,7 @@ fn a_refused_transfer_is_still_held() {
     }
 }
 
-/// An adoption whose transfer may be over claims nothing: another caller may hold the lease by now.
+/// An adoption whose transfer may have ended claims nothing: another caller may hold the lease by now.
 #[test]
 fn an_adoption_whose_answers_come_too_late_claims_nothing() {
     let mut machine = Machine::new(Rules::default());
@@ -432,7 +432,7 @@ fn an_adoption_whose_answers_come_too_late_claims_nothing() {
     assert_eq!(machine.sent().request.verb, Verb::Leave);
 }
 
-// What `?` makes of them.
+// The errors that `?` returns.
 
 async fn downgraded(guard: Guard) -> Result<Guard, Error> {
     Ok(guard.downgrade().await?)
@@ -452,7 +452,7 @@ async fn a_guard_that_is_still_held_is_in_the_error() {
     let guard = error.into_guard().expect("it is in there");
     assert!(guard.is_held() && guard.fence() == fence);
     assert!(copy.into_guard().is_none(), "once");
-    // A guard that is not taken out is given back.
+    // A guard that is not taken out of the error is released.
     let again = guard.again().unwrap();
     let refused: Error = guard.into_transfer(ms(60_000)).await.unwrap_err().into();
     drop(again);
@@ -462,7 +462,7 @@ async fn a_guard_that_is_still_held_is_in_the_error() {
 }
 
 #[tokio::test]
-async fn what_is_not_held_any_more_is_a_plain_error() {
+async fn a_guard_that_is_no_longer_held_is_a_plain_error() {
     let locks = Locks::memory();
     let guard = soon(locks.mutex("a").lock()).await.unwrap();
     soon(locks.shutdown()).await;

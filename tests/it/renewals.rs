@@ -55,7 +55,7 @@ fn the_new_term_of_a_fixed_lease_starts_when_the_request_is_sent() {
     machine.answer_to(&renewal, sent, Reply::Granted(GRANT));
     assert!(is_renewed(&machine, caller));
     assert_eq!(machine.remaining(holder), Some(ms(900)));
-    // The machine itself renews nothing: the next timer is the end.
+    // The machine itself renews nothing: the next timer is the end of the lease.
     assert_eq!(machine.passes(), ms(900));
     assert!(is_lost(&machine, LostCause::Ended));
     assert_eq!(machine.sent().request.verb, Verb::Leave);

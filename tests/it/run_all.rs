@@ -1,4 +1,4 @@
-//! Jobs none of whose ticks is passed over, where something else was in their way before.
+//! Jobs that skip no tick, although something blocked their ticks before.
 
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -19,7 +19,7 @@ const ALL: Misfire = Misfire::RunAll {
     at_most: 9,
 };
 
-/// What ran: hour and attempt.
+/// The runs: hour and attempt.
 type Ran = Arc<Mutex<Vec<(u64, u32)>>>;
 
 fn note(ran: &Ran, tick: &Tick) {
@@ -35,7 +35,7 @@ fn noting(ran: &Ran) -> impl Fn(Tick) -> std::future::Ready<()> + Send + Sync + 
     }
 }
 
-/// The hour that began last. None begins soon: it would be a tick more.
+/// Returns the current hour. Waits if the next hour is near, as it adds a tick.
 fn hour() -> u64 {
     loop {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
@@ -51,7 +51,7 @@ fn at(hour: u64) -> TickTime {
     TickTime(hour * HOUR.as_millis() as u64)
 }
 
-/// What the store knows of a job of each hour.
+/// Sets the store's record of a job that runs each hour.
 fn known(store: &MemoryStore, name: &str, (mark, done): (u64, bool), skipped: Option<u64>) {
     let job = StoredJob {
         mark: Some(at(mark)),
@@ -63,9 +63,9 @@ fn known(store: &MemoryStore, name: &str, (mark, done): (u64, bool), skipped: Op
     store.with_ledger(|ledger, _| ledger.set_job(&Name::job(name.into()), job));
 }
 
-/// The job was one of those that skip, and its latest tick came during a slow run.
+/// The job's policy was to skip, and its latest tick came during a slow run.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tick_that_was_skipped_is_in_the_way_of_none() {
+async fn a_skipped_tick_blocks_no_other_tick() {
     let (store, now) = (MemoryStore::new(), hour());
     type Case<'a> = (&'a str, (u64, bool), u64, &'a [(u64, u32)]);
     let cases: [Case<'_>; 3] = [
@@ -99,9 +99,9 @@ async fn a_tick_that_was_skipped_is_in_the_way_of_none() {
     }
 }
 
-/// A node that learns a job's schedule only when it fires comes while another runs a tick of it.
+/// A node learns a job's schedule only when the job fires, and comes while another node runs its tick.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_stands_by_for_a_tick_before_the_job_fires_goes_on_from_there() {
+async fn a_standby_from_before_the_job_fires_continues_from_its_tick() {
     let (store, now) = (MemoryStore::new(), hour());
     known(&store, "deployed", (now - 1, false), None);
     let watch = Watch::of("job=deployed ");
@@ -131,7 +131,7 @@ async fn who_stands_by_for_a_tick_before_the_job_fires_goes_on_from_there() {
     let scheduler = JobScheduler::new().await.unwrap();
     let hourly = Job::new_async("0 0 * * * *", |_, _| Box::pin(async {})).unwrap();
     let id = scheduler.add(hourly).await.unwrap();
-    // What it fires is left to whoever stands by.
+    // The tick that it fires is left to the standby.
     soon(fire(id, scheduler)).await;
     assert_eq!(others.lock().unwrap().len(), 0);
     ends.send(true).unwrap();

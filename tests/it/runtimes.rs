@@ -1,4 +1,5 @@
-//! Beside other tasks on one thread: what is ready at once lets them run; and without tokio.
+//! Locks beside other tasks on one thread: calls that are ready at once let other tasks run. Also locks without
+//! tokio.
 
 use std::future::Future;
 use std::pin::pin;
@@ -10,10 +11,10 @@ use std::time::Duration;
 use tenure::{Error, Locks};
 use tokio::task::coop;
 
-/// More than a task may do before tokio takes its turn: 128 steps.
+/// More steps than a task may take before tokio stops it: the limit is 128.
 const CYCLES: usize = 1_000;
 
-/// Runs a cycle again and again, which is ready each time, and asserts that another task gets its turn meanwhile.
+/// Repeats a cycle that is ready each time, and asserts that another task runs meanwhile.
 async fn shares_its_thread(what: &str, cycle: impl AsyncFn()) {
     let ran = Arc::new(AtomicBool::new(false));
     let other = {
@@ -28,7 +29,7 @@ async fn shares_its_thread(what: &str, cycle: impl AsyncFn()) {
 }
 
 #[tokio::test]
-async fn a_loop_of_what_is_ready_at_once_lets_other_tasks_run() {
+async fn a_loop_of_ready_calls_lets_other_tasks_run() {
     let locks = Locks::memory();
     let (mutex, held) = (locks.mutex("a"), locks.mutex("held").lock().await.unwrap());
     shares_its_thread("lock", async || {
@@ -46,7 +47,7 @@ async fn a_loop_of_what_is_ready_at_once_lets_other_tasks_run() {
     })
     .await;
     let busy = locks.mutex("held");
-    shares_its_thread("a try_lock in vain", async || {
+    shares_its_thread("a failed try_lock", async || {
         assert!(busy.try_lock().await.unwrap().is_none());
     })
     .await;
@@ -73,7 +74,7 @@ async fn a_loop_of_what_is_ready_at_once_lets_other_tasks_run() {
     assert!(held.is_held());
 }
 
-/// A caller without budget is in the line as soon as it is polled, once, and is served when its task runs again.
+/// A caller without budget is queued once, at its first poll, and is served when its task runs again.
 #[tokio::test]
 async fn a_caller_without_budget_enters_once_and_keeps_its_place() {
     let locks = Locks::memory();
@@ -90,14 +91,14 @@ async fn a_caller_without_budget_enters_once_and_keeps_its_place() {
         assert!(waits.as_mut().poll(&mut context).is_pending());
         assert_eq!((locks.waiting(), locks.keys()), (1, 1));
     }
-    // Another caller comes later, whatever its budget is.
+    // Another caller comes later, with any budget.
     let second = coop::unconstrained(first.try_lock()).await.unwrap();
-    assert!(second.is_none(), "it passed the first");
+    assert!(second.is_none(), "it passed the first caller");
     let guard = waits.await.unwrap();
     assert!(guard.is_held());
     guard.release().await.unwrap();
     assert_eq!((locks.waiting(), locks.keys()), (0, 0));
-    // One that is dropped while it has no budget leaves nothing behind.
+    // A caller that is dropped while it has no budget leaves nothing behind.
     while coop::has_budget_remaining() {
         coop::consume_budget().await;
     }
@@ -108,9 +109,9 @@ async fn a_caller_without_budget_enters_once_and_keeps_its_place() {
     assert_eq!((locks.waiting(), locks.keys()), (0, 0));
 }
 
-/// What is granted at once needs no timer, and a task without budget none either: it only lets others run.
+/// An immediate grant needs no timer. A task without budget needs none either: it only lets other tasks run.
 #[test]
-fn a_runtime_without_timers_will_do_for_what_is_free() {
+fn a_free_lock_needs_no_timers_of_the_runtime() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(async {
         let (locks, minute) = (Locks::memory(), Duration::from_secs(60));
@@ -126,9 +127,9 @@ fn a_runtime_without_timers_will_do_for_what_is_free() {
     });
 }
 
-/// Another executor has no budget: what is ready is ready at the first poll, however often.
+/// Another executor has no budget: a call that is ready is ready at the first poll, however often it is repeated.
 #[test]
-fn without_tokio_nothing_is_put_off() {
+fn without_tokio_ready_calls_are_never_pending() {
     let locks = Locks::memory();
     let mutex = locks.mutex("a");
     let mut context = Context::from_waker(Waker::noop());

@@ -1,7 +1,8 @@
-//! Schedules that broke earlier designs, step by step: engines and a ledger, and a hand that moves every message.
+//! Schedules that broke earlier designs, step by step. Each test moves every message between engines and a ledger by
+//! hand.
 //!
-//! The stage has one key. What engines send lies on the table until [`Stage::execute`] gives it to the server, and
-//! its answer until [`Stage::answer`] brings it back; pushes lie there until [`Stage::push`] delivers them.
+//! The stage has one key. Requests of the engines stay on it until [`Stage::execute`] gives them to the server, and
+//! answers until [`Stage::answer`] delivers them. Pushes stay until [`Stage::push`] delivers them.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -24,7 +25,7 @@ const LEASE: u64 = 1_000;
 const MARGIN: u64 = 250;
 const EPOCH_US: u64 = 1_700_000_000_000_000;
 
-/// A request that was sent, as it lies on the table.
+/// A request that was sent and is still on the stage.
 #[derive(Clone)]
 struct Sent {
     outgoing: Outgoing,
@@ -66,7 +67,7 @@ fn node(at: usize) -> NodeId {
 
 impl Stage {
     fn new(nodes: usize) -> Self {
-        // No hand-off within a node: every release with a line behind it is a yield.
+        // There is no hand-over within a node: every release with waiters behind it is a yield.
         let rules = Rules {
             burst: 0,
             ..Rules::default()
@@ -94,7 +95,7 @@ impl Stage {
         EPOCH_US + self.ms * 1_000
     }
 
-    /// Time passes, and nobody moves.
+    /// Lets time pass without a message.
     fn pass(&mut self, ms: u64) {
         self.ms += ms;
     }
@@ -140,12 +141,12 @@ impl Stage {
         let answer = self.ledger.apply(self.us(), &batch, &mut pushes);
         self.pushes.extend(pushes.into_iter().map(|push| match push {
             Push::Granted(grant) => grant,
-            Push::Changed(..) => panic!("nobody watches here: {push:?}"),
+            Push::Changed(..) => panic!("no watcher exists here: {push:?}"),
         }));
         answer.replies[0].clone()
     }
 
-    /// The server executes the oldest request of a node; the answer stays on the table.
+    /// The server executes the oldest request of a node; the answer stays on the stage.
     fn execute(&mut self, at: usize) -> Reply {
         let sent = self.actors[at].sent.pop_front().expect("something was sent");
         let reply = self.run(sent.outgoing.request.clone(), u64::MAX);
@@ -169,7 +170,7 @@ impl Stage {
         );
     }
 
-    /// Both, for all that the node sent.
+    /// Executes and answers everything that the node sent.
     fn settle(&mut self, at: usize) {
         while !self.actors[at].answered.is_empty() || !self.actors[at].sent.is_empty() {
             if self.actors[at].answered.is_empty() {
@@ -179,7 +180,7 @@ impl Stage {
         }
     }
 
-    /// A request gets no answer. It may have been executed, or be executed yet.
+    /// A request gets no answer. It may have been executed, or may be executed later.
     fn lose(&mut self, at: usize, sent: &Sent, late_after: Instant) {
         let error = timed_out();
         self.feed(
@@ -195,12 +196,12 @@ impl Stage {
         );
     }
 
-    /// The oldest push arrives.
+    /// Delivers the oldest push.
     fn push(&mut self) {
         let grant = self.pushes.pop_front().expect("something was pushed");
         let at = (0..self.actors.len())
             .find(|at| node(*at) == grant.claim_id.node)
-            .expect("one of ours");
+            .expect("a node of the stage");
         self.feed(at, Input::Pushed(grant));
     }
 
@@ -244,7 +245,7 @@ const N: usize = 0;
 const M: usize = 1;
 const P: usize = 2;
 
-/// A push waits in a stopped node's socket until its lease is over and somebody else holds the key.
+/// A push waits in a stopped node's socket until its lease has ended and another node holds the key.
 #[test]
 fn a_push_read_after_the_lease_ended_grants_nothing() {
     let mut stage = Stage::new(2);
@@ -258,13 +259,13 @@ fn a_push_read_after_the_lease_ended_grants_nothing() {
     assert_eq!(
         stage.owner_node(),
         Some(node(N)),
-        "handed over, and the push lies on the table"
+        "handed over, and its push is not delivered yet"
     );
     stage.pass(LEASE + MARGIN + 1);
     let m = stage.lock(M, LEASE);
     stage.settle(M);
-    assert!(stage.holds(M, m), "the lease that nobody took up is over");
-    // It wakes: its refresh is answered before the old push is read.
+    assert!(stage.holds(M, m), "the lease that was not taken up has ended");
+    // It wakes: its renewal is answered before the old push is read.
     stage.wake(N);
     assert_eq!(
         stage.execute(N),
@@ -278,11 +279,11 @@ fn a_push_read_after_the_lease_ended_grants_nothing() {
     assert_eq!(
         stage.owner_node(),
         Some(node(M)),
-        "and leaving the unknown grant hit nobody else"
+        "and leaving the unknown grant affected no other claim"
     );
 }
 
-/// The same, with the push read first: too old to start on, so it is asked about.
+/// The push is read first, and is too old to start on. The node asks the store about it.
 #[test]
 fn a_push_that_is_too_old_is_asked_about() {
     let mut stage = Stage::new(2);
@@ -302,7 +303,7 @@ fn a_push_that_is_too_old_is_asked_about() {
     assert!(!stage.holds(N, n) && stage.holds(M, m));
 }
 
-/// A yield was executed and its answer lost; the node was granted again; then a copy of the yield is executed.
+/// A yield was executed and its answer was lost. The node was granted again. Then a copy of the yield is executed.
 #[test]
 fn a_repeated_yield_does_not_give_away_a_later_grant() {
     let mut stage = Stage::new(2);
@@ -332,7 +333,7 @@ fn a_repeated_yield_does_not_give_away_a_later_grant() {
     assert!(stage.holds(N, second));
 }
 
-/// The grant was learnt by an answer while its push hung; then the node yields, and the push arrives.
+/// An answer reported the grant while its push was delayed. Then the node yields, and the push arrives.
 #[test]
 fn a_push_that_arrives_after_the_yield_grants_nothing() {
     let mut stage = Stage::new(3);
@@ -347,25 +348,25 @@ fn a_push_that_arrives_after_the_yield_grants_nothing() {
     stage.pass(LEASE / 3);
     stage.wake(N);
     stage.settle(N);
-    assert!(stage.holds(N, first), "learnt by the refresh");
+    assert!(stage.holds(N, first), "learnt from the renewal");
     let second = stage.lock(N, LEASE);
     stage.feed(N, Input::Release(first));
-    // While the yield is under way, its old number is known to be given up.
+    // While the yield is in flight, its old number is known to be given up.
     let copy = stage.pushes.front().expect("the push that hung").clone();
     stage.push();
     assert!(stage.noticed(N, |notice| matches!(notice, KeyEvent::PushStale)));
     assert!(matches!(stage.execute(N), Reply::QueuedBehind(..)));
     stage.answer(N);
-    // And after it, the number is over.
+    // After the yield, the number has ended.
     stage.feed(N, Input::Pushed(copy));
     stage.settle(N);
     assert!(!stage.holds(N, first) && !stage.holds(N, second));
     stage.push();
-    assert!(stage.holds(P, p), "the other one's push is not old");
+    assert!(stage.holds(P, p), "the push to the other node is not old");
     assert_eq!(stage.owner_node(), Some(node(P)));
 }
 
-/// A lease lapses, somebody else comes and goes, and what the first one sent is executed late.
+/// A lease expires, another claim comes and goes, and a request of the first claim is executed late.
 #[test]
 fn a_late_request_of_a_lapsed_claim_takes_nothing_back() {
     let mut stage = Stage::new(2);
@@ -412,7 +413,7 @@ fn the_living_get_in_when_holder_and_first_waiter_are_dead() {
     stage.settle(M);
     let p = stage.lock(P, LEASE);
     stage.settle(P);
-    // Holder and head are heard of no more; the others live by their timers.
+    // Holder and head are silent from now on; the other nodes are driven by their timers.
     let begin = stage.ms;
     while stage.granted(M, m).is_none() {
         stage.pass(5);
@@ -425,7 +426,7 @@ fn the_living_get_in_when_holder_and_first_waiter_are_dead() {
         }
         assert!(
             stage.ms - begin <= LEASE + MARGIN + LEASE / 3,
-            "nobody moves the queue on"
+            "the queue does not move"
         );
         assert!(stage.granted(P, p).is_none(), "in order");
     }
@@ -435,8 +436,8 @@ fn the_living_get_in_when_holder_and_first_waiter_are_dead() {
     assert!(stage.holds(P, p));
 }
 
-/// Two callers of one node with different terms: a claim has one length for life, so whoever wants a longer lease is
-/// served by another.
+/// Two callers of one node want different leases. A claim has one length for life, so the caller that wants the
+/// longer lease gets another claim.
 #[test]
 fn a_claim_keeps_one_length_for_life() {
     let mut stage = Stage::new(2);
@@ -468,14 +469,14 @@ fn a_claim_keeps_one_length_for_life() {
     );
 }
 
-/// The server comes back empty after a long time of the highest load.
+/// The server comes back empty after a long time at the highest load.
 #[test]
 fn fences_grow_after_the_server_forgot_everything() {
     let name = Name::lock("k".into());
     let mut ledger = Ledger::new();
     let mut highest = 0;
     for grant in 0..200_000u64 {
-        // A hundred thousand grants a second.
+        // There are a hundred thousand grants each second.
         let us = EPOCH_US + grant * 10;
         if grant % 50_000 == 49_999 {
             ledger.forget();
@@ -514,7 +515,7 @@ fn fences_grow_after_the_server_forgot_everything() {
     }
 }
 
-/// A claim hangs in a dead connection, its caller has gone, the leave overtakes it, and then it is executed.
+/// A claim hangs in a dead connection and its caller has gone. The leave overtakes the claim, which is executed last.
 #[test]
 fn a_claim_executed_after_its_leave_leaves_nothing_behind() {
     let mut stage = Stage::new(1);
@@ -525,7 +526,7 @@ fn a_claim_executed_after_its_leave_leaves_nothing_behind() {
     stage.lose(N, &claim, late_after);
     stage.feed(N, Input::Cancel(n));
     while let Some(sent) = stage.actors[N].sent.front().cloned() {
-        // The question about the claim, then its leave: nothing is there yet.
+        // The question about the claim and its leave come first: the store has no record yet.
         assert!(
             matches!(stage.execute(N), Reply::Gone | Reply::NotThere),
             "{:?}",
@@ -537,19 +538,19 @@ fn a_claim_executed_after_its_leave_leaves_nothing_behind() {
     stage.pass(100);
     assert!(
         matches!(stage.run(claim.outgoing.request, u64::MAX), Reply::Granted(_)),
-        "the ghost"
+        "the abandoned claim is granted"
     );
     stage.pass(100);
     stage.wake(N);
     stage.settle(N);
     assert!(
         stage.ledger.is_empty(),
-        "left once more when it could not come back"
+        "the claim is left again when it can no longer be executed"
     );
     assert!(stage.actors[N].shard.is_empty());
 }
 
-/// The machine sleeps; its clock goes on.
+/// The machine sleeps while its clock goes on.
 #[test]
 fn a_node_that_slept_past_its_lease_holds_nothing() {
     let mut stage = Stage::new(2);
@@ -574,8 +575,8 @@ fn a_node_that_slept_past_its_lease_holds_nothing() {
     assert!(stage.holds(M, m) && !stage.holds(N, n));
 }
 
-/// A monitor that listens to everything makes nobody alive: only a node's own inbox counts. Who has none keeps its
-/// place.
+/// A monitor that subscribes to all channels keeps no node alive: only the node's own inbox counts. A node without an
+/// inbox keeps its place.
 #[test]
 fn a_monitor_of_all_channels_makes_no_dead_waiter_alive() {
     let mut stage = Stage::new(3);
@@ -605,7 +606,7 @@ fn a_monitor_of_all_channels_makes_no_dead_waiter_alive() {
     assert_eq!(stage.owner_node(), Some(node(N)));
 }
 
-/// A push that names one of our claims and not its nonce.
+/// A push names a claim of this node, but has another nonce.
 #[test]
 fn a_push_with_a_wrong_nonce_grants_nothing() {
     let mut stage = Stage::new(2);

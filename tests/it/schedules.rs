@@ -1,4 +1,4 @@
-//! Jobs with schedules of their own: zones, periods, and clocks that their engine gets wrong.
+//! Jobs with their own schedules: zones, periods, and clocks that their engine gets wrong.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use tokio_cron_scheduler::{Job, JobBuilder, JobScheduler};
 use crate::help::{ms, soon, until};
 use crate::support::events::Watch;
 
-/// Notes the ticks that it runs.
+/// Records the ticks that it runs.
 #[derive(Clone, Default)]
 struct Ticks(Arc<Mutex<Vec<u64>>>);
 
@@ -42,7 +42,7 @@ async fn refused(made: Result<Job, JobError>, why: &str) {
 }
 
 #[tokio::test]
-async fn what_is_no_expression_no_zone_or_no_period_is_refused_when_it_is_made() {
+async fn an_invalid_expression_zone_or_period_is_refused_at_construction() {
     let locks = Locks::memory();
     let work = |_: Tick| async {};
     for bad in ["", "nonsense", "* * * * *", "60 * * * * *", "* * * 32 * *"] {
@@ -61,7 +61,7 @@ async fn what_is_no_expression_no_zone_or_no_period_is_refused_when_it_is_made()
     assert!(matches!(zero, Err(JobError::Options(_))));
     let builder = JobBuilder::new().with_cron_job_type().leased(&locks, "bad", work);
     assert!(matches!(builder.err(), Some(JobError::Unfit { .. })));
-    // None of them has kept the name.
+    // None of the refused jobs has kept the name.
     let kept = locks
         .cron("bad", "0 0 0 * * *")
         .timezone("Europe/Berlin")
@@ -77,7 +77,7 @@ async fn jobs_with_a_zone_are_run_whichever_way_they_were_made() {
     let locks = Locks::memory();
     let scheduler = JobScheduler::new().await.unwrap();
     let [by_cron, by_builder, by_period] = [(); 3].map(|()| Ticks::default());
-    // Neither is fit for the short form: their offset is not zero.
+    // Neither fits the short form: their offset is not zero.
     let cron = locks.cron("by cron", "* * * * * *").timezone("Asia/Kolkata");
     let built = JobBuilder::new()
         .with_timezone(chrono_tz::Asia::Kolkata)
@@ -112,8 +112,8 @@ async fn jobs_with_a_zone_are_run_whichever_way_they_were_made() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_whose_engine_fires_it_at_other_moments_is_started_by_our_own_clock() {
-    // As after a change of clocks: the engine goes on by the offset that it froze.
+async fn a_job_that_its_engine_fires_at_other_moments_is_started_by_the_nodes_clock() {
+    // After a change of clocks, the engine continues with the offset that it froze.
     let (locks, ticks, watch) = (Locks::memory(), Ticks::default(), Watch::of("job=frozen "));
     let scheduler = JobScheduler::new().await.unwrap();
     let job = locks.cron("frozen", "* * * * * *").timezone("Europe/Berlin");
@@ -134,12 +134,12 @@ async fn a_job_whose_engine_fires_it_at_other_moments_is_started_by_our_own_cloc
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_scheduler_that_takes_the_place_of_another_has_our_own_clock_beside_it() {
+async fn a_replacement_scheduler_has_the_nodes_clock_beside_it() {
     let (locks, ticks) = (Locks::memory(), Ticks::default());
     let mut before = JobScheduler::new().await.unwrap();
     locks.attach(&before).await;
     before.shutdown().await.unwrap();
-    // It is never started, so it fires nothing.
+    // The scheduler is never started, so it fires nothing.
     let scheduler = JobScheduler::new().await.unwrap();
     let job = locks.cron("replaced", "* * * * * *").run(ticks.note()).unwrap();
     locks.add_job(&scheduler, job).await.unwrap();
@@ -185,7 +185,10 @@ async fn a_run_that_lasts_too_long_is_cancelled_and_its_tick_is_over() {
     let mut fire = locks.job_builder("too long").timeout(ms(100)).run(work).unwrap();
     soon(fire(id, scheduler.clone())).await;
     assert_eq!(dropped.load(Ordering::SeqCst), 1);
-    until("whoever works for it is told", || cause.lock().unwrap().is_some()).await;
+    until("the tasks of the run are told", || {
+        cause.lock().unwrap().is_some()
+    })
+    .await;
     assert_eq!(*cause.lock().unwrap(), Some(LostCause::Released));
     let failed = watch.until("tick_failed").await;
     assert!(failed.text.contains("timeout of 100ms"), "{failed:?}");
@@ -203,7 +206,7 @@ async fn a_run_that_lasts_too_long_is_cancelled_and_its_tick_is_over() {
 }
 
 #[tokio::test]
-async fn days_on_which_clocks_change_are_told_when_a_job_is_made() {
+async fn clock_change_days_are_reported_when_a_job_is_made() {
     let (locks, odd, plain) = (Locks::memory(), Watch::of("job=odd "), Watch::of("job=plain "));
     let made = |name: &'static str, expression: &str| {
         locks

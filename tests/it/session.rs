@@ -1,4 +1,4 @@
-//! The session by itself: what it sends when, and what it reports of what was not answered.
+//! The session alone: which requests it sends at which time, and what it reports about unanswered requests.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::help::ms;
 
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A session, a clock, and what it wanted done.
+/// A session, a clock, and the effects of the session.
 struct Bench {
     session: Session,
     now: Instant,
@@ -43,7 +43,7 @@ impl Bench {
         }
     }
 
-    /// One with an open connection on which something was answered.
+    /// Returns a bench with an open connection on which a request was answered.
     fn proven() -> (Self, Attempt) {
         let mut bench = Bench::new();
         bench.ask("first", 1, 10_000, Class::Claim);
@@ -160,7 +160,7 @@ impl Bench {
         self.tell(SessionInput::Replied { batch, reply });
     }
 
-    /// The claims that were told of a failure, and why.
+    /// Returns the claims that were told of a failure, and why.
     fn failed(&mut self) -> Vec<(u64, Unanswered)> {
         let of = |effect: &SessionEffect| match effect {
             SessionEffect::Tell(_, Input::Failed { tag, why, .. }) => Some((tag.claim.0, *why)),
@@ -210,7 +210,7 @@ fn claims(batch: &Batch) -> Vec<u64> {
 }
 
 #[test]
-fn what_waits_goes_by_class_and_sixteen_batches_are_under_way() {
+fn queued_requests_go_by_class_and_sixteen_batches_are_in_flight() {
     let (mut bench, _) = Bench::proven();
     for claim in 1..=20 {
         bench.ask("hot", claim, 10_000, Class::Claim);
@@ -232,7 +232,7 @@ fn what_waits_goes_by_class_and_sixteen_batches_are_under_way() {
 }
 
 #[test]
-fn each_batch_tells_the_highest_grant_that_was_answered_whatever_else_was_said_of_it() {
+fn each_batch_tells_the_highest_grant_that_was_answered() {
     let (mut bench, _) = Bench::proven();
     let granted = [
         Reply::Granted(GrantNumber(11)),
@@ -253,16 +253,16 @@ fn each_batch_tells_the_highest_grant_that_was_answered_whatever_else_was_said_o
 }
 
 #[test]
-fn the_next_claim_of_a_key_follows_our_own_leave_on_the_same_connection() {
+fn the_next_claim_of_a_key_follows_the_nodes_leave_on_the_same_connection() {
     let (mut bench, connection) = Bench::proven();
-    // Left together: in which order is the session's affair.
+    // Both are left in one batch: their order is decided by the session.
     bench.ask("hot", 2, 10_000, Class::Claim);
     bench.ask("hot", 1, 10_000, Class::Leave);
     bench.step();
     let sent = bench.sent();
     let order: Vec<_> = sent.iter().map(|(on, _, batch)| (*on, claims(batch))).collect();
     assert_eq!(order, [(connection, vec![1]), (connection, vec![2])]);
-    // The leave is under way: the claim of the next caller goes behind it, and waits for no answer.
+    // The leave is in flight: the claim of the next caller is sent behind it, without waiting for its answer.
     bench.ask("cold", 3, 10_000, Class::Leave);
     bench.step();
     let left = bench.sent();
@@ -271,7 +271,7 @@ fn the_next_claim_of_a_key_follows_our_own_leave_on_the_same_connection() {
     let claimed = bench.sent();
     assert_eq!((claims(&left[0].2), left[0].0), (vec![3], connection));
     assert_eq!((claims(&claimed[0].2), claimed[0].0), (vec![4], connection));
-    // The connection breaks under both: both are told, and neither is sent again by itself.
+    // The connection breaks under both: both are told, and neither is repeated automatically.
     let (batch, reply) = (left[0].1, Err(interrupted()));
     bench.tell(SessionInput::Replied { batch, reply });
     let mut failed = bench.failed();
@@ -285,7 +285,7 @@ fn the_next_claim_of_a_key_follows_our_own_leave_on_the_same_connection() {
 }
 
 #[test]
-fn what_is_about_jobs_gathers_for_a_while_after_each_batch_about_jobs() {
+fn job_requests_gather_for_a_while_after_each_job_batch() {
     const GATHERS: Duration = ms(20);
     let (mut bench, _) = Bench::proven();
     bench.pass(ms(500));
@@ -293,12 +293,13 @@ fn what_is_about_jobs_gathers_for_a_while_after_each_batch_about_jobs() {
         let sent = bench.sent().into_iter();
         sent.map(|(_, id, batch)| (id, claims(&batch))).collect()
     };
-    // The first waits for nothing.
+    // The first request is sent at once.
     bench.ask_about_job(1, Class::Claim);
     bench.step();
     let first = sent(&mut bench);
     assert_eq!(first[0].1, [1]);
-    // Nor does what is about locks, or what a run asks about itself once the answer is there; what gathers goes with it.
+    // Requests about locks do not gather. Once the batch is answered, calls of a run do not either, and gathered
+    // requests go with them.
     bench.ask_about_job(2, Class::Claim);
     bench.ask_about_job(3, Class::Call);
     bench.ask("a lock", 4, 10_000, Class::Claim);
@@ -312,7 +313,7 @@ fn what_is_about_jobs_gathers_for_a_while_after_each_batch_about_jobs() {
     assert_eq!(second[0].1, [3, 2]);
     let began = bench.now;
     bench.answer(second[0].0, 2);
-    // A server that answers at once does not have each claim sent alone.
+    // Claims still gather if a server answers at once.
     bench.pass(ms(1));
     for (claim, class) in [(5, Class::Claim), (6, Class::Leave), (7, Class::WaiterRenewal)] {
         bench.ask_about_job(claim, class);
@@ -327,7 +328,7 @@ fn what_is_about_jobs_gathers_for_a_while_after_each_batch_about_jobs() {
     bench.pass(ms(1));
     let third = sent(&mut bench);
     assert_eq!(third[0].1, [6, 7, 5]);
-    // An owner's renewal waits for nothing, and what fills a batch neither.
+    // An owner's renewal does not gather, and neither does a full batch.
     bench.ask_about_job(8, Class::OwnerRenewal);
     bench.step();
     let fourth = sent(&mut bench);
@@ -340,7 +341,7 @@ fn what_is_about_jobs_gathers_for_a_while_after_each_batch_about_jobs() {
 }
 
 #[test]
-fn a_requests_time_is_its_own_and_a_short_lease_does_not_decide_over_the_connection() {
+fn each_request_has_its_own_timeout_and_a_short_lease_closes_no_connection() {
     let (mut bench, attempt) = Bench::proven();
     bench.ask("short", 2, 400, Class::Claim);
     bench.step();
@@ -351,10 +352,10 @@ fn a_requests_time_is_its_own_and_a_short_lease_does_not_decide_over_the_connect
     bench.pass(ms(1));
     assert_eq!(bench.failed(), [(2, Unanswered::Unknown)]);
     assert!(!bench.wants(|effect| matches!(effect, SessionEffect::Close(_))));
-    // Its late reply decides nothing.
+    // Its late reply has no effect.
     bench.answer(id, 1);
     assert!(!bench.wants(|effect| matches!(effect, SessionEffect::Tell(..))));
-    // A long one gives the connection up after a quarter of its lease.
+    // A request with a long lease gives the connection up after a quarter of its lease.
     bench.ask("long", 3, 4_000, Class::Claim);
     bench.step();
     bench.pass(ms(1_000));
@@ -363,7 +364,7 @@ fn a_requests_time_is_its_own_and_a_short_lease_does_not_decide_over_the_connect
 }
 
 #[test]
-fn who_was_under_way_for_others_is_excused_if_the_connection_ever_answered() {
+fn a_bystander_request_is_excused_if_the_connection_ever_answered() {
     let (mut bench, attempt) = Bench::proven();
     bench.ask("a", 2, 2_000, Class::OwnerRenewal);
     bench.step();
@@ -376,7 +377,7 @@ fn who_was_under_way_for_others_is_excused_if_the_connection_ever_answered() {
         [(2, Unanswered::Unknown), (3, Unanswered::Bystander)]
     );
     assert!(bench.wants(|effect| matches!(effect, SessionEffect::Close(of) if *of == attempt)));
-    // One that never answered excuses nobody.
+    // A connection that never answered excuses no request.
     bench.effects.clear();
     bench.ask("b", 4, 8_000, Class::OwnerRenewal);
     bench.pass(ms(100));
@@ -412,14 +413,14 @@ fn a_server_is_down_when_it_cannot_be_reached_and_was_not_heard_for_the_timeout(
         }
     }
     assert!(bench.now.since(Instant::from_nanos(1_000_000_000_000)) >= TIMEOUT);
-    // From then on at once.
+    // Later requests are sent at once.
     bench.ask("a", 4, 10_000, Class::Claim);
     bench.step();
     assert_eq!(bench.failed(), [(4, Unanswered::Down)]);
 }
 
 #[test]
-fn a_wrong_password_needs_no_second_opinion_and_a_full_server_does() {
+fn a_wrong_password_means_down_at_once_and_a_full_server_does_not() {
     for (refusal, is_down) in [
         (StoreRefusal::WrongPassword, true),
         (StoreRefusal::Loading, false),
@@ -461,7 +462,7 @@ fn pauses_grow_to_a_second_at_most() {
 }
 
 #[test]
-fn what_comes_of_an_old_attempt_is_closed_and_says_nothing_of_its_successor() {
+fn an_old_attempt_is_closed_and_does_not_affect_its_successor() {
     let mut bench = Bench::new();
     bench.ask("a", 1, 10_000, Class::Claim);
     bench.step();
@@ -490,7 +491,7 @@ fn what_comes_of_an_old_attempt_is_closed_and_says_nothing_of_its_successor() {
 }
 
 #[test]
-fn silence_is_asked_and_puts_the_inbox_under_suspicion() {
+fn a_silent_server_is_probed_and_puts_the_inbox_under_suspicion() {
     let (mut bench, connection) = Bench::proven();
     let inbox = bench.subscribe();
     bench.pass(MAX_SILENCE);
@@ -504,7 +505,7 @@ fn silence_is_asked_and_puts_the_inbox_under_suspicion() {
     );
     bench.tell(SessionInput::InboxHeard(inbox));
     bench.effects.clear();
-    // Nothing comes back: the connection is given up, and the inbox has to answer within the same time.
+    // No reply comes: the connection is given up, and the inbox must answer within the same time.
     bench.pass(TIMEOUT);
     assert!(bench.wants(|effect| matches!(effect, SessionEffect::Close(of) if *of == connection)));
     assert!(
@@ -520,7 +521,7 @@ fn silence_is_asked_and_puts_the_inbox_under_suspicion() {
     );
 }
 
-/// An inbox without a sign of life since the request that was sent in vain is replaced in the step that replaces the connection.
+/// An inbox that was silent since the unanswered request is replaced in the same step as the connection.
 #[test]
 fn an_inbox_is_replaced_together_with_its_connection() {
     let is_opened =
@@ -543,7 +544,7 @@ fn an_inbox_is_replaced_together_with_its_connection() {
         assert!(bench.does(InboxEffect::Close(inbox)) && is_opened(&bench));
         assert!(bench.wants(|effect| matches!(effect, SessionEffect::InboxState(InboxState::Unconfirmed))));
     }
-    // One that is young has to answer, and no more: both might open and break in turn.
+    // A young inbox only has to answer: otherwise both may open and break in turn.
     let (mut bench, _) = Bench::proven();
     let inbox = bench.subscribe();
     bench.pass(ms(500));
@@ -555,7 +556,7 @@ fn an_inbox_is_replaced_together_with_its_connection() {
     assert!(bench.does(InboxEffect::Ping(inbox)) && !is_opened(&bench));
 }
 
-/// A grant that was found although its push should have come long ago puts the inbox under suspicion, once a second at most.
+/// A grant was found long after its push was due. The inbox comes under suspicion, once a second at most.
 #[test]
 fn a_missed_push_puts_the_inbox_under_suspicion() {
     let (mut bench, _) = Bench::proven();
@@ -576,9 +577,9 @@ fn a_missed_push_puts_the_inbox_under_suspicion() {
     assert!(bench.does(InboxEffect::Close(inbox)), "it did not answer");
 }
 
-/// An outage begins when the first request is sent that comes to nothing, and not when the server was last heard.
+/// An outage begins when the first unanswered request is sent, and not when the server was last heard.
 #[test]
-fn an_outage_counts_from_the_first_request_that_came_to_nothing() {
+fn an_outage_counts_from_the_first_unanswered_request() {
     let (mut bench, _) = Bench::proven();
     let heard = bench.now;
     bench.pass(ms(1_000));
@@ -597,7 +598,7 @@ fn an_outage_counts_from_the_first_request_that_came_to_nothing() {
     let told: Vec<_> = told.collect();
     assert_eq!(told, [(Some(heard), Some(sent)); 2]);
     bench.ask("a", 2, 10_000, Class::OwnerRenewal);
-    // It answers again, so what comes to nothing later begins another outage.
+    // The server answers again, so later unanswered requests begin another outage.
     bench.connect();
     let (_, id, batch) = bench.sent().remove(0);
     bench.answer(id, batch.requests.len());
@@ -614,7 +615,7 @@ fn an_outage_counts_from_the_first_request_that_came_to_nothing() {
     ));
 }
 
-/// What a caller that gives up is told: whether the server would have said otherwise lately.
+/// A caller that gives up is told whether the server has answered lately.
 #[test]
 fn a_server_is_silent_while_nothing_is_answered_and_just_after() {
     let (mut bench, _) = Bench::proven();
@@ -641,7 +642,10 @@ fn a_server_is_silent_while_nothing_is_answered_and_just_after() {
     bench.connect();
     let (_, id, batch) = bench.sent().remove(0);
     bench.answer(id, batch.requests.len());
-    assert!(bench.session.is_silent(bench.now), "there was none just now");
+    assert!(
+        bench.session.is_silent(bench.now),
+        "no request was answered just now"
+    );
     bench.pass(ms(200));
     assert!(!bench.session.is_silent(bench.now));
     bench.tell(SessionInput::SignWanted);
@@ -654,7 +658,7 @@ fn a_server_is_silent_while_nothing_is_answered_and_just_after() {
 }
 
 #[test]
-fn what_opens_and_breaks_at_once_is_opened_a_few_times_a_second() {
+fn a_connection_that_breaks_at_once_is_opened_a_few_times_a_second() {
     let mut bench = Bench::new();
     bench.tell(SessionInput::InboxWanted);
     bench.ask("a", 1, 10_000, Class::Claim);

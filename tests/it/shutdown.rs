@@ -1,4 +1,4 @@
-//! The end of a service that has both a server and jobs, as the README has it.
+//! The end of a service with a server and jobs, as shown in the README.
 
 use std::future::IntoFuture;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use tokio_cron_scheduler::{Job, JobScheduler};
 
 use crate::help::{ms, soon, until};
 
-/// Events without end, as a dashboard in a browser listens to.
+/// An endless stream of events, such as a dashboard in a browser reads.
 async fn events() -> Body {
     let (stream, mut writer) = {
         let (reader, writer) = tokio::io::duplex(64);
@@ -49,7 +49,7 @@ impl http_body::Body for Endless {
     }
 }
 
-/// A client that has received something and stays.
+/// Returns a client that has received something and stays connected.
 async fn listening(listener: &TcpListener) -> tokio::task::JoinHandle<TcpStream> {
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -96,7 +96,7 @@ async fn one_open_stream_holds_up_neither_the_jobs_nor_the_end() {
     let client = listening(&listener).await;
     let (signal, sigterm) = oneshot::channel::<()>();
 
-    // From here on as the README has it.
+    // From here on as in the README.
     let stop = CancellationToken::new();
     let serving = axum::serve(listener, app).with_graceful_shutdown(stop.clone().cancelled_owned());
     let serving = tokio::spawn(serving.into_future());
@@ -116,7 +116,7 @@ async fn one_open_stream_holds_up_neither_the_jobs_nor_the_end() {
     assert!(served.is_err(), "the stream was open to the end");
     assert_eq!(at_the_end, 1, "no tick begins after the signal");
     assert_eq!(dropped.load(Ordering::SeqCst), 1, "what ran was cancelled");
-    // Twice the grace was what it took before.
+    // Before the fix it took twice the grace period.
     assert!(began.elapsed() < 2 * grace, "{:?}", began.elapsed());
 }
 
@@ -149,7 +149,7 @@ async fn a_drain_takes_no_longer_than_it_may_cancelling_included() {
         let took = began.elapsed();
         assert_eq!(drained.is_ok(), yields, "{drained:?}");
         let bound = timeout.max(ms(1_000));
-        // A busy machine is late by a little. It was twice the timeout.
+        // A busy machine is late by a little. Before the fix it took twice the timeout.
         assert!(
             took < bound + Duration::from_millis(1_500),
             "{took:?} of {timeout:?}"

@@ -1,4 +1,4 @@
-//! The simulation that users' tests are made of: its clocks, and that what it runs is what ships.
+//! The simulation for users' tests: its clocks, and the proof that it runs the shipped code.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use tokio_cron_scheduler::JobScheduler;
 
 use crate::support::events::Watch;
 
-/// Which replica, tick and attempt, and whether it is the end of the run.
+/// The replica, the tick, the attempt, and whether the run ended.
 type Runs = Arc<Mutex<Vec<(&'static str, u64, u32, bool)>>>;
 
 async fn schedule(
@@ -82,7 +82,7 @@ async fn one_run_of_one_tick() {
     let nominal = sim.now() - Duration::from_secs(60);
     assert_eq!(replica.fire_tick("reconcile", nominal).await, "done");
     assert_eq!(replica.fire_tick("reconcile", nominal).await, "elsewhere");
-    // The future is waited for.
+    // The simulation waits for the future.
     let nominal = sim.now() + Duration::from_secs(60);
     assert_eq!(replica.fire_tick("reconcile", nominal).await, "done");
     assert!(sim.now() >= nominal);
@@ -96,7 +96,7 @@ async fn a_clock_that_runs_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_job_that_its_service_removes_is_run_no_more() {
+async fn a_job_that_its_service_removes_is_not_run_again() {
     let runs = Runs::default();
     let sim = Simulation::at("2026-10-22T12:00:00Z");
     let replica = sim
@@ -117,7 +117,7 @@ async fn a_job_that_its_service_removes_is_run_no_more() {
     assert_eq!(runs.lock().unwrap().len(), 2);
 }
 
-/// Of those who stand by, the first is killed: nothing is handed to it, and nobody waits for its lease to end.
+/// Kills the first of the standbys: nothing is handed to it, and no replica waits for its lease to end.
 async fn a_standby_is_killed(comes_back_from_a_copy: bool) {
     let runs = Runs::default();
     let sim = Simulation::at("2026-10-22T21:59:00Z");
@@ -152,10 +152,10 @@ async fn a_standby_that_was_killed_is_passed_over_when_its_place_comes_back_with
     a_standby_is_killed(true).await;
 }
 
-/// The instants of daily jobs in a year, by zone and time of day; `tests/zones/expected.py` makes them.
+/// The instants of daily jobs in a year, by zone and time of day; `tests/zones/expected.py` generates them.
 const EXPECTED: &str = include_str!("../../src/scheduler/zones.csv");
 
-/// Zone, local time, and the instants of a year.
+/// Returns each zone, its local time, and its instants of a year.
 fn years() -> Vec<(&'static str, Vec<u64>)> {
     let mut years: Vec<(&str, Vec<u64>)> = Vec::new();
     for line in EXPECTED.lines() {
@@ -177,8 +177,8 @@ fn years() -> Vec<(&'static str, Vec<u64>)> {
     years
 }
 
-/// By the jobs, the engine and the store, with replicas that were started before the changes of the clocks, after them
-/// and in between, one of which is killed now and then.
+/// Checked with the jobs, the engine and the store. Replicas were started before the clock changes, after them and in
+/// between, and one is killed now and then.
 #[tokio::test(start_paused = true)]
 async fn a_year_of_midnights_in_five_zones() {
     let years = years();
@@ -219,9 +219,10 @@ async fn a_year_of_midnights_in_five_zones() {
     }
 }
 
-/// On Redis a server's failure is one event, and its return is one; so in a simulation, outage after outage.
+/// On Redis a server failure is one event, and its return is one event. The simulation emits the same for each
+/// outage.
 #[tokio::test(start_paused = true)]
-async fn each_outage_is_told_with_its_end() {
+async fn each_outage_is_reported_with_its_end() {
     let sim = Simulation::at("2026-10-22T12:00:00Z");
     let replica = sim
         .replica("told of each outage")
@@ -236,7 +237,7 @@ async fn each_outage_is_told_with_its_end() {
             assert!(mutex.lock().await.unwrap_err().is_unreachable());
         }
         sim.store().come_back();
-        // One that fails again within five seconds had not recovered.
+        // A store that fails again within five seconds had not recovered.
         sim.run_for(Duration::from_secs(6)).await;
         mutex.lock().await.unwrap().release().await.unwrap();
         assert_eq!(
@@ -248,7 +249,7 @@ async fn each_outage_is_told_with_its_end() {
     }
 }
 
-/// How often a replica's driver slept until something was due, and how long the machine took.
+/// Returns how often a replica's driver slept until its next due time, and how long the machine took.
 async fn cost_of(sim: &Simulation, span: Duration) -> (u64, Duration) {
     let sleeps = || tokio::runtime::Handle::current().metrics().worker_park_count(0);
     let (before, began) = (sleeps(), std::time::Instant::now());
@@ -256,7 +257,7 @@ async fn cost_of(sim: &Simulation, span: Duration) -> (u64, Duration) {
     (sleeps() - before, began.elapsed())
 }
 
-/// As the docs of `SimulatedStore::go_away` say.
+/// Checks the costs in the docs of `SimulatedStore::go_away`.
 #[tokio::test(start_paused = true)]
 async fn an_outage_costs_what_reconnecting_once_a_second_costs() {
     let (hour, runs) = (Duration::from_secs(3600), Runs::default());
@@ -274,7 +275,7 @@ async fn an_outage_costs_what_reconnecting_once_a_second_costs() {
     sim.store().come_back();
     let back = cost_of(&sim, hour).await;
     println!("an hour: {quiet:?}; of an outage: {away:?}; after it: {back:?}");
-    // Pauses of half a second to a second; each ends with a few looks at what can be read.
+    // Pauses last half a second to a second; each ends with a few polls for readable data.
     assert!((3_600..8 * 3_600).contains(&away.0), "{away:?}");
     assert!(quiet.0 < 100 && back.0 < 100, "{quiet:?} {back:?}");
 }

@@ -1,6 +1,6 @@
-//! Subscribers that misbehave: whatever a program's log does, leases are kept, losses are told and locks are given.
+//! Faulty subscribers: whatever a program's log does, leases are kept, losses are reported and locks are granted.
 //!
-//! Each in a process of its own, as a subscriber is for all of it.
+//! Each test runs in its own process, as a subscriber is set for a whole process.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
@@ -14,20 +14,20 @@ use crate::help::{ms, poll_once, soon};
 use crate::support::alone::alone;
 use crate::support::events::{Each, Told};
 
-/// A third of it is much for a machine to stand still.
+/// A machine seldom stalls for a third of this lease.
 const LEASE: std::time::Duration = ms(4_500);
 
-/// Longer than what is left of a lease after its first renewal.
+/// Longer than the rest of a lease after its first renewal.
 const BEYOND: std::time::Duration = ms(7_500);
 
-/// How a subscriber fails. Only in the background: a caller is to blame for what it does on a thread of its own.
+/// How a subscriber fails. It fails only in the background: callers are responsible for their own threads.
 #[derive(Clone, Copy)]
 enum Ill {
     Panics,
     Blocks,
 }
 
-/// How many events were told on the event thread so far.
+/// The number of events that the event thread has handled so far.
 type Heard = watch::Receiver<usize>;
 
 impl Ill {
@@ -51,16 +51,16 @@ impl Ill {
     }
 }
 
-/// Where it is set.
+/// Where the subscriber is set.
 #[derive(Clone, Copy)]
 enum Set {
     /// For the whole process.
     Everywhere,
-    /// On the thread that builds the locks, while it does.
+    /// On the thread that builds the locks, while it builds them.
     AtBuild,
 }
 
-/// Locks of a process with such a subscriber, whose keys are on `store`.
+/// Returns the locks of a process with such a subscriber. Their keys are on `store`.
 fn locks(ill: Ill, set: Set, store: &MemoryStore) -> (Locks, Heard) {
     let (subscriber, heard) = ill.subscriber();
     let build = || Locks::builder().lease(LEASE).memory_shared(store).unwrap();
@@ -74,7 +74,7 @@ fn locks(ill: Ill, set: Set, store: &MemoryStore) -> (Locks, Heard) {
     (locks, heard)
 }
 
-/// One thread calls, so that every other is in the background.
+/// Only one thread calls, so every other thread is in the background.
 fn block_on<T>(future: impl Future<Output = T>) -> T {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     runtime.enable_all().build().unwrap().block_on(future)
@@ -84,7 +84,7 @@ async fn held(locks: &Locks, key: String) -> Guard {
     soon(locks.mutex(key).lock()).await.unwrap()
 }
 
-/// Held for longer than they would be without renewals, and something was told meanwhile.
+/// Leases are held for longer than they last without renewals, and events were emitted meanwhile.
 async fn keeps_its_leases(ill: Ill, set: Set) {
     let (locks, mut heard) = locks(ill, set, &MemoryStore::new());
     let mut guards = Vec::new();
@@ -99,7 +99,7 @@ async fn keeps_its_leases(ill: Ill, set: Set) {
         "leases were lost after {} events",
         *heard.borrow_and_update()
     );
-    // A panic ends nothing: the events after it are told, too.
+    // A panic ends nothing: later events are emitted, too.
     let least = match ill {
         Ill::Panics => 10,
         Ill::Blocks => 1,
@@ -107,17 +107,21 @@ async fn keeps_its_leases(ill: Ill, set: Set) {
     assert!(*heard.borrow() >= least, "{} events were told", *heard.borrow());
 }
 
-/// A lease that the store took away is lost, and its holder hears of it.
+/// A lease that the store removed is lost, and its holder is told.
 async fn tells_a_loss(ill: Ill) {
     let store = MemoryStore::new();
     let (locks, mut heard) = locks(ill, Set::Everywhere, &store);
     let guard = held(&locks, "a".into()).await;
     soon(heard.wait_for(|count| *count > 0)).await.unwrap();
-    // Past the first renewal, which would not have come if the background was held up.
+    // Past the first renewal, which does not come if the background is blocked.
     tokio::time::sleep(LEASE / 2).await;
     store.with_ledger(|ledger, _| ledger.forget());
     let lost = tokio::time::timeout(ms(20_000), guard.lost()).await;
-    assert_eq!(lost.ok(), Some(LostCause::Gone), "nobody was told of the loss");
+    assert_eq!(
+        lost.ok(),
+        Some(LostCause::Gone),
+        "the holder was not told of the loss"
+    );
 }
 
 /// A key whose guard was dropped is locked again.
@@ -125,11 +129,11 @@ async fn gives_what_was_dropped(ill: Ill) {
     let (locks, mut heard) = locks(ill, Set::Everywhere, &MemoryStore::new());
     let guard = held(&locks, "a".into()).await;
     soon(heard.wait_for(|count| *count > 0)).await.unwrap();
-    // Past the first renewal, which would not have come if the background was held up.
+    // Past the first renewal, which does not come if the background is blocked.
     tokio::time::sleep(LEASE / 2).await;
     drop(guard);
     let again = tokio::time::timeout(ms(20_000), locks.mutex("a").lock()).await;
-    assert!(again.is_ok(), "a lock that nobody holds was waited for in vain");
+    assert!(again.is_ok(), "a free lock was not granted");
     again.unwrap().unwrap().release().await.unwrap();
 }
 
@@ -149,7 +153,7 @@ fn leases_outlive_a_subscriber_that_blocks() {
     });
 }
 
-/// The subscriber that was there when locks were built hears of what happens in the background, and may panic.
+/// A subscriber that was set when the locks were built gets background events, and may panic.
 #[test]
 fn leases_outlive_a_scoped_subscriber_that_panics() {
     alone(
@@ -158,7 +162,7 @@ fn leases_outlive_a_scoped_subscriber_that_panics() {
     );
 }
 
-/// The same when it never returns.
+/// A subscriber that was set when the locks were built gets background events, and may block for ever.
 #[test]
 fn leases_outlive_a_scoped_subscriber_that_blocks() {
     alone(
@@ -185,7 +189,7 @@ fn a_loss_is_told_beside_a_subscriber_that_blocks() {
     );
 }
 
-/// What was dropped is free beside a subscriber that panics.
+/// A dropped lock is free beside a subscriber that panics.
 #[test]
 fn a_dropped_lock_is_free_beside_a_subscriber_that_panics() {
     alone(
@@ -194,7 +198,7 @@ fn a_dropped_lock_is_free_beside_a_subscriber_that_panics() {
     );
 }
 
-/// What was dropped is free beside a subscriber that never returns.
+/// A dropped lock is free beside a subscriber that never returns.
 #[test]
 fn a_dropped_lock_is_free_beside_a_subscriber_that_blocks() {
     alone(
@@ -203,13 +207,13 @@ fn a_dropped_lock_is_free_beside_a_subscriber_that_blocks() {
     );
 }
 
-/// Renewals travel together. A panic that one of them meets is no matter of the others.
+/// Renewals share a batch. A panic during one of them does not affect the others.
 #[test]
 fn one_panic_costs_no_other_lease_its_renewal() {
     alone("subscribers::one_panic_costs_no_other_lease_its_renewal", || {
         let (panicked, renewed) = (AtomicBool::new(false), AtomicUsize::new(0));
         let once = move |told: &Told| {
-            // In the middle of them.
+            // The panic comes in the middle of the renewals.
             if told.event == "renewed"
                 && renewed.fetch_add(1, Ordering::SeqCst) > 50
                 && !panicked.swap(true, Ordering::SeqCst)
@@ -231,7 +235,7 @@ fn one_panic_costs_no_other_lease_its_renewal() {
     });
 }
 
-/// A subscriber may ask the locks about themselves, whatever it is told: nothing is told under a lock.
+/// A subscriber may read the state of the locks in any event: no event is emitted under a mutex.
 #[test]
 fn a_subscriber_may_look_at_the_locks() {
     static LOCKS: OnceLock<Locks> = OnceLock::new();
@@ -244,7 +248,7 @@ fn a_subscriber_may_look_at_the_locks() {
         thread::spawn(move || {
             block_on(async {
                 let locks = LOCKS.get_or_init(|| Locks::builder().lease(LEASE).memory().unwrap());
-                // Granted, denied, handed on, released.
+                // Events: granted, denied, handed on, released.
                 let guard = held(locks, "a".into()).await;
                 assert!(locks.mutex("a").try_lock().await.unwrap().is_none());
                 let mut waiting = Box::pin(locks.mutex("a").lock());
@@ -252,7 +256,7 @@ fn a_subscriber_may_look_at_the_locks() {
                 guard.release().await.unwrap();
                 let guard = soon(waiting).await.unwrap();
                 done.send("use").unwrap();
-                // Lost.
+                // Event: lost.
                 locks.shutdown().await;
                 assert!(!guard.is_held());
                 done.send("shutdown").unwrap();
@@ -265,11 +269,11 @@ fn a_subscriber_may_look_at_the_locks() {
     });
 }
 
-/// The subscriber of the process is looked for when something is told: one that was set later hears of it, and may panic.
+/// The process's subscriber is looked up for each event: one that was set later gets events, and may panic.
 #[test]
-fn a_subscriber_that_is_set_after_the_build_hears_of_the_background() {
+fn a_subscriber_that_is_set_after_the_build_gets_background_events() {
     alone(
-        "subscribers::a_subscriber_that_is_set_after_the_build_hears_of_the_background",
+        "subscribers::a_subscriber_that_is_set_after_the_build_gets_background_events",
         || {
             block_on(async {
                 let locks = Locks::builder().lease(LEASE).memory().unwrap();

@@ -1,24 +1,24 @@
 //! Jobs on the real tokio-cron-scheduler, on a store in memory.
 //!
-//! What that crate does to a job in UTC (0.15.1), and where it is seen what a leased one makes of it:
+//! What that crate does to a job in UTC (0.15.1), and the test that shows what a leased job does about it:
 //!
-//! | it | |
+//! | the crate | the test |
 //! |---|---|
 //! | looks every 500 ms at a phase of its own, so replicas fire apart | `each_tick_is_run_once_by_three_nodes_out_of_phase`, and `live/jobs.rs` |
 //! | tells no nominal time | `a_tick_tells_its_nominal_time` |
-//! | lets runs overlap | `a_slow_job_overlaps_nobody_and_what_it_skips_is_said` |
+//! | lets runs overlap | `a_slow_job_overlaps_no_run_and_its_skipped_ticks_are_reported` |
 //! | is starved by jobs that block | `a_job_that_never_yields_keeps_its_lease` |
 //! | fires once for all that it slept through | `an_engine_that_was_held_up_runs_the_newest_tick_once`, and stopped processes in `live/jobs.rs` |
-//! | fires again when its storage cannot be written | `an_engine_that_cannot_write_fires_again_and_again_in_vain` |
-//! | fires again after a restart with an older clock | `a_tick_that_fires_again_is_over` |
+//! | fires again when its storage cannot be written | `an_engine_that_cannot_write_fires_repeatedly_without_a_run` |
+//! | fires again after a restart with an older clock | `a_tick_that_fires_again_is_not_run_again` |
 //! | is ended by a panic in the closure | `a_panic_ends_its_tick_and_nothing_else` |
 //! | loses what does not fit into its channel | `ticks_that_the_engine_of_one_replica_loses_are_run_by_another` |
 //! | fires after its shutdown | `a_drained_node_claims_nothing_however_often_it_fires` |
-//! | reads two days in two ways, if a builder made the job | `a_builder_whose_first_tick_is_none_runs_the_one_before_it_once` |
-//! | freezes offsets; loses repeated jobs | `what_has_no_ticks_that_all_agree_on_is_refused_with_an_event` |
+//! | reads two days in two ways, if a builder made the job | `a_builder_without_a_first_tick_runs_the_previous_tick_once` |
+//! | freezes offsets; loses repeated jobs | `a_job_with_ambiguous_ticks_is_refused_with_an_event` |
 //! | fires a day's tick an hour apart on nodes of before and after a change of clocks | `event_table`: `nodes_were_started_on_both_sides_of_a_change_of_clocks` |
 //! | sleeps until a time that its clock no longer shows | `event_table`: `the_engine_does_not_fire` |
-//! | has jobs of others in a storage that is shared | `a_storage_that_several_schedulers_share_is_refused_and_told_of` |
+//! | has jobs of others in a storage that is shared | `a_storage_shared_by_several_schedulers_is_refused_and_reported` |
 
 use crate::help::{ms, soon, until};
 use crate::support::events::{Told, Watch};
@@ -39,22 +39,22 @@ use uuid::Uuid;
 
 pub(crate) const EACH_SECOND: &str = "* * * * * *";
 
-/// Its latest tick is the same for as long as the tests run.
+/// The latest tick of this expression stays the same during the tests.
 pub(crate) const EACH_YEAR: &str = "0 0 0 1 1 *";
 
 pub(crate) fn node(store: &MemoryStore) -> Locks {
     Locks::builder().memory_shared(store).unwrap()
 }
 
-/// Until so many stand by for a tick of the job.
+/// Waits until `count` replicas stand by for a tick of the job.
 pub(crate) async fn until_standing_by(store: &MemoryStore, job: &str, count: usize) {
     let name = Name::job(job.into());
     let standing = || store.with_ledger(|ledger, _| ledger.waiters(&name).len());
     until("it stands by", || standing() == count).await;
 }
 
-/// Drains until nothing runs. On a machine that stands still what was cancelled may outlast the grace; sooner nobody may
-/// give it up.
+/// Drains until nothing runs. On a machine that stalls, a cancelled run may outlast the grace period. A drain must
+/// not give up sooner.
 pub(crate) async fn drained(locks: &Locks, timeout: Duration) {
     soon(async {
         let mut began = Instant::now();
@@ -102,7 +102,7 @@ impl Log {
         self.all(what).len()
     }
 
-    /// Notes the start, and however it ends: "end" or "dropped".
+    /// Notes the start, and then "end" or "dropped".
     pub(crate) async fn during(self, who: usize, tick: Tick, work: impl Future<Output = ()>) {
         let mut noted = Noted(self, who, tick, "dropped");
         noted.0.note("start", who, &noted.2);
@@ -126,7 +126,7 @@ impl Drop for Noted {
 
 pub(crate) type Pursuit = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Counts how often the engine calls it.
+/// Counts the calls by the engine.
 pub(crate) fn counted(
     fires: Arc<AtomicUsize>,
     mut closure: impl FnMut(Uuid, JobScheduler) -> Pursuit + Send + Sync + 'static,
@@ -164,7 +164,7 @@ pub(crate) async fn stop(schedulers: impl IntoIterator<Item = JobScheduler>) {
     }
 }
 
-// Who runs a tick.
+// Which replica runs a tick.
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_tick_is_run_once_by_three_nodes_out_of_phase() {
@@ -176,13 +176,13 @@ async fn each_tick_is_run_once_by_three_nodes_out_of_phase() {
         let work = move |tick| log.clone().during(who, tick, sleep(ms(50)));
         let fire = node(&store).job("out of phase", work).unwrap();
         schedulers.push(ticking(counted(fires.clone(), fire)).await);
-        // The phase of an engine, which looks every 500 ms from when it was started.
+        // The engine looks every 500 ms from its start, so this sets its phase.
         sleep(ms(170)).await;
     }
     until("four ticks are run", || log.count("end") >= 4).await;
     stop(schedulers).await;
-    // An engine that is late fires for what was started without it.
-    until("all that fired is told", || {
+    // A late engine also fires for ticks that were started without it.
+    until("every fire is reported", || {
         watch.count("tick") >= fires.load(Ordering::SeqCst)
     })
     .await;
@@ -192,7 +192,7 @@ async fn each_tick_is_run_once_by_three_nodes_out_of_phase() {
         ticks.is_sorted_by(|one, next| one < next),
         "each once, in order: {starts:?}"
     );
-    // But for those that no engine fired, because the machine stood still.
+    // Except ticks that no engine fired, because the machine stalled.
     for told in told.iter().filter(|told| told.event == "tick") {
         let is_run = ticks
             .iter()
@@ -207,7 +207,7 @@ async fn each_tick_is_run_once_by_three_nodes_out_of_phase() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tick_that_fires_again_is_over() {
+async fn a_tick_that_fires_again_is_not_run_again() {
     // The engine fires again: every 500 ms when its store cannot be updated, and after a restart with an older clock.
     let (store, log) = (MemoryStore::new(), Log::default());
     let (id, scheduler) = by_hand(EACH_YEAR).await;
@@ -228,7 +228,8 @@ async fn a_tick_that_fires_again_is_over() {
     assert_eq!(elsewhere.count(), 14);
 }
 
-/// The limit of callers that wait is none of a job's: it waits in nobody's way, and its tick must be run.
+/// The limit of waiting callers does not apply to jobs: a standby uses no place of a caller, and its tick must be
+/// run.
 #[tokio::test]
 async fn a_tick_is_run_while_the_node_is_full_of_waiters() {
     let (locks, log) = (
@@ -248,10 +249,10 @@ async fn a_tick_is_run_while_the_node_is_full_of_waiters() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_builder_whose_first_tick_is_none_runs_the_one_before_it_once() {
+async fn a_builder_without_a_first_tick_runs_the_previous_tick_once() {
     let (store, log) = (MemoryStore::new(), Log::default());
-    // The seconds of a day of the month that is a day of the week as well, and neither today nor tomorrow. To the
-    // builder either is enough, so each second of today is one.
+    // The seconds of a day that is both a day of the month and a day of the week, and neither today nor tomorrow. The
+    // builder accepts either day, so each second of today is a tick.
     let (now, next) = (chrono::Utc::now(), chrono::Utc::now() + ms(86_400_000));
     let date = ["10", "20"].into_iter().find(|date| {
         let is = |at: &chrono::DateTime<chrono::Utc>| at.format("%d").to_string() == **date;
@@ -295,7 +296,7 @@ pub(crate) fn once(ago: Duration) -> String {
     at.format("%S %M %H %d %m *").to_string()
 }
 
-/// Begins a tick on a node of its own, which drains before it has ended, with nobody to stand by.
+/// Starts a tick on its own node, which drains before the run has ended. No replica stands by.
 pub(crate) async fn begun(store: &MemoryStore, name: &'static str, ago: Duration, log: &Log) -> Line {
     let (id, scheduler) = by_hand(&once(ago)).await;
     let (locks, of_job) = (node(store), log.clone());
@@ -312,11 +313,11 @@ pub(crate) struct Rude;
 
 impl fmt::Display for Rude {
     fn fmt(&self, _: &mut fmt::Formatter<'_>) -> fmt::Result {
-        panic!("an error that cannot be told")
+        panic!("an error that cannot be displayed")
     }
 }
 
-// What is told.
+// Events.
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_ticks_skipped_in_a_row_are_an_alarm() {
@@ -335,10 +336,10 @@ async fn three_ticks_skipped_in_a_row_are_an_alarm() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_mark_ahead_of_the_stores_clock_is_told_and_can_be_reset() {
+async fn a_mark_ahead_of_the_stores_clock_is_reported_and_can_be_reset() {
     let (store, log) = (MemoryStore::new(), Log::default());
     let (name, far) = (Name::job("ahead".into()), TickTime(1 << 50));
-    // As a machine leaves it behind whose clock was decades ahead.
+    // A machine whose clock was decades ahead leaves such a record.
     let job = StoredJob {
         mark: Some(far),
         done: true,
@@ -356,13 +357,13 @@ async fn a_mark_ahead_of_the_stores_clock_is_told_and_can_be_reset() {
     until("ticks are run again", || log.count("end") >= 2).await;
     assert!(
         !locks.reset_job("ahead").await.unwrap(),
-        "there is nothing to mend"
+        "there is nothing to reset"
     );
     stop([scheduler]).await;
 }
 
 #[tokio::test]
-async fn a_tick_that_is_overtaken_by_the_next_is_told() {
+async fn a_tick_that_is_overtaken_by_the_next_is_reported() {
     let (store, log) = (MemoryStore::new(), Log::default());
     let first = begun(&store, "overtaken", ms(60_000), &log).await;
     let watch = Watch::of("job=overtaken ");
@@ -379,7 +380,7 @@ async fn a_tick_that_is_overtaken_by_the_next_is_told() {
     assert_eq!(log.count("end"), 1);
 }
 
-/// Fires a job of that name at a node of its own.
+/// Fires a job of that name on its own node.
 async fn of_service(
     store: &MemoryStore,
     service: &str,
@@ -394,7 +395,7 @@ async fn of_service(
 }
 
 #[tokio::test]
-async fn two_services_with_one_name_of_a_job_are_told_of_each_other() {
+async fn two_services_with_the_same_job_name_are_reported() {
     let store = MemoryStore::new();
     let (same, services, expressions) = (
         Watch::of("job=same "),
@@ -419,7 +420,7 @@ async fn two_services_with_one_name_of_a_job_are_told_of_each_other() {
 }
 
 #[tokio::test]
-async fn what_has_no_ticks_that_all_agree_on_is_refused_when_it_is_added() {
+async fn a_job_with_ambiguous_ticks_is_refused_when_it_is_added() {
     let locks = Locks::memory();
     let scheduler = JobScheduler::new().await.unwrap();
     let leased = |name: &'static str| locks.job(name, |_| async {}).unwrap();
@@ -456,7 +457,7 @@ async fn what_has_no_ticks_that_all_agree_on_is_refused_when_it_is_added() {
 pub(crate) async fn nothing(_: Tick) {}
 
 #[tokio::test]
-async fn names_and_leases_that_make_no_sense_are_refused() {
+async fn invalid_names_and_leases_are_refused() {
     let locks = Locks::memory();
     for length in [0, 513, 100_000] {
         let refused = locks.job(vec![b'x'; length], nothing).err();
@@ -513,7 +514,7 @@ async fn a_name_may_have_every_byte() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_has_no_ticks_that_all_agree_on_is_refused_with_an_event() {
+async fn a_job_with_ambiguous_ticks_is_refused_with_an_event() {
     let locks = Locks::memory();
     let offset = chrono::FixedOffset::east_opt(3600).unwrap();
     let scheduler = JobScheduler::new().await.unwrap();

@@ -1,4 +1,4 @@
-//! What the engine of a node does, or fails to do, at a tick: it fires late, twice or never, and loses or shares its storage.
+//! Faults of a node's engine at a tick: it fires late, twice or never, or it loses or shares its storage.
 
 use crate::help::{ms, soon, until};
 use crate::support::events::Watch;
@@ -18,7 +18,7 @@ use tokio_cron_scheduler::{
 };
 use uuid::Uuid;
 
-/// The scheduler's own storage, which can be read but not written, as that of a database which is full.
+/// The scheduler's own storage, which can be read but not written, like that of a full database.
 #[derive(Default)]
 struct ReadOnly(SimpleMetadataStore);
 
@@ -68,7 +68,7 @@ impl MetaDataStorage for ReadOnly {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_engine_that_cannot_write_fires_again_and_again_in_vain() {
+async fn an_engine_that_cannot_write_fires_repeatedly_without_a_run() {
     let (locks, log, watch) = (Locks::memory(), Log::default(), Watch::of("of a full database"));
     let scheduler = JobScheduler::new_with_storage_and_code(
         Box::new(ReadOnly::default()),
@@ -101,7 +101,7 @@ async fn an_engine_that_cannot_write_fires_again_and_again_in_vain() {
         };
         Box::pin(counted) as Pin<Box<dyn Future<Output = ()> + Send>>
     };
-    // One tick, in three or four seconds, and the next in an hour. Until then it is to be added.
+    // There is one tick, in three or four seconds, and the next in an hour. The job must be added before the tick.
     let at = chrono::Utc::now() + ms(4_000);
     let job = Job::new_async(at.format("%S %M * * * *").to_string(), closure).unwrap();
     scheduler.add(job).await.unwrap();
@@ -112,7 +112,7 @@ async fn an_engine_that_cannot_write_fires_again_and_again_in_vain() {
     assert_eq!(
         locks.waiting(),
         0,
-        "none stands by for this very node: {:#?}",
+        "no replica stands by for its own node: {:#?}",
         watch.told()
     );
     over.notify_one();
@@ -131,9 +131,10 @@ async fn an_engine_that_was_held_up_runs_the_newest_tick_once() {
     let scheduler = ticking(Locks::memory().job("held up", work).unwrap()).await;
     until("it runs", || log.count("end") >= 1).await;
     let before = log.count("end");
-    // On the only thread, so that nobody looks for ticks; a stopped process or a virtual machine is no different.
+    // The only thread is blocked, so that the engine looks for no ticks. A stopped process or virtual machine behaves
+    // alike.
     std::thread::sleep(ms(3_300));
-    until("it goes on", || log.count("end") >= before + 2).await;
+    until("two more ticks are run", || log.count("end") >= before + 2).await;
     stop([scheduler]).await;
     let ticks: Vec<u64> = log.all("start").iter().map(|line| line.tick).collect();
     assert!(ticks.windows(2).all(|two| two[0] < two[1]), "{ticks:?}");
@@ -145,10 +146,10 @@ async fn an_engine_that_was_held_up_runs_the_newest_tick_once() {
 fn ticks_that_the_engine_of_one_replica_loses_are_run_by_another() {
     const JOBS: usize = 300;
     let (store, log) = (MemoryStore::new(), Log::default());
-    // One tick, in seven or eight seconds, and the next in an hour. Until then all are to be added.
+    // There is one tick, in seven or eight seconds, and the next in an hour. All jobs must be added before the tick.
     let at = chrono::Utc::now() + ms(8_000);
     let expression = at.format("%S %M * * * *").to_string();
-    // Which jobs, as an engine that was held up may fire one of them twice.
+    // Records the jobs in sets, as an engine that was held up may fire one of them twice.
     let fired = [(); 2].map(|()| Arc::new(Mutex::new(HashSet::new())));
     let add = async |who: usize, locks: &Locks, scheduler: &JobScheduler| {
         for n in 0..JOBS {
@@ -185,24 +186,24 @@ fn ticks_that_the_engine_of_one_replica_loses_are_run_by_another() {
             .build();
         runtime.unwrap().block_on(async {
             let locks = node(&store);
-            // Room for all.
+            // The channel has room for all jobs.
             let scheduler = JobScheduler::new_with_channel_size(2 * JOBS).await.unwrap();
             add(1, &locks, &scheduler).await;
             until("every job runs", || log.count("end") >= JOBS).await;
             until("this one loses none", || fired(1) == JOBS).await;
             until("the other one has fired", || fired(0) >= 256).await;
-            // Whatever fires now fires too late.
+            // A job that fires now fires too late.
             drained(&locks, Duration::ZERO).await;
             stop([scheduler]).await;
         });
         ends.send(()).unwrap();
     });
     assert!((0..JOBS).all(|n| ran(n) == 1), "{:?}", log.all("start"));
-    // What tokio-cron-scheduler does today. When it does so no more, its documentation here may go.
+    // This is what tokio-cron-scheduler does today. If it stops, the documentation of this fault can be removed.
     assert_eq!(fired(0), 256);
 }
 
-/// A scheduler's storage that others use as well, as one in a database.
+/// A scheduler's storage that others use as well, such as one in a database.
 #[derive(Clone, Default)]
 struct SharedData(Arc<Mutex<SimpleMetadataStore>>);
 
@@ -250,7 +251,7 @@ impl MetaDataStorage for SharedData {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_storage_that_several_schedulers_share_is_refused_and_told_of() {
+async fn a_storage_shared_by_several_schedulers_is_refused_and_reported() {
     let (data, store) = (SharedData::default(), MemoryStore::new());
     let scheduler = || {
         JobScheduler::new_with_storage_and_code(
@@ -267,7 +268,7 @@ async fn a_storage_that_several_schedulers_share_is_refused_and_told_of() {
     nodes[0].add_job(&schedulers[0], job(&nodes[0])).await.unwrap();
     let added = nodes[1].add_job(&schedulers[1], job(&nodes[1])).await;
     assert!(matches!(added, Err(JobError::SharedStorage { .. })), "{added:?}");
-    // Who adds it past us is told when it fires.
+    // A job that was added without this crate is reported when it fires.
     let watch = Watch::of("job=past us ");
     let mut fire = nodes[1].job("past us", |_| async {}).unwrap();
     let past = Job::new_async(EACH_YEAR, |_, _| Box::pin(async {})).unwrap();
@@ -278,7 +279,7 @@ async fn a_storage_that_several_schedulers_share_is_refused_and_told_of() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tick_that_the_engine_does_not_fire_is_started_without_it() {
-    // As when a node's clock was ahead and is set right: the engine sleeps until the time that it knew.
+    // A node's clock was ahead and is set right: the engine sleeps until the time that it knew.
     let (locks, log, watch) = (Locks::memory(), Log::default(), Watch::of("job=unfired "));
     let of_job = log.clone();
     let work = move |tick| of_job.clone().during(0, tick, async {});
@@ -296,11 +297,11 @@ async fn a_tick_that_the_engine_does_not_fire_is_started_without_it() {
     set.await.unwrap();
     watch.until("engine_missed").await;
     let seen = log.count("end");
-    until("it goes on", || log.count("end") >= seen + 2).await;
+    until("two more ticks are run", || log.count("end") >= seen + 2).await;
     stop([scheduler]).await;
     until("it ends with its engine", || {
         let seen = log.count("start");
-        // Two ticks come meanwhile, and nobody starts them.
+        // Two ticks come meanwhile, and no engine starts them.
         std::thread::sleep(ms(2_200));
         log.count("start") == seen
     })

@@ -1,4 +1,4 @@
-//! Jobs that are removed, and nodes that are drained.
+//! Removed jobs and drained nodes.
 
 use crate::help::{ms, soon, until};
 use crate::support::events::Watch;
@@ -36,7 +36,7 @@ async fn a_job_that_is_removed_leaves_its_name() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_that_is_no_more_is_forgotten_and_one_that_runs_is_not() {
+async fn a_removed_job_is_forgotten_and_a_running_job_is_not() {
     let (store, log) = (MemoryStore::new(), Log::default());
     let (id, scheduler) = by_hand(EACH_YEAR).await;
     let nodes = [node(&store), node(&store)];
@@ -67,7 +67,7 @@ async fn a_job_that_is_no_more_is_forgotten_and_one_that_runs_is_not() {
     assert!(nodes[1].forget_job("no more").await.unwrap());
     assert!(!nodes[1].forget_job("no more").await.unwrap());
     assert!(store.is_empty());
-    // So it is not known any more that this tick was run.
+    // The store no longer knows that this tick was run.
     soon(fire(id, scheduler.clone())).await;
     assert_eq!(log.count("start"), 2);
 }
@@ -85,7 +85,7 @@ async fn a_removed_job_ends_its_standby_and_frees_its_name() {
     let mut fire = winner.job("removed", work).unwrap();
     let run = tokio::spawn(fire(id, scheduler));
     until("it runs", || log.count("start") == 1).await;
-    // On a scheduler of its own, which fires once.
+    // The job is on its own scheduler, which fires once.
     let scheduler = JobScheduler::new().await.unwrap();
     let of_job = log.clone();
     let work = move |tick| of_job.clone().during(1, tick, async {});
@@ -97,7 +97,7 @@ async fn a_removed_job_ends_its_standby_and_frees_its_name() {
         leased(id, scheduler)
     });
     let id = scheduler.add(job.unwrap()).await.unwrap();
-    // It is kept by a task of the scheduler's own.
+    // A task of the scheduler keeps the job.
     let kept = async || scheduler.context.job_code.write().await.get(id).await.unwrap();
     let code = soon(async {
         loop {
@@ -129,7 +129,7 @@ async fn a_removed_job_ends_its_standby_and_frees_its_name() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_that_is_removed_while_it_runs_comes_to_its_end() {
+async fn a_job_that_is_removed_while_it_runs_completes() {
     let (locks, log) = (Locks::memory(), Log::default());
     let (goes_on, waits) = (
         Arc::new(tokio::sync::Notify::new()),
@@ -175,11 +175,11 @@ async fn a_drained_standby_gives_up_its_place() {
         let mut fire = locks.job("three of us", work).unwrap();
         pursuits.push(tokio::spawn(fire(id, scheduler.clone())));
         fires.push(fire);
-        // In this order they stand in line.
+        // The nodes are queued in this order.
         until("the first one runs", || log.count("start") == 1).await;
         until_standing_by(&store, "three of us", who).await;
     }
-    // At once, and not when the winner has ended.
+    // The drain returns at once, and not after the winner has ended.
     soon(nodes[1].drain(ms(60_000))).await.unwrap();
     soon(pursuits.remove(1)).await.unwrap();
     soon(nodes[1].idle()).await;
@@ -195,7 +195,7 @@ async fn a_drained_standby_gives_up_its_place() {
     assert_eq!(
         starts,
         [(0, 1), (2, 2)],
-        "whoever is next in line, but for the drained one"
+        "the next in the queue, without the drained node"
     );
 }
 
@@ -208,7 +208,7 @@ async fn drain_may_be_called_many_times() {
     let mut fire = locks.job("drained twice", work).unwrap();
     let pursuit = tokio::spawn(fire(id, scheduler));
     until("it runs", || log.count("start") == 1).await;
-    // The more patient one does not hold up the other, and sees the end, too.
+    // The drain with the longer timeout does not delay the other, and also sees the end.
     let patient = locks.drain(Duration::MAX);
     let (patient, ()) = soon(async { tokio::join!(patient, drained(&locks, ms(50))) }).await;
     assert_eq!(patient, Ok(()));
@@ -227,10 +227,10 @@ async fn a_drained_node_claims_nothing_however_often_it_fires() {
     let mut scheduler = ticking(locks.job("fires too late", work).unwrap()).await;
     drained(&locks, Duration::ZERO).await;
     let before = log.count("start");
-    // At least two fires after the drain, and perhaps one after the scheduler's own shutdown.
+    // At least two fires come after the drain, and perhaps one after the scheduler's own shutdown.
     until("it fires", || watch.count("tick") >= before + 2).await;
     scheduler.shutdown().await.unwrap();
-    // It may fire once more, within 500 ms.
+    // The engine may fire once more, within 500 ms.
     sleep(ms(700)).await;
     assert_eq!(log.count("start"), before);
     assert!(
@@ -255,7 +255,7 @@ async fn a_drain_waits_for_what_runs() {
     soon(pursuit).await.unwrap();
 }
 
-/// Takes a while to be dropped, as a transaction that is rolled back does.
+/// Its drop takes a while, like a transaction that is rolled back.
 struct SlowToDrop;
 
 impl Drop for SlowToDrop {

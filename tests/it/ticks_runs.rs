@@ -49,11 +49,11 @@ async fn a_lost_lease_drops_the_job_and_the_next_attempt_has_a_larger_fence() {
     watch.until("lost").await;
 }
 
-// What a job may do.
+// What a job may do:
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_panic_ends_its_tick_and_nothing_else() {
-    // A panic in the closure of a job of tokio-cron-scheduler itself ends that job for ever.
+    // A panic in the closure of a tokio-cron-scheduler job ends that job for ever.
     for when in ["before", "after"] {
         let (store, name) = (MemoryStore::new(), format!("panics {when}"));
         let (runs, watch) = (Arc::new(AtomicUsize::new(0)), Watch::of(name.clone()));
@@ -87,7 +87,7 @@ async fn a_panic_ends_its_tick_and_nothing_else() {
     }
 }
 
-/// An error that keeps its causes, as those of `anyhow` do.
+/// An error that keeps its causes, like those of `anyhow`.
 struct Caused;
 
 impl fmt::Display for Caused {
@@ -116,7 +116,7 @@ async fn a_failure_tells_its_causes_and_any_result_is_an_output() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_error_is_told_and_ends_the_tick() {
+async fn an_error_is_reported_and_ends_the_tick() {
     let (id, scheduler) = by_hand(EACH_YEAR).await;
     let locks = Locks::memory();
     let (watch, rude) = (Watch::of("says that it failed"), Watch::of("is rude"));
@@ -137,7 +137,7 @@ async fn an_error_is_told_and_ends_the_tick() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_job_overlaps_nobody_and_what_it_skips_is_said() {
+async fn a_slow_job_overlaps_no_run_and_its_skipped_ticks_are_reported() {
     let (store, log) = (MemoryStore::new(), Log::default());
     let (watch, fires) = (Watch::of("slow job"), Arc::new(AtomicUsize::new(0)));
     let (nodes, mut schedulers) = ([node(&store), node(&store)], Vec::new());
@@ -152,8 +152,8 @@ async fn a_slow_job_overlaps_nobody_and_what_it_skips_is_said() {
     for locks in &nodes {
         drained(locks, Duration::ZERO).await;
     }
-    // An engine that is late fires for what was started without it.
-    until("all that fired is told", || {
+    // A late engine also fires for ticks that were started without it.
+    until("every fire is reported", || {
         watch.count("tick") >= fires.load(Ordering::SeqCst)
     })
     .await;
@@ -171,7 +171,7 @@ async fn a_slow_job_overlaps_nobody_and_what_it_skips_is_said() {
             told.iter()
                 .any(|told| told.text.contains(&text) && told.text.contains(outcome))
         };
-        // Or no engine fired it, because the machine stood still.
+        // Or no engine fired it, because the machine stalled.
         assert!(is("outcome=skipped") || !is("outcome="), "{tick}: {told:#?}");
         skipped += usize::from(is("outcome=skipped"));
     }
@@ -189,7 +189,7 @@ async fn a_job_that_never_yields_keeps_its_lease() {
     let work = move |tick| {
         let waits = waits.clone();
         let blocked = async move {
-            // For longer than its lease, and until the drain has given up.
+            // The thread sleeps longer than its lease, and until the drain has given up.
             std::thread::sleep(ms(5_000));
             let _ = waits.lock().unwrap().recv();
         };
@@ -207,18 +207,18 @@ async fn a_job_that_never_yields_keeps_its_lease() {
     let drained = soon(blocks.drain(ms(10))).await;
     assert!(
         matches!(drained, Err(StillRunning { jobs: 1, .. })),
-        "{drained:?}: it has come to no await"
+        "{drained:?}: the job has reached no await"
     );
     drop(goes_on);
     soon(pursuit).await.unwrap();
     soon(standby).await.unwrap();
-    assert_eq!(log.count("end"), 1, "it was finished, and by nobody else");
+    assert_eq!(log.count("end"), 1, "it was finished, and only once");
     assert_eq!(soon(blocks.drain(ms(10))).await, Ok(()));
 }
 
 #[cfg(feature = "testing")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 3)]
-async fn what_a_job_has_spawned_is_told_while_the_job_itself_blocks() {
+async fn spawned_work_is_told_while_its_job_blocks() {
     use tenure::protocol::message::Name;
     for how in ["lost", "drained"] {
         let (store, log) = (MemoryStore::new(), Log::default());
@@ -241,7 +241,7 @@ async fn what_a_job_has_spawned_is_told_while_the_job_itself_blocks() {
                     assert!(token.is_cancelled(), "both at once");
                     let _ = tells.send(());
                 });
-                // From another worker on, so that blocking this one does not hold it up.
+                // The task starts on another worker, so that blocking this worker does not delay it.
                 is_up.await.unwrap();
                 log.note("blocks", 0, &tick);
                 let told = hears.recv_timeout(ms(15_000)).is_ok();
@@ -266,7 +266,7 @@ async fn what_a_job_has_spawned_is_told_while_the_job_itself_blocks() {
             },
         );
         assert_eq!(cause, expected);
-        // What came to its end before it was dropped has ended well, unless the lease was lost.
+        // A run that ended before it was dropped has succeeded, unless the lease was lost.
         assert_eq!(log.count("start"), if how == "lost" { 2 } else { 1 }, "{how}");
     }
 }
@@ -323,7 +323,11 @@ async fn a_job_that_panics_when_it_is_cancelled_kills_nothing() {
             assert_eq!(log.count("start"), 1);
         } else {
             assert_eq!(panicked.count(), 0, "{:#?}", watch.told());
-            assert_eq!((log.count("start"), log.count("end")), (2, 1), "somebody ran it");
+            assert_eq!(
+                (log.count("start"), log.count("end")),
+                (2, 1),
+                "the tick was run again"
+            );
         }
         until("nothing is held", || store.is_empty()).await;
     }

@@ -1,4 +1,4 @@
-//! A tick whose owner is gone: standbys and later nodes finish it.
+//! A tick whose owner has gone is finished by standbys and later nodes.
 
 use crate::help::{ms, soon, until};
 use crate::support::events::Watch;
@@ -20,7 +20,7 @@ async fn a_standby_takes_over_what_its_winner_left() {
         let mut fire = locks.job_with("left", ms(10_000), work).unwrap();
         let pursuit = fire(id, scheduler.clone());
         pursuits.push(tokio::spawn(async move {
-            // The closure lives as long as the scheduler would.
+            // The closure lives as long as the scheduler keeps it.
             let _fire = fire;
             pursuit.await;
         }));
@@ -40,9 +40,8 @@ async fn a_standby_takes_over_what_its_winner_left() {
     pursuits.iter().for_each(|pursuit| pursuit.abort());
 }
 
-/// An expression whose latest tick was so long ago, and whose next is in a year.
-/// Runs a tick whose work leaves another guard of its lease behind, and has a standby wait for the end of that guard. Says
-/// how often it was run.
+/// Runs a tick whose work leaves another guard of its lease behind. A standby waits for the end of that guard.
+/// Returns how often the tick was run.
 async fn runs_beside_a_guard<Fut>(name: &'static str, end: impl FnOnce(Guard) -> Fut) -> usize
 where
     Fut: Future<Output = ()>,
@@ -67,12 +66,12 @@ where
     let mut second = nodes[1].job_with(name, ms(1_500), work(1)).unwrap();
     soon(first(id, scheduler.clone())).await;
     let guard = kept.lock().unwrap().pop().expect("it was left there");
-    assert!(guard.is_held(), "its lease goes on");
+    assert!(guard.is_held(), "its lease continues");
     let standby = tokio::spawn(second(id, scheduler.clone()));
     until_standing_by(&store, name, 1).await;
     end(guard).await;
     soon(standby).await.unwrap();
-    // Nor does whoever comes later.
+    // A later pursuit does not run it either.
     soon(first(id, scheduler)).await;
     log.count("start")
 }
@@ -89,9 +88,9 @@ async fn a_tick_whose_lease_goes_on_with_another_guard_is_over_when_that_ends() 
     assert_eq!(watch.count("store_went_back"), 0);
 }
 
-/// On one thread, so that the job is told before anything else of its run goes on.
+/// On one thread, so that the job is told before any other part of its run continues.
 #[tokio::test]
-async fn a_run_that_ends_as_the_drain_told_it_to_is_taken_over() {
+async fn a_run_that_a_drain_ended_is_taken_over() {
     let (store, log) = (MemoryStore::new(), Log::default());
     let (id, scheduler) = by_hand(EACH_YEAR).await;
     let nodes = [node(&store), node(&store)];
@@ -133,7 +132,7 @@ async fn a_guard_of_a_tick_becomes_no_reader() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tick_whose_winner_and_standbys_are_gone_is_finished_by_whoever_comes_later() {
+async fn a_tick_whose_winner_and_standbys_are_gone_is_finished_by_a_later_node() {
     let (store, log) = (MemoryStore::new(), Log::default());
     let first = begun(&store, "left by all", ms(60_000), &log).await;
     let mut later = Vec::new();
@@ -147,7 +146,7 @@ async fn a_tick_whose_winner_and_standbys_are_gone_is_finished_by_whoever_comes_
     let second = log.all("start").remove(1);
     assert_eq!((second.tick, second.attempt), (first.tick, 2));
     assert!(second.fence > first.fence);
-    // Nor is it begun once more by who asks next.
+    // A later claim does not start it again either.
     let (locks, of_job, watch) = (node(&store), log.clone(), Watch::of("asks last"));
     let work = move |tick| of_job.clone().during(3, tick, async {});
     let _fire = locks.job("left by all", work).unwrap();
@@ -157,9 +156,9 @@ async fn a_tick_whose_winner_and_standbys_are_gone_is_finished_by_whoever_comes_
     assert_eq!(log.count("start"), 2, "{:?}", log.all("start"));
 }
 
-/// A job that kills its process must not kill one after the other.
+/// A job that kills its process must not kill one process after the other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_tick_that_was_begun_as_often_as_it_may_is_given_up() {
+async fn a_tick_is_given_up_after_its_last_attempt() {
     let (store, log, watch) = (MemoryStore::new(), Log::default(), Watch::of("job=kills "));
     begun(&store, "kills", ms(60_000), &log).await;
     let of_job = log.clone();
@@ -175,7 +174,7 @@ async fn a_tick_that_was_begun_as_often_as_it_may_is_given_up() {
     .await;
     drop(leased);
     assert_eq!(log.count("start"), 1);
-    // Nor does anybody else find it open.
+    // No other node finds it open either.
     let (other, of_job, last) = (node(&store), log.clone(), Log::default());
     let work = move |tick| of_job.clone().during(2, tick, async {});
     let _kills = other.job("kills", work).unwrap();
@@ -188,7 +187,7 @@ async fn a_tick_that_was_begun_as_often_as_it_may_is_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_comes_later_stands_by_for_a_tick_that_is_being_run() {
+async fn a_later_node_stands_by_for_a_tick_in_progress() {
     let (store, log) = (MemoryStore::new(), Log::default());
     let (id, scheduler) = by_hand(&once(ms(60_000))).await;
     let (winner, of_job) = (node(&store), log.clone());
@@ -206,7 +205,7 @@ async fn whoever_comes_later_stands_by_for_a_tick_that_is_being_run() {
     assert_eq!(log.all("start")[1].attempt, 2);
 }
 
-/// A job may be made on a runtime that ends, as that of a program's beginning.
+/// A job may be created on a runtime that ends, such as the one a program starts with.
 #[test]
 fn open_ticks_are_looked_for_on_whichever_runtime_is_left() {
     let runtime = || {
@@ -226,7 +225,7 @@ fn open_ticks_are_looked_for_on_whichever_runtime_is_left() {
     };
     runtime().block_on(async {
         begun(&store, "moved", ms(60_000), &log).await;
-        // It fires for another job's tick, which is far back: what matters is where.
+        // The job fires for another job's tick, which is long ago: only the runtime matters.
         let (id, scheduler) = by_hand(EACH_YEAR).await;
         soon(fire(id, scheduler)).await;
         until("the open tick is found", || log.count("end") == 1).await;
@@ -234,7 +233,7 @@ fn open_ticks_are_looked_for_on_whichever_runtime_is_left() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_open_tick_is_left_alone_by_a_job_that_is_no_more_and_when_it_is_too_old() {
+async fn an_open_tick_is_left_alone_if_it_is_too_old_or_its_job_was_removed() {
     let (store, log) = (MemoryStore::new(), Log::default());
     begun(&store, "no more", ms(60_000), &log).await;
     let (locks, of_job) = (node(&store), log.clone());
@@ -245,7 +244,7 @@ async fn an_open_tick_is_left_alone_by_a_job_that_is_no_more_and_when_it_is_too_
     let of_job = old.clone();
     let work = move |tick| of_job.clone().during(1, tick, async {});
     let _old = locks.job("too old", work).unwrap();
-    // A question that is asked after both of them is answered.
+    // This open tick is looked for after the other two, and is found.
     let young = Log::default();
     begun(&store, "young", ms(60_000), &young).await;
     let of_job = young.clone();

@@ -1,4 +1,4 @@
-//! Leases that go from one process to another, on the memory store.
+//! Leases that move from one process to another, on the memory store.
 
 use tenure::protocol::message::{LeaseTimes, Unanswered};
 use tenure::protocol::step::{Input, Rules};
@@ -20,7 +20,7 @@ fn is_empty(store: MemoryStore) {
 crate::laws_of_transfers!(nodes, is_empty);
 
 #[tokio::test]
-async fn one_of_another_prefix_is_refused() {
+async fn a_transfer_of_another_prefix_is_refused() {
     let locks = Locks::memory();
     let others = Locks::builder().prefix("other:").memory().unwrap();
     let guard = soon(others.mutex("order").lock()).await.unwrap();
@@ -40,9 +40,9 @@ async fn one_of_another_prefix_is_refused() {
     others.release(&transfer).await.unwrap();
 }
 
-/// Whoever gives a lease up and gets no answer waits for it as long as the lease lasts, however long it is to be kept.
+/// A holder that gives a lease up without an answer waits until the lease ends, however long the transfer is to last.
 #[test]
-fn who_gives_a_lease_up_waits_no_longer_than_it_lasts() {
+fn giving_up_a_lease_waits_no_longer_than_the_lease_lasts() {
     let mut machine = Machine::new(Rules::default());
     let (claim_id, to) = (machine.claim_id(1_000), machine.shard.issue());
     let began = machine.now;
@@ -56,7 +56,7 @@ fn who_gives_a_lease_up_waits_no_longer_than_it_lasts() {
         let sends = machine.sends();
         machine.later(ms(300));
         machine.fail(Unanswered::Unknown, heard);
-        // Asked again at once, or after a pause.
+        // The request is repeated at once, or after a pause.
         if machine.denial(to).is_none() && machine.sends() == sends {
             machine.passes();
         }

@@ -1,4 +1,4 @@
-//! Who waits: how many may, and what becomes of one that does not come for what it waited for.
+//! Waiters: how many may wait, and what happens to a grant that its waiter does not fetch.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use crate::help::{ms, poll_once, soon, two};
 
 const LIMIT: usize = 5;
 
-/// As many callers wait for "held" as may wait on this node, behind the guard.
+/// Fills the node with callers that wait for "held" behind the guard, up to the limit.
 async fn crowded() -> (Locks, Guard, Vec<impl Future>) {
     let locks = Locks::builder().max_waiters_per_node(LIMIT).memory().unwrap();
     let guard = soon(locks.mutex("held").lock()).await.unwrap();
@@ -20,7 +20,7 @@ async fn crowded() -> (Locks, Guard, Vec<impl Future>) {
     (locks, guard, waiting)
 }
 
-/// The limit is for callers that would wait: a key that is free is locked, however it is asked for.
+/// The limit is for callers that must wait: a free key is locked, by every method.
 #[tokio::test]
 async fn a_free_key_is_locked_while_a_node_is_full_of_waiters() {
     let (locks, _guard, _waiting) = crowded().await;
@@ -32,9 +32,9 @@ async fn a_free_key_is_locked_while_a_node_is_full_of_waiters() {
     assert!(fixed.is_ok(), "{fixed:?}");
 }
 
-/// Whoever would not wait is told whether it is free.
+/// A caller that does not wait is told whether the key is free.
 #[tokio::test]
-async fn who_would_not_wait_is_answered_while_a_node_is_full_of_waiters() {
+async fn a_try_is_answered_while_a_node_is_full_of_waiters() {
     let (locks, _guard, _waiting) = crowded().await;
     let free = soon(locks.mutex("free").try_lock()).await;
     assert!(matches!(free, Ok(Some(_))), "{free:?}");
@@ -44,9 +44,9 @@ async fn who_would_not_wait_is_answered_while_a_node_is_full_of_waiters() {
     assert!(matches!(held, Err(Error::Busy { .. })), "{held:?}");
 }
 
-/// Whoever would wait is refused, and reads of no line that is not there.
+/// A caller that must wait is refused, and its error names no queue that does not exist.
 #[tokio::test]
-async fn who_would_wait_on_a_full_node_is_told_the_truth() {
+async fn the_error_of_a_full_node_names_no_queue_of_the_key() {
     let store = MemoryStore::new();
     let make = || Locks::builder().max_waiters_per_node(LIMIT);
     let (locks, other) = (
@@ -68,7 +68,7 @@ async fn who_would_wait_on_a_full_node_is_told_the_truth() {
     let text = full.to_string();
     assert!(
         !text.contains("5 callers already wait for `no line`"),
-        "nobody does: {text}"
+        "no caller waits for it: {text}"
     );
 }
 
@@ -107,7 +107,7 @@ async fn a_limit_of_waiters_of_a_lock_replaces_that_of_the_node() {
     for candidate in &mut candidates {
         assert!(poll_once(candidate).await.is_none());
     }
-    // Three wait for each, more than the node's default allows.
+    // Three callers wait for each, more than the node's default allows.
     assert_eq!(locks.waiting(), 9);
     let (rw_lock, multi) = (locks.rw_lock("a"), locks.multi(["a"]));
     for (of_lock, of_node) in [
@@ -143,7 +143,7 @@ async fn a_limit_of_waiters_of_a_lock_replaces_that_of_the_node() {
     assert_eq!(limit(soon(mutex.clone().max_waiters(1).lock()).await), 1);
 }
 
-/// A key counts once for each kind, as long as a lease, a waiter or a call of it is in this process.
+/// A key counts once for each kind while this process has a lease, a waiter or a call for it.
 #[tokio::test]
 async fn keys_counts_keys_with_a_lease_a_waiter_or_a_call() {
     let (locks, other) = two(&MemoryStore::new());
@@ -180,7 +180,7 @@ async fn keys_counts_keys_with_a_lease_a_waiter_or_a_call() {
     assert_eq!((locks.keys(), other.keys()), (0, 0));
 }
 
-/// A lock that was granted to a future which nobody polls, as a `select!` in a loop may leave one, goes to another node
+/// A lock was granted to a future that is not polled, such as one left in a `select!` loop. It goes to another node
 /// after a lease.
 #[tokio::test]
 async fn a_grant_that_is_not_fetched_goes_to_another_node() {
@@ -191,10 +191,10 @@ async fn a_grant_that_is_not_fetched_goes_to_another_node() {
     let mut forgotten = Box::pin(locks.mutex("a").lock());
     assert!(poll_once(&mut forgotten).await.is_none());
     soon(guard.release()).await.unwrap();
-    // Lease, margin, and much for a slow machine.
+    // Lease, margin, and a large reserve for a slow machine.
     let guard = third.mutex("a").lock_timeout(ms(15_000)).await;
-    let guard = guard.expect("nobody uses it, so it is free after a lease");
-    // When it is polled after all, it holds nothing that is somebody else's.
+    let guard = guard.expect("the grant is not used, so the key is free after a lease");
+    // If it is polled after all, it holds nothing that belongs to another holder.
     if let Some(Ok(late)) = poll_once(&mut forgotten).await {
         assert!(!(late.is_held() && guard.is_held()), "two hold it");
     }
@@ -202,7 +202,7 @@ async fn a_grant_that_is_not_fetched_goes_to_another_node() {
     soon(guard.release()).await.unwrap();
 }
 
-/// And to the next caller of the same node.
+/// An unfetched grant goes to the next caller of the same node.
 #[tokio::test]
 async fn a_grant_that_is_not_fetched_goes_to_the_next_in_line() {
     let locks = Locks::builder().lease(ms(1_000)).memory().unwrap();
@@ -214,7 +214,7 @@ async fn a_grant_that_is_not_fetched_goes_to_the_next_in_line() {
     soon(guard.release()).await.unwrap();
     let next = tokio::time::timeout(ms(15_000), next).await;
     let guard = next
-        .expect("nobody uses it, so it is free after a lease")
+        .expect("the grant is not used, so the key is free after a lease")
         .unwrap();
     if let Some(Ok(late)) = poll_once(&mut forgotten).await {
         assert!(!(late.is_held() && guard.is_held()), "two hold it");
@@ -224,10 +224,10 @@ async fn a_grant_that_is_not_fetched_goes_to_the_next_in_line() {
     soon(locks.idle()).await;
 }
 
-/// Callers of two nodes come in turn, five each: in which order they are granted.
+/// Callers of two nodes come in turn, five each. Returns the order in which they are granted.
 async fn order_of_grants(make: impl Fn(&Locks) -> tenure::Mutex) -> Vec<usize> {
     let store = MemoryStore::new();
-    // A burst does not end for time, however slow the machine.
+    // A burst has no time limit here, however slow the machine.
     let node = || {
         Locks::builder()
             .burst(256, ms(60_000))
@@ -261,7 +261,7 @@ async fn order_of_grants(make: impl Fn(&Locks) -> tenure::Mutex) -> Vec<usize> {
     soon(in_order).await
 }
 
-/// First come, first served, whosever process it is; by default the lease stays in its process for a burst.
+/// Fair: first come, first served, in any process. By default the lease stays in its process for a burst.
 #[tokio::test]
 async fn fair_callers_of_two_nodes_are_served_in_the_order_in_which_they_came() {
     let fair = order_of_grants(|locks| locks.mutex("k").fair()).await;
@@ -270,7 +270,7 @@ async fn fair_callers_of_two_nodes_are_served_in_the_order_in_which_they_came() 
     assert_eq!(shared, [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]);
 }
 
-/// A fair lease is renewed as any other, and its place is given up with its future.
+/// A fair lease is renewed like any other, and a waiter leaves the queue when its future is dropped.
 #[tokio::test]
 async fn a_fair_lease_is_renewed_and_a_fair_waiter_may_leave() {
     let locks = Locks::builder().lease(ms(3_000)).memory().unwrap();

@@ -1,4 +1,4 @@
-//! Watching, in the machines of a shard alone: who asks, how often, and who is told.
+//! Watching, in the machines of a shard alone: which watcher looks, how often, and which ones are told.
 
 use tenure::Key;
 use tenure::protocol::message::{Call, CallTime, LatchReport, Name, Reply, Unanswered, Verb, Version};
@@ -18,7 +18,7 @@ fn watches(machine: &mut Machine) -> Ticket {
     machine.call(asks(1000, Call::Zero { of: None }))
 }
 
-/// Who knows who leads, and would be told of another.
+/// A watcher that knows the leader, and waits for another one.
 fn observes(machine: &mut Machine, lease_ms: u64, rests: bool) -> Ticket {
     let known = Some(Version(7));
     machine.call(CallOptions {
@@ -34,7 +34,7 @@ fn is_told_of_zero(machine: &Machine, ticket: Ticket) -> bool {
     )
 }
 
-/// What was asked last.
+/// Returns the version in the latest look.
 fn asked(machine: &Machine) -> Option<Version> {
     match machine.sent().request.verb {
         Verb::Call(Call::Zero { of }) => of,
@@ -42,8 +42,8 @@ fn asked(machine: &Machine) -> Option<Version> {
     }
 }
 
-/// The driver may have read its clock before the caller came whose call it sends. A call is not a look that others share: its
-/// answer is for its caller, and it is not sent again.
+/// The driver may have read its clock before the caller came. A call is not a look that others share: its answer is
+/// for its caller, and it is not sent again.
 #[test]
 fn a_call_that_came_while_its_sender_was_at_work_is_sent_once() {
     let mut machine = machine();
@@ -60,7 +60,7 @@ fn a_call_that_came_while_its_sender_was_at_work_is_sent_once() {
 }
 
 #[test]
-fn all_who_wait_share_one_question() {
+fn all_waiters_share_one_look() {
     let mut machine = machine();
     let first = watches(&mut machine);
     let (look, sent) = (machine.sent(), machine.now);
@@ -71,7 +71,7 @@ fn all_who_wait_share_one_question() {
     assert_eq!(
         (machine.sends(), asked(&machine)),
         (2, None),
-        "for who came later"
+        "for the later waiters"
     );
     machine.answer(WATCHING);
     for round in 3..10 {
@@ -93,9 +93,9 @@ fn all_who_wait_share_one_question() {
     assert!(machine.shard.is_empty() && machine.shard.next_due().is_none());
 }
 
-/// What was answered to a question of before says nothing to who comes after it.
+/// The answer to an earlier look says nothing to a waiter that comes after it was sent.
 #[test]
-fn who_comes_while_it_is_asked_is_not_told_of_before() {
+fn a_waiter_that_comes_during_a_look_does_not_get_its_answer() {
     let mut machine = machine();
     let first = watches(&mut machine);
     let (look, sent) = (machine.sent(), machine.now);
@@ -110,10 +110,10 @@ fn who_comes_while_it_is_asked_is_not_told_of_before() {
 }
 
 #[test]
-fn a_push_makes_it_look_at_once() {
+fn a_push_triggers_a_look_at_once() {
     let mut machine = machine();
     let ticket = watches(&mut machine);
-    // While a question is under way whose answer may be of before.
+    // The push comes during a look, whose answer may be older than the push.
     machine.tell(Input::Changed);
     assert_eq!(machine.sends(), 1);
     machine.answer(WATCHING);
@@ -122,7 +122,7 @@ fn a_push_makes_it_look_at_once() {
     machine.tell(Input::Changed);
     assert_eq!(machine.sends(), 3);
     machine.answer(WATCHING);
-    // An inbox that was closed may have missed one.
+    // A closed inbox may have missed a push.
     machine.inbox(InboxState::Unconfirmed);
     assert_eq!(machine.sends(), 3);
     machine.inbox(InboxState::Confirmed);
@@ -130,7 +130,7 @@ fn a_push_makes_it_look_at_once() {
     machine.answer(ZERO);
     assert!(is_told_of_zero(&machine, ticket));
     machine.tell(Input::Changed);
-    assert_eq!(machine.sends(), 4, "nobody waits");
+    assert_eq!(machine.sends(), 4, "no caller waits");
 }
 
 #[test]
@@ -147,11 +147,7 @@ fn a_cancelled_wait_leaves_nothing() {
     machine.tell(Input::Cancel(stays));
     let sends = machine.sends();
     machine.answer(WATCHING);
-    assert_eq!(
-        machine.sends(),
-        sends,
-        "nothing is left behind that would have to be left"
-    );
+    assert_eq!(machine.sends(), sends, "a call makes no claim that must be left");
     assert!(machine.shard.is_empty() && machine.shard.next_due().is_none());
 }
 
@@ -178,14 +174,14 @@ fn an_outage_of_one_lease_is_ridden_out() {
         "{over:?} {tries}"
     );
     assert!(machine.shard.is_empty());
-    // Whoever comes to a store that is known to be away hears of it at once.
+    // A caller that comes while the store is known to be down gets the error at once.
     let late = watches(&mut machine);
     machine.fail(Unanswered::Down, Some(heard));
     assert!(matches!(machine.denial(late), Some(AcquireError::Store(_))));
 }
 
 #[test]
-fn what_failed_is_asked_again_when_the_store_is_back() {
+fn a_failed_look_is_repeated_when_the_store_is_back() {
     let mut machine = machine();
     let ticket = watches(&mut machine);
     machine.answer(WATCHING);
@@ -201,7 +197,7 @@ fn what_failed_is_asked_again_when_the_store_is_back() {
 }
 
 #[test]
-fn who_rests_before_it_watches_asks_then() {
+fn a_watcher_that_rests_first_looks_after_its_rest() {
     let mut machine = Machine::of(Name::election(Key::from("a")), Rules::default());
     let ticket = observes(&mut machine, 1000, true);
     assert_eq!(machine.sends(), 0);
@@ -214,20 +210,20 @@ fn who_rests_before_it_watches_asks_then() {
 }
 
 #[test]
-fn who_has_a_shorter_lease_looks_sooner_than_those_whom_it_joins() {
+fn a_watcher_with_a_shorter_lease_looks_sooner_than_earlier_watchers() {
     let mut machine = Machine::of(Name::election(Key::from("a")), Rules::default());
     observes(&mut machine, 3000, false);
     machine.answer(WATCHING);
     machine.later(ms(100));
     observes(&mut machine, 400, false);
-    assert_eq!(machine.sends(), 1, "the store was asked that for all who know it");
+    assert_eq!(machine.sends(), 1, "the store was asked once for all watchers");
     let pause = machine.passes();
     assert!(pause <= ms(134), "a third of the shorter lease: {pause:?}");
     assert_eq!(machine.sends(), 2);
 }
 
 #[test]
-fn who_learns_what_the_others_know_looks_by_its_own_lease() {
+fn a_watcher_that_caught_up_looks_by_its_own_lease() {
     let mut machine = self::machine();
     for lease_ms in [3000, 400] {
         machine.call(asks(lease_ms, Call::Zero { of: None }));

@@ -1,4 +1,4 @@
-//! Writes under a lease: what a store without data says, and whose lease is not handed on.
+//! Writes under a lease: what a store without data answers, and which leases are not handed on.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ async fn a_store_that_keeps_leases_only_says_so() {
     several.release().await.unwrap();
 }
 
-/// SQL has integers of 64 bits with a sign.
+/// SQL has signed integers of 64 bits.
 #[test]
 fn a_fence_fits_into_sql_and_keeps_its_order() {
     const LARGEST: u64 = (1 << 53) - 1;
@@ -57,7 +57,7 @@ fn a_fence_fits_into_sql_and_keeps_its_order() {
     .into();
     assert!(fences.is_sorted_by(|one, next| one < next), "{fences:?}");
     assert_eq!((fences[0], fences[5]), (0, i64::MAX));
-    // No store gives more. One that did would not turn the order round.
+    // No store gives a larger number. A larger one must not reverse the order.
     let forged = Fence::new(GrantNumber(u64::MAX), last);
     assert_eq!(
         (i64::from(forged), u64::from(forged)),
@@ -67,7 +67,7 @@ fn a_fence_fits_into_sql_and_keeps_its_order() {
 
 // The key machine.
 
-/// Somebody holds, and somebody of the same process waits. Bursts do not end.
+/// Returns a machine with a holder, and with a waiter of the same process. Bursts do not end.
 fn held_and_waited(mode: Mode) -> (Machine, Ticket, Ticket) {
     let rules = Rules {
         burst: 1_000,
@@ -86,7 +86,7 @@ fn held_and_waited(mode: Mode) -> (Machine, Ticket, Ticket) {
     (machine, claim_id, next)
 }
 
-/// What the write is checked against, if the caller holds.
+/// Returns the precondition of a write, if the caller holds.
 fn begin_write(machine: &mut Machine, of: Ticket) -> Option<Precondition> {
     let (now, name) = (machine.now, machine.name.clone());
     let (precondition, lease) = machine.shard.begin_write(now, &name, of)?;
@@ -103,7 +103,7 @@ fn end_write(machine: &mut Machine, write: &Precondition) {
     machine.tell(Input::WriteEnded(write.clone(), false));
 }
 
-/// The store has no lease of this claim under this grant.
+/// Reports that the store has no lease of this claim under this grant.
 fn refuse_write(machine: &mut Machine, claim_id: ClaimId, number: u64) {
     let write = Precondition {
         name: machine.name.clone(),
@@ -118,14 +118,14 @@ fn refuse_write(machine: &mut Machine, claim_id: ClaimId, number: u64) {
 fn a_lease_with_a_write_under_way_is_not_handed_on() {
     let (mut machine, claim_id, next) = held_and_waited(Mode::Exclusive);
     let [_, write] = [(); 2].map(|()| begin_write(&mut machine, claim_id).unwrap());
-    // Of two one is answered.
+    // One of the two writes is answered.
     end_write(&mut machine, &write);
     machine.tell(Input::Release(claim_id));
     assert!(!machine.is_granted(next));
     assert!(matches!(machine.sent().request.verb, Verb::Yield { .. }));
     machine.answer(Reply::Granted(GrantNumber(8)));
     assert!(machine.holds(next));
-    // What is told of it later is nothing to the next one's writes.
+    // A late answer does not affect the writes of the next holder.
     end_write(&mut machine, &write);
 }
 
@@ -137,17 +137,17 @@ fn a_lease_whose_writes_are_answered_is_handed_on() {
     let sends = machine.sends();
     machine.tell(Input::Release(claim_id));
     assert!(machine.is_granted(next) && machine.holds(next));
-    assert_eq!(machine.sends(), sends, "nobody was asked");
+    assert_eq!(machine.sends(), sends, "no request was sent");
 }
 
 #[test]
-fn readers_are_not_let_in_by_a_lease_with_a_write_of_who_has_gone() {
+fn a_lease_with_an_unanswered_write_of_a_departed_reader_admits_no_reader() {
     let (mut machine, first, _) = held_and_waited(Mode::Read);
     let reads = LockOptions {
         mode: Mode::Read,
         ..options(1_000)
     };
-    // The one that waits writes, and nobody is let in past it.
+    // The waiter is a writer, and no reader passes it.
     let writer = Ticket(2);
     machine.tell(Input::Cancel(writer));
     let second = machine.enter(reads);
@@ -155,13 +155,13 @@ fn readers_are_not_let_in_by_a_lease_with_a_write_of_who_has_gone() {
     assert!(begin_write(&mut machine, first).is_some());
     machine.tell(Input::Release(first));
     let third = machine.enter(reads);
-    assert!(!machine.is_granted(third), "it came after who wrote");
+    assert!(!machine.is_granted(third), "it came after the writer");
     assert!(machine.holds(second));
     assert_eq!(machine.sent().request.verb, Verb::Claim { wait: true });
 }
 
 #[test]
-fn whose_lease_is_over_writes_nothing() {
+fn a_holder_whose_lease_ended_writes_nothing() {
     let (mut machine, claim_id, next) = held_and_waited(Mode::Exclusive);
     assert!(begin_write(&mut machine, next).is_none(), "it waits");
     machine.later(ms(999));
@@ -190,7 +190,7 @@ fn a_refused_write_ends_the_holding_at_once() {
         machine.answer(Reply::Granted(GrantNumber(7)));
         assert!(machine.take_up(claim_id));
         let write = begin_write(&mut machine, claim_id).unwrap();
-        // A renewal is under way, and its answer comes late.
+        // A renewal is in flight, and its answer comes late.
         let sends = machine.sends() + usize::from(!fixed);
         if !fixed {
             machine.passes();
@@ -223,14 +223,14 @@ fn a_refused_write_ends_the_holding_of_all_readers_of_its_lease() {
         assert!(machine.take_up(reader));
     }
     let of = machine.holding(first).unwrap().claim;
-    // The one that wrote has gone.
+    // The writing holder has gone.
     machine.tell(Input::Release(first));
     assert!(machine.holds(second));
     refuse_write(&mut machine, of, 7);
     assert!(is_lost(&machine, second));
 }
 
-/// The answer is about a claim and a grant. A lease that is held by another one stays.
+/// The answer is about one claim and one grant. A lease held under another claim or grant stays.
 #[test]
 fn a_refused_write_ends_no_other_holding() {
     let mut machine = Machine::new(Rules::default());
@@ -243,7 +243,7 @@ fn a_refused_write_ends_no_other_holding() {
     };
     refuse_write(&mut machine, foreign, 7);
     assert!(machine.holds(writer));
-    // It becomes a reader before the answer comes.
+    // The holder becomes a reader before the answer comes.
     let reader = machine.shard.issue();
     machine.tell(Input::Downgrade(writer, reader));
     refuse_write(&mut machine, of, 7);
@@ -271,7 +271,7 @@ struct Bench {
 }
 
 impl Bench {
-    /// With a connection.
+    /// Returns a bench with a connection.
     fn connected() -> (Bench, Attempt) {
         let mut bench = Bench::new();
         bench.write(0, ms(10_000));
@@ -323,7 +323,7 @@ impl Bench {
         }
     }
 
-    /// Leaves a write under a lease of this length.
+    /// Queues a write under a lease of this length.
     fn write(&mut self, number: u64, lease: Duration) {
         let write = GuardedWrite {
             leases: [].into(),
@@ -343,7 +343,7 @@ impl Bench {
         self.step();
     }
 
-    /// Until what is due next.
+    /// Advances the clock to the next due time.
     fn passes(&mut self) {
         self.now = self.session.next_due().expect("something is due").max(self.now);
         self.step();
@@ -357,7 +357,7 @@ impl Bench {
         self.tell(SessionInput::Replied { batch, reply });
     }
 
-    /// What was sent, and as what.
+    /// Returns the requests that were sent, with their batches.
     fn sent(&self) -> Vec<(u64, BatchId)> {
         let sent = self.effects.iter().filter_map(|effect| match effect {
             SessionEffect::Act { id, name, .. } => Some((name.key.to_string().parse().unwrap(), *id)),
@@ -391,14 +391,17 @@ fn a_write_is_sent_once_and_waited_for_a_quarter_of_its_lease() {
     );
     // A late answer changes nothing.
     bench.answer(sent[0].1);
-    // The other is waited for as long as its connection.
+    // The other write is waited for as long as its connection.
     while bench.failed().len() < 2 {
         bench.passes();
     }
     assert_eq!(bench.now.since(start), TIMEOUT);
     assert_eq!(bench.failed()[1], (2, Unanswered::Unknown));
     let closed = |effect: &SessionEffect| matches!(effect, SessionEffect::Close(of) if *of == attempt);
-    assert!(bench.effects.iter().any(closed), "who is silent is given up");
+    assert!(
+        bench.effects.iter().any(closed),
+        "a silent connection is given up"
+    );
     assert_eq!(bench.sent().len(), 2, "nothing is sent again");
     assert!(bench.session.is_idle());
 }
@@ -425,7 +428,7 @@ fn many_writes_leave_room_for_renewals() {
         bench.write(write, ms(10_000));
     }
     assert_eq!(bench.sent().len(), 16);
-    // A sign of life is a batch as a renewal is.
+    // A liveness check is a batch like a renewal.
     let batches = |bench: &Bench| {
         let sends = |effect: &&SessionEffect| matches!(effect, SessionEffect::Send { .. });
         bench.effects.iter().filter(sends).count()
@@ -444,7 +447,7 @@ fn many_writes_leave_room_for_renewals() {
         batch,
         reply: Err(failure),
     });
-    // Those under way may have been done, those behind them were not.
+    // Writes in flight may have been executed; queued writes were not.
     let unknown = bench
         .failed()
         .iter()

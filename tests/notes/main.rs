@@ -1,5 +1,5 @@
-//! What does not compile. Behind `//~` stands a part of what the compiler says about the line; tests/it/layer_notes.rs
-//! compares.
+//! Code that does not compile. The text behind `//~` is a part of the compiler's message for the line;
+//! tests/it/layer_notes.rs compares it.
 
 use axum::Json;
 use axum::extract::{Path, State};
@@ -13,7 +13,7 @@ struct AccountId(#[allow(dead_code)] u64);
 fn main() {
     let locks = Locks::memory();
 
-    // What is no source at all.
+    // Types that are no key source.
     LockLayer::new(&locks, 42); //~ a key source is one of `tenure::middleware::keys`, or a closure
     LockLayer::new(&locks, "account:42"); //~ a tuple such as `("account", 42)`
 
@@ -34,7 +34,7 @@ fn main() {
     LockLayer::from_extractors(&locks, |State(id): State<u64>| id); //~ go into `LockLayer::from_extractors_with_state`
     LockLayer::from_extractors(&locks, |id: u64| id); //~ with one to eight arguments that have types
 
-    // Ready-made ones.
+    // Ready-made sources.
     LockLayer::new(&locks, keys::extension(|id: &u64| AccountId(*id))); //~ a key is an integer, `bool`, `uuid::Uuid`, `String`
     LockLayer::new(&locks, keys::fixed("a").per(42)); //~ a key source is one of `tenure::middleware::keys`
     let _ = Key::from(("account", AccountId(42))); //~ parts of a key are integers, `bool`, `char`, `uuid::Uuid` and text

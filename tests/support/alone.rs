@@ -1,18 +1,18 @@
-//! A test in a process of its own: what it sets for the whole process disturbs no other, and what hangs is ended.
+//! Runs a test in its own process: its process-wide settings affect no other test, and a hanging test is ended.
 
 use std::io::Read;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Says which test the process is for.
+/// Names the test that the process is for.
 const ALONE: &str = "TENURE_ALONE";
-/// What the process says when it came to its end.
+/// What the process prints at its end.
 const DONE: &str = "@alone: done";
-/// Longer than anything takes; only a failure waits for it.
+/// Longer than any test takes; only a failure waits for it.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Runs `body` in this binary once more, which runs `test` (its path without the crate) and nothing else.
+/// Runs `body` in a new process of this binary, which runs only `test` (its path without the crate).
 pub fn alone(test: &str, body: impl FnOnce()) {
     if std::env::var(ALONE).is_ok_and(|alone| alone == test) {
         body();
@@ -33,7 +33,7 @@ pub fn alone(test: &str, body: impl FnOnce()) {
     );
     let began = Instant::now();
     let status = loop {
-        if let Some(status) = child.try_wait().expect("our child") {
+        if let Some(status) = child.try_wait().expect("the child runs") {
             break Some(status);
         }
         if began.elapsed() > PATIENCE {
@@ -51,7 +51,7 @@ pub fn alone(test: &str, body: impl FnOnce()) {
     );
 }
 
-/// All of it, read while the child runs: a full pipe would stop it.
+/// Reads everything while the child runs: a full pipe stops the child.
 fn reads(mut from: impl Read + Send + 'static) -> thread::JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();

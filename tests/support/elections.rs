@@ -1,4 +1,4 @@
-//! What every store must show of elections, seen by two nodes, `one` and `other`, that are called so.
+//! The laws of elections that every store must show, seen by two nodes that are named `one` and `other`.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -21,7 +21,7 @@ async fn leader(election: &Election) -> Option<Leader> {
     soon(election.leader()).await.unwrap()
 }
 
-/// Until it is told of such a leader.
+/// Waits until the observer is told of such a leader.
 async fn told(observer: &mut Observer, so: impl Fn(Option<&Leader>) -> bool) -> Option<Leader> {
     soon(async {
         loop {
@@ -66,7 +66,7 @@ pub async fn one_leads_at_a_time(one: &Locks, other: &Locks) {
     assert!(other.election("relay").is_leader());
     assert!(second.fence() > before);
     assert_eq!(leader(&here).await.unwrap().node(), other.node());
-    // Another candidate of the node that leads is a leader of its own.
+    // Another candidate of the leading node is a leader of its own.
     let there = other.election("relay");
     let third = tokio::spawn(async move { there.campaign().await });
     let before = second.fence();
@@ -77,7 +77,7 @@ pub async fn one_leads_at_a_time(one: &Locks, other: &Locks) {
     assert_eq!(leader(&here).await, None);
 }
 
-pub async fn who_observes_is_told(one: &Locks, other: &Locks) {
+pub async fn observers_are_told_of_leaders(one: &Locks, other: &Locks) {
     let (here, there) = (one.election("seen"), other.election("seen"));
     let mut observers = [here.observe(), there.observe()];
     for observer in &mut observers {
@@ -85,7 +85,7 @@ pub async fn who_observes_is_told(one: &Locks, other: &Locks) {
     }
     let guard = campaign(&here).await;
     for observer in &mut observers {
-        // In the beginning it may have told nobody its name.
+        // The leader may not have proclaimed its name yet.
         let leader = told(observer, |leader| {
             leader.is_some_and(|leader| leader.node_name().is_some())
         })
@@ -106,7 +106,7 @@ pub async fn who_observes_is_told(one: &Locks, other: &Locks) {
     for observer in &mut observers {
         assert_eq!(told(observer, |leader| leader.is_none()).await, None);
     }
-    // Whoever looks seldom is told the latest, and nothing that was between.
+    // An observer that looks seldom is told the latest value, and none of the earlier values.
     let guard = campaign(&there).await;
     for n in 0..20_u8 {
         soon(there.proclaim([n])).await.unwrap();
@@ -116,7 +116,7 @@ pub async fn who_observes_is_told(one: &Locks, other: &Locks) {
     soon(guard.release()).await.unwrap();
 }
 
-/// No observer is told of a leader that campaigned with a value without that value.
+/// No observer sees the leader of a campaign with a value without that value.
 pub async fn a_value_is_told_with_its_leader(one: &Locks, other: &Locks) {
     let (here, there) = (one.election("valued"), other.election("valued"));
     let mut observers = [here.observe(), there.observe()];
@@ -132,7 +132,7 @@ pub async fn a_value_is_told_with_its_leader(one: &Locks, other: &Locks) {
         );
         assert_eq!(leader.node_name(), Some("one"));
     }
-    // A candidate that waits leads by a hand-over, and one that gave up before leaves nothing behind.
+    // A waiting candidate leads after a hand-over, and one that gave up earlier leaves nothing behind.
     let gives_up = soon(
         there
             .campaign()
@@ -165,7 +165,7 @@ pub async fn a_value_is_told_with_its_leader(one: &Locks, other: &Locks) {
         told(observer, |leader| is_told(leader, b"later")).await;
     }
     soon(second.release()).await.unwrap();
-    // The next leader has no value, and is not told as one with an earlier value.
+    // The next leader has no value, and is not reported with an earlier value.
     let third = campaign(&here).await;
     let leader = leader(&there).await.unwrap();
     assert_eq!((leader.value(), leader.fence()), (None, third.fence()));
@@ -178,8 +178,8 @@ pub async fn a_value_is_told_with_its_leader(one: &Locks, other: &Locks) {
     soon(fourth.release()).await.unwrap();
 }
 
-/// A look that is given up and begun again misses nothing.
-pub async fn who_looks_now_and_then_misses_nothing(one: &Locks, other: &Locks) {
+/// A look that is dropped and started again misses nothing.
+pub async fn an_observer_that_looks_seldom_misses_nothing(one: &Locks, other: &Locks) {
     let (here, there) = (one.election("blinks"), other.election("blinks"));
     let mut observer = there.observe();
     assert_eq!(told(&mut observer, |_| true).await, None);
@@ -198,7 +198,7 @@ pub async fn who_looks_now_and_then_misses_nothing(one: &Locks, other: &Locks) {
     soon(guard.release()).await.unwrap();
 }
 
-pub async fn what_a_leader_proclaimed_is_over_with_it(one: &Locks, other: &Locks) {
+pub async fn a_proclaimed_value_ends_with_its_leader(one: &Locks, other: &Locks) {
     let (here, there) = (one.election("words"), other.election("words"));
     let mut before = None;
     for round in 0..6_u8 {
@@ -229,7 +229,7 @@ pub async fn a_leader_works_and_resigns(one: &Locks, other: &Locks) {
                 async move {
                     assert!(lease.is_held() && election.is_leader());
                     assert_eq!(election.leader().await.unwrap().unwrap().node(), node);
-                    // Whoever leads does not wait for itself.
+                    // A leader does not wait for itself.
                     let again = election.campaign().await;
                     assert!(matches!(again, Err(Error::WouldDeadlock { .. })), "{again:?}");
                     lease.fence()
@@ -244,8 +244,8 @@ pub async fn a_leader_works_and_resigns(one: &Locks, other: &Locks) {
     assert_eq!(leader(&here).await, None);
 }
 
-/// As a process does that is told to end: the future is dropped, and whoever stands by leads.
-pub async fn who_leads_no_more_lets_the_next_lead(one: &Locks, other: &Locks) {
+/// A process that is told to end drops the future, and the next candidate leads.
+pub async fn a_dropped_leader_lets_the_next_lead(one: &Locks, other: &Locks) {
     let (here, there) = (one.election("ends"), other.election("ends"));
     let (led, was_led) = tokio::sync::oneshot::channel();
     let mut led = Some(led);
@@ -272,7 +272,7 @@ pub async fn who_leads_no_more_lets_the_next_lead(one: &Locks, other: &Locks) {
     soon(next.release()).await.unwrap();
 }
 
-pub async fn locks_of_the_same_key_are_other_things(one: &Locks, other: &Locks) {
+pub async fn locks_of_the_same_key_are_independent(one: &Locks, other: &Locks) {
     let guard = campaign(&one.election("thing")).await;
     let lock = soon(other.mutex("thing").lock()).await.unwrap();
     let permit = soon(other.semaphore("thing", 1).acquire()).await.unwrap();
@@ -317,19 +317,19 @@ pub async fn bad_input_is_refused(one: &Locks, other: &Locks) {
     soon(guard.release()).await.unwrap();
 }
 
-/// A test of each law, on two nodes of `nodes`; in the end the store has to be empty.
+/// A test for each law, on two nodes of `nodes`. The store must be empty at the end.
 #[macro_export]
 macro_rules! laws_of_elections {
     ($nodes:path, $is_empty:path) => {
         $crate::laws_of_elections!($nodes, $is_empty:
             one_leads_at_a_time,
-            who_observes_is_told,
+            observers_are_told_of_leaders,
             a_value_is_told_with_its_leader,
-            who_looks_now_and_then_misses_nothing,
-            what_a_leader_proclaimed_is_over_with_it,
+            an_observer_that_looks_seldom_misses_nothing,
+            a_proclaimed_value_ends_with_its_leader,
             a_leader_works_and_resigns,
-            who_leads_no_more_lets_the_next_lead,
-            locks_of_the_same_key_are_other_things,
+            a_dropped_leader_lets_the_next_lead,
+            locks_of_the_same_key_are_independent,
             bad_input_is_refused,
         );
     };

@@ -1,7 +1,7 @@
-//! Sees what the crate tells through `tracing`, from every thread.
+//! Records what the crate emits through `tracing`, from every thread.
 //!
-//! One subscriber for the whole binary. It listens only while a [`Watch`] lives, and a watch keeps only what speaks
-//! of its word (a key, a node), so that tests in parallel do not see each other's.
+//! There is one subscriber for the whole binary. It records only while a [`Watch`] lives. A watch keeps only events
+//! that contain its word (a key, a node), so that parallel tests do not see each other's events.
 
 use std::fmt::{Debug, Write};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -41,12 +41,12 @@ static WATCHES: Mutex<Vec<Weak<Inner>>> = Mutex::new(Vec::new());
 static ACTIVE: AtomicUsize = AtomicUsize::new(0);
 
 impl Watch {
-    /// Listens for events with `word` in one of their fields.
+    /// Records events with `word` in one of their fields.
     pub fn of(word: impl Into<String>) -> Watch {
         static INSTALL: Once = Once::new();
         INSTALL.call_once(|| {
-            tracing::subscriber::set_global_default(Ears).expect("nobody else subscribes");
-            // An event that another thread tells for the first time meanwhile may have found nobody, for ever.
+            tracing::subscriber::set_global_default(Ears).expect("no other subscriber is set");
+            // Another thread may have emitted its first event before this line, which disabled that event for good.
             tracing::callsite::rebuild_interest_cache();
         });
         let inner = Arc::new(Inner {
@@ -59,33 +59,33 @@ impl Watch {
         Watch { inner }
     }
 
-    /// What was told so far, and of what has happened so far.
+    /// Returns the events of everything that has happened so far.
     pub fn told(&self) -> Vec<Told> {
         tenure::testing::flush_events();
         lock(&self.inner.told).clone()
     }
 
-    /// How often an event was told so far.
+    /// Returns how often an event was emitted so far.
     pub fn count(&self, event: &str) -> usize {
         self.told().iter().filter(|told| told.event == event).count()
     }
 
-    /// Waits for the event for 20 s, and answers the first such.
+    /// Waits up to 20 s for the event, and returns the first one.
     pub async fn until(&self, event: &str) -> Told {
         match tokio::time::timeout(std::time::Duration::from_secs(20), self.whenever(event)).await {
             Ok(told) => told,
-            Err(_) => panic!("waited in vain for `{event}`: {:#?}", self.told()),
+            Err(_) => panic!("timed out waiting for `{event}`: {:#?}", self.told()),
         }
     }
 
-    /// The same for an event that may never come.
+    /// Waits for an event that may never come, without a limit.
     pub async fn whenever(&self, event: &str) -> Told {
         let mut changed = self.inner.changed.subscribe();
         loop {
             if let Some(told) = self.told().into_iter().find(|told| told.event == event) {
                 return told;
             }
-            changed.changed().await.expect("we hold the sender");
+            changed.changed().await.expect("the sender is alive");
         }
     }
 }
@@ -103,8 +103,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 struct Ears;
 
 impl Subscriber for Ears {
-    /// Who listens changes, so each event is asked about every time: an answer that is kept from a moment in which
-    /// nobody listened would silence it for ever.
+    /// Watches come and go, so each event is checked every time. A cached answer from a moment without a watch
+    /// disables the event for good.
     fn register_callsite(&self, _: &'static Metadata<'static>) -> Interest {
         Interest::sometimes()
     }
@@ -154,7 +154,7 @@ impl From<&tracing::Event<'_>> for Told {
     }
 }
 
-/// A subscriber that does something with each event of the crate, on the thread that tells it: whatever a user's may do.
+/// A subscriber that handles each event of the crate on the emitting thread, as a user's subscriber may do.
 pub struct Each<F>(pub F);
 
 impl<F: Fn(&Told) + Send + Sync + 'static> Subscriber for Each<F> {

@@ -1,4 +1,4 @@
-//! What every store must show of latches, seen by two nodes.
+//! The laws of latches that every store must show, seen by two nodes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -33,7 +33,7 @@ async fn set(latch: &Latch, count: u32) -> bool {
     soon(latch.try_set_count(count)).await.unwrap()
 }
 
-pub async fn who_waits_goes_on_at_zero(one: &Locks, other: &Locks) {
+pub async fn waiters_continue_at_zero(one: &Locks, other: &Locks) {
     let (here, there) = (one.latch("parts"), other.latch("parts"));
     assert!(set(&here, 3).await);
     let waiting: Vec<_> = [&here, &here, &there].map(waits).into();
@@ -48,7 +48,7 @@ pub async fn who_waits_goes_on_at_zero(one: &Locks, other: &Locks) {
     for waiting in waiting {
         soon(waiting).await.unwrap().unwrap();
     }
-    // It stays, and whoever comes late goes on at once.
+    // The latch stays at zero, and a late waiter continues at once.
     for latch in [&here, &there] {
         soon(latch.wait()).await.unwrap();
         assert!(soon(latch.wait_timeout(PATIENCE)).await.unwrap());
@@ -56,7 +56,7 @@ pub async fn who_waits_goes_on_at_zero(one: &Locks, other: &Locks) {
         assert_eq!(soon(latch.count_down()).await.unwrap(), 0, "and no error");
         assert_eq!(soon(latch.count()).await.unwrap(), 0);
     }
-    // A lock and a semaphore of the same key are other things.
+    // A lock and a semaphore of the same key are independent.
     soon(one.mutex("parts").lock())
         .await
         .unwrap()
@@ -80,7 +80,7 @@ pub async fn a_latch_is_set_once(one: &Locks, other: &Locks) {
     soon(there.wait()).await.unwrap();
 }
 
-/// The worker sets the latch, counts down, and is started again: callers that wait then must not wait for its second run.
+/// The worker sets the latch, counts down, and is restarted. Callers that wait then must not wait for its second run.
 pub async fn a_restarted_worker_does_not_set_it_again(one: &Locks, other: &Locks) {
     let (here, there) = (one.latch("restarted"), other.latch("restarted"));
     assert!(set(&here, 1).await);
@@ -146,7 +146,7 @@ fn is_unset<T: std::fmt::Debug>(answer: Result<T, Error>) {
     assert!(!key.as_bytes().is_empty());
 }
 
-pub async fn one_that_is_not_set_is_an_error(one: &Locks, _: &Locks) {
+pub async fn an_unset_latch_is_an_error(one: &Locks, _: &Locks) {
     let latch = one.latch("never");
     is_unset(soon(latch.count_down()).await);
     is_unset(soon(latch.count_down_once("a")).await);
@@ -156,8 +156,8 @@ pub async fn one_that_is_not_set_is_an_error(one: &Locks, _: &Locks) {
     is_unset(soon(latch.wait_timeout(Duration::ZERO)).await);
 }
 
-/// Whether it came to zero or not, nothing is left of it, and whoever waits is told.
-pub async fn it_ends_with_its_life(one: &Locks, other: &Locks) {
+/// A latch ends with its life, whether or not it came to zero, and its waiters are told.
+pub async fn a_latch_ends_with_its_life(one: &Locks, other: &Locks) {
     let short = |name| one.latch(name).life(Duration::from_secs(1));
     for name in ["counted", "waited for"] {
         assert!(soon(short(name).try_set_count(2)).await.unwrap());
@@ -173,13 +173,13 @@ pub async fn it_ends_with_its_life(one: &Locks, other: &Locks) {
     })
     .await;
     is_unset(soon(one.latch("counted").count_down()).await);
-    // It can be set anew: its next life knows nothing of the count-downs of the first.
+    // It can be set again: its next life ignores the count-downs of the first one.
     assert!(soon(short("counted").try_set_count(2)).await.unwrap());
     assert_eq!(soon(short("counted").count_down_once("a")).await.unwrap(), 1);
     assert_eq!(soon(other.latch("counted").count_down()).await.unwrap(), 0);
 }
 
-pub async fn who_gives_up_waits_no_more(one: &Locks, other: &Locks) {
+pub async fn a_caller_that_gives_up_leaves_the_queue(one: &Locks, other: &Locks) {
     let latch = other.latch("patience");
     assert!(set(&one.latch("patience"), 1).await);
     let (gone, stays) = (waits(&latch), waits(&latch));
@@ -233,19 +233,19 @@ pub async fn bad_numbers_are_refused(one: &Locks, _: &Locks) {
     assert_eq!(soon(latch.count()).await.unwrap(), 9_999);
 }
 
-/// Runs each on two nodes that `$nodes` makes.
+/// Runs each law on two nodes made by `$nodes`.
 #[macro_export]
 macro_rules! laws_of_latches {
     ($nodes:path) => {
         $crate::laws_of_latches!($nodes:
-            who_waits_goes_on_at_zero,
+            waiters_continue_at_zero,
             a_latch_is_set_once,
             a_restarted_worker_does_not_set_it_again,
             each_count_down_counts_once,
             a_worker_that_starts_twice_counts_once,
-            one_that_is_not_set_is_an_error,
-            it_ends_with_its_life,
-            who_gives_up_waits_no_more,
+            an_unset_latch_is_an_error,
+            a_latch_ends_with_its_life,
+            a_caller_that_gives_up_leaves_the_queue,
             bad_numbers_are_refused,
         );
     };
@@ -254,7 +254,7 @@ macro_rules! laws_of_latches {
         async fn $law() {
             let (one, other, _store) = $nodes().await;
             $crate::support::latches::$law(&one, &other).await;
-            // Of a latch no process holds anything.
+            // No process holds anything for a latch.
             one.idle().await;
             other.idle().await;
             assert_eq!((one.keys(), other.keys()), (0, 0));

@@ -1,4 +1,4 @@
-//! What every store must show of read-write locks, seen by two nodes.
+//! The laws of read-write locks that every store must show, seen by two nodes.
 
 use std::collections::BTreeSet;
 use std::pin::Pin;
@@ -19,7 +19,7 @@ async fn soon<T>(future: impl Future<Output = T>) -> T {
         .expect("did not happen in time")
 }
 
-/// Until a reader of this node would have to wait.
+/// Waits until a new reader of this node must wait.
 async fn until_readers_wait(locks: &Locks, key: &str) {
     soon(async {
         while let Some(guard) = locks.rw_lock(key).try_read().await.unwrap() {
@@ -82,7 +82,7 @@ pub async fn a_writers_fence_exceeds_all_before_it(one: &Locks, other: &Locks) {
     }
 }
 
-pub async fn who_comes_after_a_writer_reads_after_it(one: &Locks, other: &Locks) {
+pub async fn a_reader_that_comes_after_a_writer_reads_after_it(one: &Locks, other: &Locks) {
     let reader = soon(one.rw_lock("order").read()).await.unwrap();
     let turns = Arc::new(AtomicU64::new(0));
     let (writes, turn) = (other.rw_lock("order"), turns.clone());
@@ -113,7 +113,7 @@ pub async fn who_comes_after_a_writer_reads_after_it(one: &Locks, other: &Locks)
     }
 }
 
-/// What callers that come and go for ever were granted: how far the test was when each came, and the fence.
+/// What endless callers were granted: the phase of the test when each caller came, and its fence.
 #[derive(Clone, Default)]
 struct Grants {
     phase: Arc<AtomicU64>,
@@ -138,7 +138,7 @@ impl Grants {
         self.all.lock().unwrap().len()
     }
 
-    /// Until so many more were granted.
+    /// Waits for `more` further grants.
     async fn until_more(&self, more: usize) {
         let enough = self.count() + more;
         soon(async {
@@ -149,7 +149,7 @@ impl Grants {
         .await;
     }
 
-    /// Ends all tasks. Answers the fences of those that came in this phase or later.
+    /// Ends all tasks. Returns a function that lists the fences of the callers that came in this phase or later.
     async fn end(self, tasks: Vec<JoinHandle<()>>) -> impl Fn(u64) -> Vec<Fence> {
         self.stop.store(true, Ordering::SeqCst);
         for task in tasks {
@@ -162,7 +162,7 @@ impl Grants {
         }
     }
 
-    /// Reads for ever, and lets go only of what it has another guard beside, unless it would have to wait.
+    /// Reads in an endless loop. Releases a guard only if it holds another one, unless it must wait.
     fn readers(&self, lock: RwLock) -> JoinHandle<()> {
         let grants = self.clone();
         tokio::spawn(async move {
@@ -202,7 +202,7 @@ impl Grants {
     }
 }
 
-/// One step of a future, whose answer it is if it has one.
+/// Polls the future for one step and returns its output if it is ready.
 async fn step<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
     std::future::poll_fn(|cx| {
         Poll::Ready(match Pin::new(&mut *future).poll(cx) {
@@ -213,7 +213,7 @@ async fn step<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
     .await
 }
 
-/// Readers come for ever. Once a writer waits it is the next: whoever comes after that reads after it, on whatever node.
+/// Readers come without end. A waiting writer is next: readers that come later on any node read after it.
 pub async fn a_writer_is_the_next_among_readers_for_ever(one: &Locks, other: &Locks) {
     let grants = Grants::default();
     let lock_of = |n: usize| [one, other][n % 2].rw_lock("busy");
@@ -221,13 +221,13 @@ pub async fn a_writer_is_the_next_among_readers_for_ever(one: &Locks, other: &Lo
     let mut fences = Vec::new();
     for round in 0..4 {
         grants.until_more(50).await;
-        // What is held until it is known that the writer waits.
+        // These guards are held until the writer is known to wait.
         let before = soon(lock_of(round / 2).read()).await.unwrap();
         let writer = tokio::spawn(lock_of(round).write());
         until_readers_wait(one, "busy").await;
         until_readers_wait(other, "busy").await;
         grants.phase.store(round as u64 + 1, Ordering::SeqCst);
-        // In the line of their process, and by claims of their own, about which the store is asked.
+        // Some readers queue in their process, others have a claim of their own in the store.
         let own_claim = |n| lock_of(n).fixed(PATIENCE);
         let late = (0..4).flat_map(|n| [lock_of(n).read(), own_claim(n).read()]);
         let mut late: Vec<_> = late.collect();
@@ -263,7 +263,7 @@ pub async fn a_writer_is_the_next_among_readers_for_ever(one: &Locks, other: &Lo
     }
 }
 
-/// Writers come for ever, on both nodes. A reader is granted before every writer of its process that came after it.
+/// Writers come without end on both nodes. A reader is granted before every writer of its process that came later.
 pub async fn a_reader_is_next_among_writers_of_its_process(one: &Locks, other: &Locks) {
     let grants = [Grants::default(), Grants::default()];
     let lock_of = |n: usize| [one, other][n % 2].rw_lock("busy");
@@ -294,8 +294,8 @@ pub async fn a_reader_is_next_among_writers_of_its_process(one: &Locks, other: &
     }
 }
 
-/// Writers of one process come for ever. Once a reader of another is in the store's queue it is the next: only the grant
-/// that is there then goes on before it, until its burst is over.
+/// Writers of one process come without end. A reader of another process that is in the store's queue is next. Only
+/// the present grant goes on before it, until its burst ends.
 pub async fn a_reader_is_next_among_writers_for_ever(one: &Locks, other: &Locks, queued: impl Fn() -> usize) {
     let grants = Grants::default();
     let tasks: Vec<_> = (0..4).map(|_| grants.writers(other.rw_lock("turns"))).collect();
@@ -322,7 +322,7 @@ pub async fn a_reader_is_next_among_writers_for_ever(one: &Locks, other: &Locks,
     }
 }
 
-pub async fn a_writer_becomes_a_reader_and_nobody_writes_between(one: &Locks, other: &Locks) {
+pub async fn a_writer_becomes_a_reader_without_a_write_between(one: &Locks, other: &Locks) {
     let written = Arc::new(AtomicU64::new(0));
     for round in 1..=5 {
         let writer = soon(one.rw_lock("report").write()).await.unwrap();
@@ -337,21 +337,21 @@ pub async fn a_writer_becomes_a_reader_and_nobody_writes_between(one: &Locks, ot
         let lease = writer.lease();
         let reader = soon(writer.downgrade()).await.unwrap();
         assert!(reader.is_held() && reader.fence() > fence);
-        assert!(!lease.is_held(), "what was written by is over");
+        assert!(!lease.is_held(), "the lease of the writer has ended");
         assert_eq!(lease.lost().await, LostCause::Released);
-        // It stays one.
+        // The guard remains a reader.
         let reader = soon(reader.downgrade()).await.unwrap();
         tokio::time::sleep(Duration::from_millis(5)).await;
         assert_eq!(
             written.load(Ordering::SeqCst),
             round - 1,
-            "nobody writes beside a reader"
+            "no writer holds beside a reader"
         );
         assert!(reader.is_held());
         reader.release().await.unwrap();
         soon(waits).await.unwrap();
     }
-    // Of a mutex, too, and readers that wait get in.
+    // A mutex can be downgraded too, and waiting readers are granted.
     let mutex = soon(one.mutex("report").lock()).await.unwrap();
     let waits = tokio::spawn({
         let next = other.rw_lock("report");
@@ -386,7 +386,7 @@ pub async fn a_reader_does_not_become_a_writer(one: &Locks, _: &Locks) {
         "{refused:?}"
     );
     assert!(text.contains("a reader cannot become a writer"), "{text}");
-    // Nor is it the lease of a mutex.
+    // A reader cannot take the lease of a mutex either.
     let mutex = reader.run(one.mutex("upgrade").lock()).await.unwrap();
     assert!(matches!(
         mutex,
@@ -408,11 +408,11 @@ pub async fn a_reader_does_not_become_a_writer(one: &Locks, _: &Locks) {
         panic!("it was downgraded")
     };
     other_guard.release().await.unwrap();
-    assert!(writer.is_held(), "it goes on");
+    assert!(writer.is_held(), "it still holds");
     writer.release().await.unwrap();
 }
 
-/// A transfer reads two counters and writes both; whoever reads sees a whole one.
+/// A transfer reads two counters and writes both; a reader sees both counters of the same transfer.
 pub async fn readers_see_no_half_transfer(one: &Locks, other: &Locks) {
     let accounts = Arc::new([AtomicU64::new(500), AtomicU64::new(500)]);
     let tasks: Vec<_> = (0..8)
@@ -449,21 +449,22 @@ pub async fn readers_see_no_half_transfer(one: &Locks, other: &Locks) {
     assert_eq!(accounts[1].load(Ordering::Relaxed), 550);
 }
 
-/// Several locks at once that are written: while somebody reads one of the keys none is taken, and the other way round.
+/// A written multi-lock takes none of its keys while another caller reads one of them, and excludes readers while it
+/// is held.
 pub async fn readers_and_several_locks_exclude_each_other(one: &Locks, other: &Locks) {
     let multi = one.multi(["a", "b", "c"]);
     for locks in [one, other] {
         let reader = soon(locks.rw_lock("b").read()).await.unwrap();
         assert!(
             soon(multi.try_lock()).await.unwrap().is_none(),
-            "somebody reads b"
+            "a reader holds b"
         );
         for key in ["a", "c"] {
-            // What a try had taken of a process that reads b itself is on its way back.
+            // The process that reads b may still be returning what a try had taken.
             let free = soon(other.mutex(key).lock()).await.expect("not taken without b");
             soon(free.release()).await.unwrap();
         }
-        // A try that failed keeps no reader out.
+        // A failed try keeps no reader out.
         let beside = soon(other.rw_lock("b").try_read()).await.unwrap();
         soon(beside.expect("readers share").release()).await.unwrap();
         assert!(reader.is_held());
@@ -482,7 +483,7 @@ pub async fn readers_and_several_locks_exclude_each_other(one: &Locks, other: &L
     until_waiting(other, 1).await;
     soon(all.release()).await.unwrap();
     let reader = soon(waiting).await.unwrap().unwrap();
-    // And it waits for a reader.
+    // A waiting multi-lock waits for the reader.
     let waiting = tokio::spawn({
         let multi = multi.clone();
         async move { multi.lock().await }
@@ -495,15 +496,15 @@ pub async fn readers_and_several_locks_exclude_each_other(one: &Locks, other: &L
         .unwrap();
 }
 
-/// Several locks at once, of which one is written and one is read: beside readers of that one, on whatever node, and no
-/// writer.
+/// A multi-lock that writes one key and reads another: readers of the second key may hold it on any node, writers may
+/// not.
 pub async fn several_locks_write_one_key_and_read_another(one: &Locks, other: &Locks) {
     let mixed = |locks: &Locks, key: &str| locks.multi([MultiKey::read("rates"), MultiKey::write(key)]);
     let written = soon(other.rw_lock("rates").write()).await.unwrap();
     let before = written.fence();
     assert!(
         soon(mixed(one, "a").try_lock()).await.unwrap().is_none(),
-        "somebody writes"
+        "a writer holds"
     );
     let free = soon(other.mutex("a").try_lock()).await.unwrap();
     soon(free.expect("not taken without the other").release())
@@ -522,7 +523,7 @@ pub async fn several_locks_write_one_key_and_read_another(one: &Locks, other: &L
             soon(locks.mutex("a").try_lock()).await.unwrap(),
         ];
         assert!(kept_out.iter().all(Option::is_none), "{kept_out:?}");
-        // With another key that is written, by one request or in this process.
+        // Another key is written as well, by one request or in this process.
         let second = soon(mixed(locks, "b").try_lock()).await.unwrap();
         let second = second.expect("both read the rates");
         assert!(soon(mixed(other, "a").try_lock()).await.unwrap().is_none());
@@ -540,7 +541,8 @@ pub async fn several_locks_write_one_key_and_read_another(one: &Locks, other: &L
     soon(writer.release()).await.unwrap();
 }
 
-/// Whoever reads one of several keys comes after a writer that waits for it, and takes nothing before that which comes later.
+/// A multi-lock that reads one of its keys comes after a writer that waits for that key. It takes no later key
+/// meanwhile.
 pub async fn a_reader_of_several_locks_does_not_pass_a_writer(one: &Locks, other: &Locks) {
     for (round, writes) in [(0, one), (1, other)] {
         let (key, last) = (format!("rates {round}"), format!("x {round}"));
@@ -571,12 +573,12 @@ pub async fn a_reader_of_several_locks_does_not_pass_a_writer(one: &Locks, other
     }
 }
 
-/// Crossing sets of keys, some read and some written, of two nodes: who writes is alone, who reads is beside readers, and
-/// everybody gets all of theirs.
+/// Two nodes lock crossing sets of keys, some read and some written. A writer is alone, a reader is beside readers
+/// only, and every caller gets all its keys.
 pub async fn crossing_sets_in_both_modes_do_not_deadlock(one: &Locks, other: &Locks) {
     const KEYS: usize = 4;
     const WRITES: u64 = 1 << 32;
-    // How many read, and whether somebody writes.
+    // The number of readers of each key, and whether a writer is inside.
     let inside: Arc<[AtomicU64; KEYS]> = Arc::default();
     let shared = Arc::new(AtomicU64::new(0));
     let tasks: Vec<_> = (0..6_u64)
@@ -615,10 +617,10 @@ pub async fn crossing_sets_in_both_modes_do_not_deadlock(one: &Locks, other: &Lo
     for task in tasks {
         soon(task).await.unwrap();
     }
-    assert!(shared.load(Ordering::Relaxed) > 0, "nobody read beside another");
+    assert!(shared.load(Ordering::Relaxed) > 0, "no two readers overlapped");
 }
 
-/// A key that is named twice is written if it is written once, also where it comes from another group.
+/// A key that is named twice is written if one of the names writes, also if that name comes from another group.
 pub async fn a_key_of_both_modes_is_written(one: &Locks, other: &Locks) {
     let (read, write) = (MultiKey::read("k"), MultiKey::write("k"));
     let [r, w] = [&read, &write].map(|key| || key.clone());
@@ -643,8 +645,8 @@ pub async fn a_key_of_both_modes_is_written(one: &Locks, other: &Locks) {
     }
 }
 
-/// Keys that are read are known to the code that holds them, and end as others do.
-pub async fn what_several_locks_read_is_held_as_what_they_write(one: &Locks, other: &Locks) {
+/// Keys that are read are visible to the code that holds them, and end like other keys.
+pub async fn keys_read_by_several_locks_are_held_like_written_keys(one: &Locks, other: &Locks) {
     let multi = one.multi([MultiKey::read("rates"), MultiKey::write("a")]);
     let guard = soon(multi.lock()).await.unwrap();
     let inner = async {
@@ -672,7 +674,7 @@ pub async fn what_several_locks_read_is_held_as_what_they_write(one: &Locks, oth
     let refused = soon(other.rw_lock("rates").try_write()).await.unwrap();
     assert!(refused.is_none(), "the other guard reads");
     drop(again);
-    // Never renewed; and bounded, where each reader has a lease of its own.
+    // Not renewed, and bounded where each reader has its own lease.
     let length = Duration::from_millis(1_000);
     for (multi, cause) in [
         (multi.clone().fixed(length), LostCause::Ended),
@@ -681,7 +683,7 @@ pub async fn what_several_locks_read_is_held_as_what_they_write(one: &Locks, oth
             LostCause::Overdue,
         ),
     ] {
-        // On a machine that stands still one may be over when the last is granted.
+        // On a machine that stalls, one lease may end before the last one is granted.
         let guard = soon(async {
             loop {
                 match multi.lock().await {
@@ -701,18 +703,18 @@ pub async fn what_several_locks_read_is_held_as_what_they_write(one: &Locks, oth
     }
 }
 
-/// Runs each on two nodes that `$nodes` makes, and checks by `$empty` that nothing is left. `$queued` looks how many claims
-/// wait for a key.
+/// Runs each law on two nodes made by `$nodes`, and checks with `$empty` that nothing is left. `$queued` counts the
+/// waiting claims of a key.
 #[macro_export]
 macro_rules! laws_of_read_write_locks {
     ($nodes:path, $empty:path, $queued:path) => {
         $crate::laws_of_read_write_locks!($nodes, $empty:
             readers_share_and_exclude_writers,
             a_writers_fence_exceeds_all_before_it,
-            who_comes_after_a_writer_reads_after_it,
+            a_reader_that_comes_after_a_writer_reads_after_it,
             a_writer_is_the_next_among_readers_for_ever,
             a_reader_is_next_among_writers_of_its_process,
-            a_writer_becomes_a_reader_and_nobody_writes_between,
+            a_writer_becomes_a_reader_without_a_write_between,
             a_reader_does_not_become_a_writer,
             readers_see_no_half_transfer,
             readers_and_several_locks_exclude_each_other,
@@ -720,7 +722,7 @@ macro_rules! laws_of_read_write_locks {
             a_reader_of_several_locks_does_not_pass_a_writer,
             crossing_sets_in_both_modes_do_not_deadlock,
             a_key_of_both_modes_is_written,
-            what_several_locks_read_is_held_as_what_they_write,
+            keys_read_by_several_locks_are_held_like_written_keys,
         );
 
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -1,4 +1,4 @@
-//! Keeps what the crate counts and measures, name by name and label by label.
+//! Records what the crate counts and measures, by name and label.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,7 +11,7 @@ use metrics::{
 /// A metric with its labels: `tenure_losses_total{cause=gone}`.
 type Series = String;
 
-/// A recorder. Clones keep the same.
+/// A recorder. Clones share their records.
 #[derive(Debug, Clone, Default)]
 pub struct Meter(Arc<Mutex<Kept>>);
 
@@ -20,16 +20,16 @@ struct Kept {
     counters: BTreeMap<Series, u64>,
     values: BTreeMap<Series, Vec<f64>>,
     described: BTreeMap<String, (&'static str, Option<Unit>, String)>,
-    /// Where the keys were that each series was fed under.
+    /// The addresses of the keys with which each series was fed.
     keys: BTreeMap<Series, BTreeSet<usize>>,
 }
 
 impl Meter {
-    /// The one that hears every thread of this binary, those of other tests too.
+    /// Returns the recorder for every thread of this binary, including those of other tests.
     pub fn global() -> Meter {
         static GLOBAL: std::sync::LazyLock<Meter> = std::sync::LazyLock::new(|| {
             let meter = Meter::default();
-            metrics::set_global_recorder(meter.clone()).expect("nobody else records");
+            metrics::set_global_recorder(meter.clone()).expect("no other recorder is set");
             meter
         });
         GLOBAL.clone()
@@ -44,7 +44,7 @@ impl Meter {
         kept.values.get(series).cloned().unwrap_or_default()
     }
 
-    /// Every series that was ever fed, and whether it is a counter or a histogram.
+    /// Returns every series that was ever fed, and whether it is a counter or a histogram.
     pub fn series(&self) -> Vec<(&'static str, Series)> {
         let kept = self.kept();
         let counters = kept.counters.keys().map(|series| ("counter", series.clone()));
@@ -52,18 +52,18 @@ impl Meter {
         counters.chain(values).collect()
     }
 
-    /// Where the keys were that each series was fed under.
+    /// Returns the addresses of the keys with which each series was fed.
     pub fn keys(&self) -> BTreeMap<Series, BTreeSet<usize>> {
         self.kept().keys.clone()
     }
 
-    /// With everything that has happened so far.
+    /// Returns the records, with everything that has happened so far.
     fn kept(&self) -> MutexGuard<'_, Kept> {
         tenure::testing::flush_events();
         self.0.lock().unwrap()
     }
 
-    /// Kind, unit and text of a metric.
+    /// Returns kind, unit and text of a metric.
     pub fn described(&self, name: &str) -> Option<(&'static str, Option<Unit>, String)> {
         self.0.lock().unwrap().described.get(name).cloned()
     }
@@ -78,7 +78,7 @@ impl Meter {
         let in_time = tokio::time::timeout(Duration::from_secs(20), fed).await;
         assert!(
             in_time.is_ok(),
-            "waited in vain for {series}: {:?}",
+            "timed out waiting for {series}: {:?}",
             self.series()
         );
     }

@@ -1,6 +1,6 @@
-//! What several test binaries share: `#[path = "../support/mod.rs"] mod support;`.
+//! Code shared by several test binaries: `#[path = "../support/mod.rs"] mod support;`.
 
-// Each binary uses its own part of it, and `pub` says what that part may be.
+// Each binary uses a part of this code, and `pub` marks the parts.
 #![allow(dead_code, unreachable_pub)]
 
 pub mod alone;

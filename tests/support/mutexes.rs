@@ -1,5 +1,5 @@
-//! What whatever excludes everybody else must show, seen by two nodes: a mutex, the write side of a read-write lock, and
-//! several locks at once of one key.
+//! The laws of exclusive locks that every store must show, seen by two nodes: a mutex, the write side of a read-write
+//! lock, and a multi-lock of one key.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -27,7 +27,7 @@ async fn until_waiting(locks: &Locks, callers: usize) {
     .await;
 }
 
-/// By what it is locked.
+/// The kind of lock that a test uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum By {
     Mutex,
@@ -47,7 +47,7 @@ impl Held {
     fn fence(&self) -> Fence {
         match self {
             Held::One(guard) => guard.fence(),
-            Held::Several(guard) => guard.fence(KEY).expect("it is its only key"),
+            Held::Several(guard) => guard.fence(KEY).expect("the guard has one key"),
         }
     }
 
@@ -132,7 +132,7 @@ impl By {
     }
 }
 
-/// Beside those that are locked in other ways, too.
+/// The lock also excludes callers that lock the key in other ways.
 pub async fn one_holds_at_a_time(by: By, one: &Locks, other: &Locks) {
     let (inside, done) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let tasks: Vec<_> = (0..8)
@@ -161,7 +161,7 @@ pub async fn one_holds_at_a_time(by: By, one: &Locks, other: &Locks) {
     assert_eq!(done.load(Ordering::Relaxed), 200);
 }
 
-pub async fn who_tries_is_told_that_it_is_held(by: By, one: &Locks, other: &Locks) {
+pub async fn a_try_reports_that_the_key_is_held(by: By, one: &Locks, other: &Locks) {
     for claim_id in ALL {
         let held = soon(claim_id.lock(one)).await.unwrap();
         for locks in [one, other] {
@@ -194,7 +194,7 @@ pub async fn fences_grow(by: By, one: &Locks, other: &Locks) {
 }
 
 /// Waiters of one process.
-pub async fn who_came_first_is_next(by: By, one: &Locks, _: &Locks) {
+pub async fn callers_are_served_in_order(by: By, one: &Locks, _: &Locks) {
     let held = soon(by.lock(one)).await.unwrap();
     let turns = Arc::new(AtomicU64::new(0));
     let mut tasks = Vec::new();
@@ -215,7 +215,7 @@ pub async fn who_came_first_is_next(by: By, one: &Locks, _: &Locks) {
     }
 }
 
-pub async fn a_waiter_or_holder_that_is_dropped_is_in_nobodys_way(by: By, one: &Locks, other: &Locks) {
+pub async fn a_dropped_waiter_or_holder_blocks_no_caller(by: By, one: &Locks, other: &Locks) {
     let held = soon(by.lock(one)).await.unwrap();
     for locks in [one, other] {
         let waits = by.spawn(locks);
@@ -247,7 +247,7 @@ pub async fn a_lease_ends_and_the_next_begins(by: By, one: &Locks, other: &Locks
     next.release().await.unwrap();
 }
 
-pub async fn who_waits_for_themselves_is_told(by: By, one: &Locks, _: &Locks) {
+pub async fn a_caller_that_waits_for_itself_is_refused(by: By, one: &Locks, _: &Locks) {
     let held = soon(by.lock(one)).await.unwrap();
     for way in ALL {
         let refused = soon(held.run(way.lock(one))).await.unwrap_err();
@@ -269,7 +269,7 @@ pub async fn who_waits_for_themselves_is_told(by: By, one: &Locks, _: &Locks) {
     again.release().await.unwrap();
 }
 
-/// Runs each on two nodes that `$nodes` makes, for each way to lock, and checks by `$empty` that nothing is left.
+/// Runs each law on two nodes made by `$nodes`, for each kind of lock, and checks with `$empty` that nothing is left.
 #[macro_export]
 macro_rules! laws_of_mutexes {
     ($nodes:path, $empty:path) => {
@@ -281,12 +281,12 @@ macro_rules! laws_of_mutexes {
         mod $way {
             $crate::laws_of_mutexes!($nodes, $empty, $by:
                 one_holds_at_a_time,
-                who_tries_is_told_that_it_is_held,
+                a_try_reports_that_the_key_is_held,
                 fences_grow,
-                who_came_first_is_next,
-                a_waiter_or_holder_that_is_dropped_is_in_nobodys_way,
+                callers_are_served_in_order,
+                a_dropped_waiter_or_holder_blocks_no_caller,
                 a_lease_ends_and_the_next_begins,
-                who_waits_for_themselves_is_told,
+                a_caller_that_waits_for_itself_is_refused,
             );
         }
     };

@@ -1,4 +1,4 @@
-//! What every store must show of semaphores, seen by two nodes.
+//! The laws of semaphores that every store must show, seen by two nodes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ async fn soon<T>(future: impl Future<Output = T>) -> T {
         .expect("did not happen in time")
 }
 
-/// Until so many of this process wait, in the store or for it.
+/// Waits until `waiting` callers of this process wait, queued in the store or not.
 async fn until_waiting(locks: &Locks, waiting: usize) {
     soon(async {
         while locks.waiting() < waiting {
@@ -27,7 +27,7 @@ async fn until_waiting(locks: &Locks, waiting: usize) {
     .await;
 }
 
-/// Until the store has somebody in its queue, as one permit more is refused although it is there.
+/// Waits until the store has a queue: one permit more is refused although it is free.
 async fn until_queued(semaphore: &Semaphore) {
     soon(async {
         while let Some(guard) = semaphore.try_acquire().await.unwrap() {
@@ -69,14 +69,15 @@ pub async fn as_many_hold_as_there_are_permits(one: &Locks, other: &Locks) {
     let again = soon(here.acquire_many(2)).await.unwrap();
     release([first, third, last, again]).await;
     assert_eq!(soon(here.available_permits()).await.unwrap(), 5);
-    // A lock of the same key is another thing.
+    // A lock of the same key is independent.
     let lock = soon(one.mutex("calls").lock()).await.unwrap();
     let all = soon(there.acquire_many(5)).await.unwrap();
     release([lock, all]).await;
 }
 
-/// Tasks of both nodes, some of which want several, and give up, drop or release: never more than there are.
-pub async fn never_more_than_there_are(one: &Locks, other: &Locks) {
+/// Tasks of both nodes ask for one or several permits, and give up, drop or release them. The permits in use never
+/// exceed the capacity.
+pub async fn permits_never_exceed_the_capacity(one: &Locks, other: &Locks) {
     const PERMITS: u32 = 4;
     let (held, most) = (Arc::new(AtomicU32::new(0)), Arc::new(AtomicU32::new(0)));
     let tasks: Vec<_> = (0..24u32)
@@ -87,7 +88,7 @@ pub async fn never_more_than_there_are(one: &Locks, other: &Locks) {
                 for turn in 0..12 {
                     let many = [1, 1, 1, 2, 3, 4][(n + turn) as usize % 6];
                     if (n + turn) % 7 == 0 {
-                        // Dropped while it waits, or just when it is granted.
+                        // The future is dropped while it waits, or just when it is granted.
                         let wait = Duration::from_micros(u64::from(n * 100));
                         let _ = tokio::time::timeout(wait, semaphore.acquire_many(many)).await;
                         continue;
@@ -139,8 +140,9 @@ pub async fn a_semaphore_of_one_is_a_mutex(one: &Locks, other: &Locks) {
     assert_eq!(count.load(Ordering::SeqCst), 200);
 }
 
-/// By order of grants: whoever came before it, and then the one for all, though singles come for ever.
-pub async fn a_request_for_all_gets_in_among_singles(one: &Locks, other: &Locks) {
+/// In the order of grants: earlier callers come first, then the caller for all permits, although callers for one
+/// permit come without end.
+pub async fn a_request_for_all_permits_is_served_among_singles(one: &Locks, other: &Locks) {
     let (stop, singles) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let tasks: Vec<_> = (0..8)
         .map(|n| {
@@ -167,10 +169,10 @@ pub async fn a_request_for_all_gets_in_among_singles(one: &Locks, other: &Locks)
         let all = soon(locks.semaphore("busy", 4).acquire_many(4)).await.unwrap();
         let now = singles.load(Ordering::SeqCst);
         tokio::time::sleep(Duration::from_millis(2)).await;
-        // Whoever was granted before may count late.
+        // Callers that were granted before may count late.
         assert!(
             singles.load(Ordering::SeqCst) <= now + 8,
-            "somebody holds beside it"
+            "another caller holds beside it"
         );
         soon(all.release()).await.unwrap();
     }
@@ -180,11 +182,11 @@ pub async fn a_request_for_all_gets_in_among_singles(one: &Locks, other: &Locks)
     }
 }
 
-pub async fn who_wants_few_waits_behind_who_wants_many(one: &Locks, other: &Locks) {
-    // Of the process whose line has the one for many at its head: within a process a permit is handed on.
+pub async fn a_small_request_waits_behind_a_large_one(one: &Locks, other: &Locks) {
+    // The holding process has the large request at the head of its queue: a process hands permits on within itself.
     let claim_id = soon(other.semaphore("order", 3).acquire()).await.unwrap();
     let many = tokio::spawn(other.semaphore("order", 3).acquire_many(3));
-    // There are two left, and nobody passes who waits for three.
+    // Two permits are left, and no caller passes the one that waits for three.
     until_queued(&one.semaphore("order", 3)).await;
     assert_eq!(
         soon(one.semaphore("order", 3).available_permits()).await.unwrap(),
@@ -293,26 +295,26 @@ pub async fn bad_numbers_of_permits_are_refused(one: &Locks, _: &Locks) {
     let most = soon(all.acquire_many(u32::MAX)).await.unwrap();
     assert_eq!(soon(all.available_permits()).await.unwrap(), 0);
     assert!(soon(all.try_acquire()).await.unwrap().is_none());
-    // What makes a reader of a writer leaves permits as they are.
+    // A downgrade of a permit leaves the permits as they are.
     let most = soon(most.downgrade()).await.unwrap();
     assert!(most.is_held() && most.num_permits() == u32::MAX);
-    // A task may hold several, and nothing is said to be a deadlock.
+    // A task may hold several permits, and no deadlock is reported.
     most.release().await.unwrap();
     let first = soon(all.acquire()).await.unwrap();
     let second = first.scope(soon(all.acquire())).await.unwrap();
     release([first, second]).await;
 }
 
-/// Runs each on two nodes that `$nodes` makes, and checks by `$empty` that nothing is left.
+/// Runs each law on two nodes made by `$nodes`, and checks with `$empty` that nothing is left.
 #[macro_export]
 macro_rules! laws_of_semaphores {
     ($nodes:path, $empty:path) => {
         $crate::laws_of_semaphores!($nodes, $empty:
             as_many_hold_as_there_are_permits,
-            never_more_than_there_are,
+            permits_never_exceed_the_capacity,
             a_semaphore_of_one_is_a_mutex,
-            a_request_for_all_gets_in_among_singles,
-            who_wants_few_waits_behind_who_wants_many,
+            a_request_for_all_permits_is_served_among_singles,
+            a_small_request_waits_behind_a_large_one,
             a_cancelled_waiter_leaves_nothing,
             an_ended_permit_is_free_and_its_holder_told_before,
             each_handle_is_judged_by_its_own_number,

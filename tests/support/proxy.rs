@@ -1,7 +1,7 @@
 //! A TCP proxy on loopback that breaks things on demand.
 //!
-//! It runs on a thread and runtime of its own, so that a blocked runtime of the test does not stop it, and it is
-//! driven from the outside at any time:
+//! The proxy has its own thread and runtime, so a blocked test runtime does not stop it. It can be controlled at any
+//! time from any thread:
 //!
 //! ```text
 //! let proxy = Proxy::start(server);                   // clients connect to proxy.addr(), other processes too
@@ -30,7 +30,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, oneshot, watch};
 use tokio::time::{Instant, sleep_until, timeout};
 
-/// Which bytes: those of the client, those of the server, or all.
+/// The direction of the bytes: from the client, from the server, or both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Direction {
     Requests,
@@ -53,22 +53,22 @@ impl Direction {
     }
 }
 
-/// What becomes of bytes.
+/// What the proxy does with bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flow {
     /// Forwarded at once.
     Pass,
-    /// Forwarded so much after they came, in order.
+    /// Forwarded in order, after this delay.
     Delay(Duration),
-    /// Kept, and the end of the stream too: a client that gives up and goes away does not take back what it sent.
-    /// The sockets stay open. See [`Proxy::release`] and [`Proxy::discard`].
+    /// Kept, including the end of the stream: a client that gives up does not take back what it sent. The sockets
+    /// stay open. See [`Proxy::release`] and [`Proxy::discard`].
     Hold,
-    /// The next bytes are thrown away and the client's connection is reset. The server is left to execute what it
-    /// was sent. On [`Replies`] that is *executed, but the answer is lost*; on [`Requests`], *never arrived*.
+    /// The next bytes are thrown away and the client's connection is reset. The server still executes what it
+    /// received. On [`Replies`] a request is *executed, but the answer is lost*; on [`Requests`] it *never arrived*.
     Cut,
 }
 
-/// What really happened. Pairs are requests, replies.
+/// Counts of what really happened. Pairs are requests, replies.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Connections taken from clients and joined with the server.
@@ -89,7 +89,7 @@ pub struct Counts {
     pub arrived: [u64; 2],
     /// Bytes that were forwarded.
     pub forwarded: [u64; 2],
-    /// Bytes that a [`Flow::Delay`] kept waiting.
+    /// Bytes that a [`Flow::Delay`] delayed.
     pub delayed: [u64; 2],
     /// Bytes that a [`Flow::Hold`] kept.
     pub held: [u64; 2],
@@ -97,7 +97,7 @@ pub struct Counts {
     pub late: [u64; 2],
     /// Bytes that were held and then thrown away.
     pub discarded: [u64; 2],
-    /// Requests whose script got another name.
+    /// Requests whose script was renamed.
     pub misnamed: u64,
 }
 
@@ -153,17 +153,17 @@ impl Proxy {
         }
     }
 
-    /// Where clients connect.
+    /// Returns the address for clients.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }
 
-    /// Connections to come go to another server; those that are open stay where they are.
+    /// Sends new connections to another server; open connections stay where they are.
     pub fn redirect(&self, upstream: SocketAddr) {
         self.shared.lock().upstream = upstream;
     }
 
-    /// For all connections, present and to come.
+    /// Sets the flow of all connections, present and future.
     pub fn set(&self, direction: Direction, flow: Flow) {
         self.change(|state| {
             for &way in direction.ways() {
@@ -176,7 +176,7 @@ impl Proxy {
         });
     }
 
-    /// For the connections that are open now. New ones follow [`set`](Proxy::set).
+    /// Sets the flow of the open connections. New ones follow [`set`](Proxy::set).
     pub fn set_existing(&self, direction: Direction, flow: Flow) {
         self.change(|state| {
             for &way in direction.ways() {
@@ -188,7 +188,7 @@ impl Proxy {
         });
     }
 
-    /// For the connections that are open now and have subscribed to something.
+    /// Sets the flow of the open connections that have subscribed to a channel.
     pub fn set_subscribed(&self, direction: Direction, flow: Flow) {
         self.change(|state| {
             let connections = state.connections.values_mut();
@@ -200,7 +200,7 @@ impl Proxy {
         });
     }
 
-    /// For connections to come. Those that are open stay as they are.
+    /// Sets the flow of new connections. Open connections stay as they are.
     pub fn set_new(&self, direction: Direction, flow: Flow) {
         self.change(|state| {
             for &way in direction.ways() {
@@ -212,7 +212,7 @@ impl Proxy {
         });
     }
 
-    /// Every [`Flow::Hold`] becomes [`Flow::Pass`]: what was held is forwarded, in order.
+    /// Turns every [`Flow::Hold`] into [`Flow::Pass`]: held bytes are forwarded, in order.
     pub fn release(&self) {
         self.change(|state| {
             let own = state
@@ -225,8 +225,7 @@ impl Proxy {
         });
     }
 
-    /// Throws away all bytes that are held and resets their connections; answers how many bytes. What is set stays
-    /// set.
+    /// Throws away all held bytes and resets their connections; returns the number of bytes. The flows stay set.
     pub fn discard(&self) -> usize {
         self.change(|state| {
             let mut bytes = 0;
@@ -246,7 +245,7 @@ impl Proxy {
         })
     }
 
-    /// Resets (RST) every open connection on both sides; answers how many.
+    /// Resets (RST) every open connection on both sides; returns their number.
     pub fn reset(&self) -> usize {
         self.change(|state| {
             let open = state
@@ -258,24 +257,24 @@ impl Proxy {
         })
     }
 
-    /// New connections are reset on arrival, or no longer.
+    /// Sets whether new connections are reset on arrival.
     pub fn refuse(&self, refuse: bool) {
         self.shared.lock().refuse = refuse;
     }
 
-    /// Once: the next request that contains `needle` is forwarded, and then its connection is cut at the first reply.
+    /// Forwards the next request that contains `needle`, then cuts its connection at the first reply. Works once.
     pub fn cut_reply_to(&self, needle: impl Into<Vec<u8>>) {
         let needle = needle.into();
         assert!(!needle.is_empty());
         self.shared.lock().traps.push(needle);
     }
 
-    /// The next so many EVALSHA name a script that no server knows.
+    /// Renames the script in the next `requests` EVALSHA, so that no server knows it.
     pub fn misname_scripts(&self, requests: u64) {
         self.shared.lock().misname = requests;
     }
 
-    /// All flows pass, nothing is refused, what was held is released, no trap is left.
+    /// Restores the proxy: all flows pass, nothing is refused, held bytes are released, no trap is left.
     pub fn heal(&self) {
         self.change(|state| {
             state.refuse = false;
@@ -285,12 +284,12 @@ impl Proxy {
         self.set(Both, Flow::Pass);
     }
 
-    /// What happened so far.
+    /// Returns the counts so far.
     pub fn counts(&self) -> Counts {
         self.shared.lock().snapshot()
     }
 
-    /// How many bytes are held at this moment.
+    /// Returns the number of bytes held at this moment.
     pub fn holds(&self, direction: Direction) -> usize {
         let state = self.shared.lock();
         let pipes = state
@@ -304,7 +303,7 @@ impl Proxy {
             .sum()
     }
 
-    /// Waits for it to have happened; panics after ten seconds. (Not for a paused clock.)
+    /// Waits until the condition is true; panics after ten seconds. (Not for a paused clock.)
     pub async fn until(&self, happened: impl Fn(&Counts) -> bool) {
         let mut changed = self.shared.changed.subscribe();
         let wait = async {
@@ -313,7 +312,10 @@ impl Proxy {
             }
         };
         if timeout(Duration::from_secs(10), wait).await.is_err() {
-            panic!("the proxy waited ten seconds in vain: {:#?}", self.counts());
+            panic!(
+                "the proxy waited for 10 s without the event: {:#?}",
+                self.counts()
+            );
         }
     }
 
@@ -348,9 +350,9 @@ struct State {
     upstream: SocketAddr,
     refuse: bool,
     flows: [Flow; 2],
-    /// Requests whose replies are to be cut.
+    /// Requests whose replies are cut.
     traps: Vec<Vec<u8>>,
-    /// How many EVALSHA are to name another script.
+    /// The number of EVALSHA that still get another script name.
     misname: u64,
     connections: BTreeMap<u64, Connection>,
     counts: Counts,
@@ -358,10 +360,10 @@ struct State {
 
 #[derive(Debug, Default)]
 struct Connection {
-    /// Where it differs from the others.
+    /// The flows that differ from those of other connections.
     own: [Option<Flow>; 2],
     pipes: [Pipe; 2],
-    /// A request said so.
+    /// Whether a request has subscribed.
     subscribed: bool,
     end: Option<End>,
     ended: Arc<Notify>,
@@ -373,9 +375,9 @@ struct Pipe {
     queue: VecDeque<Piece>,
     /// Nothing comes after the queue.
     closed: bool,
-    /// The end of the last piece, for a needle that lies across two.
+    /// The end of the last piece, for a needle that spans two pieces.
     tail: Vec<u8>,
-    /// For the one who writes: something came or was set.
+    /// Wakes the writing task: bytes came or a flow was set.
     wake: Arc<Notify>,
 }
 
@@ -395,7 +397,7 @@ enum End {
     Cut,
 }
 
-/// What the one who writes does next.
+/// The next action of the writing task.
 enum Next {
     Write(Vec<u8>),
     Until(Instant),
@@ -408,7 +410,7 @@ impl Shared {
         self.state.lock().expect("the proxy did not panic")
     }
 
-    /// Touches the state of a connection, if it still is, and tells who watches.
+    /// Runs `f` on a connection that still exists, and notifies the tasks that watch the counts.
     fn with<T>(&self, id: u64, f: impl FnOnce(&mut Connection, &mut Common<'_>) -> T) -> Option<T> {
         let mut state = self.lock();
         let State {
@@ -432,7 +434,7 @@ impl Shared {
     }
 }
 
-/// What connections share.
+/// State shared by the connections.
 struct Common<'a> {
     flows: &'a [Flow; 2],
     traps: &'a mut Vec<Vec<u8>>,
@@ -462,7 +464,7 @@ impl Connection {
         }
     }
 
-    /// Bytes came.
+    /// Handles received bytes.
     fn push(&mut self, way: usize, bytes: &[u8], common: &mut Common<'_>) {
         common.counts.arrived[way] += bytes.len() as u64;
         self.subscribed |= way == UP && contains(bytes, b"SUBSCRIBE");
@@ -535,7 +537,7 @@ impl Connection {
     }
 }
 
-/// Makes the scripts unknown that the first `limit` EVALSHA name; answers how many those are.
+/// Renames the scripts in the first `limit` EVALSHA; returns the number renamed.
 fn misname(bytes: &mut [u8], limit: u64) -> u64 {
     const CALL: &[u8] = b"EVALSHA\r\n$40\r\n";
     let (mut at, mut misnamed) = (0, 0);
@@ -623,7 +625,7 @@ async fn serve(mut client: TcpStream, upstream: SocketAddr, id: u64, shared: Arc
         }
         Some(End::Cut) => {
             reset(client);
-            // A reset here would take back requests that the server has not read yet.
+            // A reset here takes back requests that the server has not read yet.
             let _ = server.shutdown().await;
             let rest = async {
                 let mut bytes = [0; 4096];
@@ -635,7 +637,7 @@ async fn serve(mut client: TcpStream, upstream: SocketAddr, id: u64, shared: Arc
     shared.changed.send_replace(());
 }
 
-/// Reads until the end. A client that is reset is a client that went away.
+/// Reads until the end. A reset by the client counts as its end.
 async fn read(mut from: ReadHalf<'_>, way: usize, id: u64, shared: &Shared) {
     let mut bytes = vec![0; 64 * 1024];
     loop {
@@ -657,7 +659,7 @@ async fn read(mut from: ReadHalf<'_>, way: usize, id: u64, shared: &Shared) {
     }
 }
 
-/// Writes what the flow lets through, until the end, which it passes on.
+/// Writes what the flow allows, until the end of the stream, which is forwarded.
 async fn write(mut to: WriteHalf<'_>, way: usize, id: u64, shared: &Shared) {
     let Some(wake) = shared.with(id, |connection, _| connection.pipes[way].wake.clone()) else {
         return;
@@ -678,7 +680,7 @@ async fn write(mut to: WriteHalf<'_>, way: usize, id: u64, shared: &Shared) {
                     let counted = bytes.len() as u64;
                     shared.with(id, |_, common| common.counts.forwarded[way] += counted);
                 }
-                // The other end went away; what still comes is dropped.
+                // The other end has gone; later bytes are dropped.
                 Err(_) => broken = true,
             },
             Some(Next::Write(_)) => {}

@@ -1,4 +1,4 @@
-//! What every store must show when a future is not polled in time: no call returns a guard that is not held.
+//! The laws of futures that are not polled in time, for every store: no call returns a guard that is not held.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -25,7 +25,7 @@ impl Wake for Woken {
     }
 }
 
-/// What each call returns, as far as this looks at it.
+/// The part of a call's result that these laws look at.
 trait Answer {
     fn is_held(&self) -> bool;
 }
@@ -48,8 +48,8 @@ impl Answer for () {
     }
 }
 
-/// Polls the future once; releases `claim_id`, so that the future is granted what it waits for; and polls it again when
-/// another node has held the same since.
+/// Polls the future once, then releases `claim_id`, so that the future is granted. Polls it again after another node
+/// has held the same lock.
 async fn is_lost<T: Answer>(
     what: &str,
     claim_id: impl Future<Output = Result<(), Error>>,
@@ -68,7 +68,7 @@ async fn is_lost<T: Answer>(
         }
     })
     .await;
-    // It is granted, and its caller is busy with something else for longer than a lease.
+    // The lock is granted, and its caller does not poll for longer than a lease.
     soon(next).await.unwrap();
     let late = match poll() {
         Poll::Ready(answer) => answer,
@@ -81,7 +81,7 @@ async fn is_lost<T: Answer>(
     }
 }
 
-/// `lease`: of each call. A store answers within a quarter of it, also on a slow machine.
+/// `lease` is the lease of each call. A store answers within a quarter of it, also on a slow machine.
 pub async fn a_grant_that_is_not_taken_up_in_time_is_no_guard(one: &Locks, other: &Locks, lease: Duration) {
     let next = |key: &'static str| async move { other.mutex(key).lease(lease).lock().await?.release().await };
     let mutex = one.mutex("mutex").lease(lease);
@@ -117,7 +117,7 @@ pub async fn a_grant_that_is_not_taken_up_in_time_is_no_guard(one: &Locks, other
     soon(other.idle()).await;
 }
 
-/// A store that answers at once grants with the first poll; another needs a trip.
+/// A store that answers at once grants with the first poll; another store needs a round trip.
 pub async fn a_lease_that_is_adopted_too_late_is_no_guard(one: &Locks, other: &Locks, lease: Duration) {
     let guard = soon(one.mutex("order").lease(lease).lock()).await.unwrap();
     let transfer = soon(guard.into_transfer(lease)).await.unwrap();

@@ -1,4 +1,4 @@
-//! What every store must show of leases that go from one process to another, seen by two nodes.
+//! The laws of leases that move from one process to another, which every store must show, seen by two nodes.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ async fn soon<T>(future: impl Future<Output = T>) -> T {
         .expect("did not happen in time")
 }
 
-/// As it comes out of a message.
+/// The transfer as a message carries it.
 fn sent(transfer: &Transfer) -> Transfer {
     let read: Transfer = transfer.to_string().parse().unwrap();
     assert_eq!(read, *transfer);
@@ -25,7 +25,7 @@ fn is_gone<T: std::fmt::Debug>(answer: &Result<T, Error>) -> bool {
     matches!(answer, Err(Error::Gone { key, .. }) if key.to_string() == "order")
 }
 
-/// One of each mode, under the name `order`.
+/// Acquires one guard of the given mode, under the name `order`.
 async fn of_each_mode(locks: &Locks, mode: usize) -> Guard {
     match mode {
         0 => soon(locks.mutex("order").lock()).await.unwrap(),
@@ -35,7 +35,7 @@ async fn of_each_mode(locks: &Locks, mode: usize) -> Guard {
     }
 }
 
-/// Nobody else can have it as a writer, or so many permits.
+/// Returns whether a writer, or a caller for one more permit, is refused.
 async fn is_taken(locks: &Locks, mode: usize) -> bool {
     match mode {
         2 => soon(locks.semaphore("order", 3).try_acquire())
@@ -46,7 +46,7 @@ async fn is_taken(locks: &Locks, mode: usize) -> bool {
     }
 }
 
-pub async fn a_lease_goes_from_hand_to_hand(one: &Locks, other: &Locks) {
+pub async fn a_lease_moves_between_processes(one: &Locks, other: &Locks) {
     for mode in 0..4 {
         let guard = of_each_mode(one, mode).await;
         let (lease, first) = (guard.lease(), guard.fence());
@@ -66,7 +66,7 @@ pub async fn a_lease_goes_from_hand_to_hand(one: &Locks, other: &Locks) {
             is_taken(one, mode).await && is_taken(other, mode).await,
             "mode {mode}"
         );
-        // And on, also to where it came from.
+        // The lease moves on, also back to its first process.
         let back = sent(&soon(adopted.into_transfer(MINUTE)).await.unwrap());
         let adopted = soon(one.adopt(&back)).await.unwrap();
         assert!(back.fence() < adopted.fence());
@@ -76,8 +76,8 @@ pub async fn a_lease_goes_from_hand_to_hand(one: &Locks, other: &Locks) {
     }
 }
 
-/// A message that is delivered twice is worked on once.
-pub async fn what_was_adopted_is_gone(one: &Locks, other: &Locks) {
+/// A message that is delivered twice is processed once.
+pub async fn an_adopted_transfer_is_gone(one: &Locks, other: &Locks) {
     for mode in 0..4 {
         let transfer = soon(of_each_mode(one, mode).await.into_transfer(MINUTE))
             .await
@@ -94,7 +94,7 @@ pub async fn what_was_adopted_is_gone(one: &Locks, other: &Locks) {
     }
 }
 
-pub async fn whoever_is_told_of_it_gives_it_back(one: &Locks, other: &Locks) {
+pub async fn the_receiver_of_a_transfer_can_give_it_back(one: &Locks, other: &Locks) {
     for mode in 0..4 {
         let transfer = soon(of_each_mode(one, mode).await.into_transfer(MINUTE))
             .await
@@ -110,8 +110,8 @@ pub async fn whoever_is_told_of_it_gives_it_back(one: &Locks, other: &Locks) {
     }
 }
 
-/// Whoever waits gets it after all of them, and not in between.
-pub async fn who_waits_gets_it_at_the_end(one: &Locks, other: &Locks) {
+/// A waiter is granted after all the transfers, and not between them.
+pub async fn a_waiter_is_granted_after_the_last_transfer(one: &Locks, other: &Locks) {
     let guard = soon(one.mutex("order").lock()).await.unwrap();
     let lock = |locks: &Locks| {
         let lock = locks.mutex("order").lock();
@@ -140,7 +140,7 @@ pub async fn who_waits_gets_it_at_the_end(one: &Locks, other: &Locks) {
     }
 }
 
-/// An adopted lease is nobody else's of the process that adopted it.
+/// An adopted lease is not handed on to other callers of the process that adopted it.
 pub async fn an_adopted_lease_is_not_handed_on(one: &Locks, other: &Locks) {
     let transfer = soon(
         soon(one.mutex("order").lock())
@@ -161,13 +161,13 @@ pub async fn an_adopted_lease_is_not_handed_on(one: &Locks, other: &Locks) {
     let before = adopted.fence().get();
     soon(adopted.release()).await.unwrap();
     let next = soon(next).await.unwrap().unwrap();
-    // Not the next place of the same grant.
+    // The fence is not the next place of the same grant.
     assert!(next.fence().get() / 1024 > before / 1024);
     soon(next.release()).await.unwrap();
 }
 
-/// Nobody renews it on its way, and nobody has to give it back.
-pub async fn an_ended_one_is_free_again(one: &Locks, other: &Locks) {
+/// No node renews the lease in transit, and it ends without being given back.
+pub async fn an_ended_transfer_frees_the_lease(one: &Locks, other: &Locks) {
     let lease = Duration::from_millis(500);
     for mode in 0..4 {
         let transfer = soon(of_each_mode(one, mode).await.into_transfer(lease))
@@ -183,17 +183,17 @@ pub async fn an_ended_one_is_free_again(one: &Locks, other: &Locks) {
     }
 }
 
-/// For whom it is extended it lasts, and what is adopted is renewed.
-pub async fn an_extended_one_lasts(one: &Locks, other: &Locks) {
+/// An extended transfer lasts, and an adopted lease is renewed.
+pub async fn an_extended_transfer_lasts(one: &Locks, other: &Locks) {
     let lease = Duration::from_millis(800);
     for mode in 0..3 {
         let transfer = soon(of_each_mode(one, mode).await.into_transfer(lease))
             .await
             .unwrap();
         soon(other.extend(&transfer, MINUTE)).await.unwrap();
-        // Never shorter.
+        // An extension never shortens it.
         soon(other.extend(&transfer, lease)).await.unwrap();
-        // It would have ended, with its margin.
+        // Without the extension it ends here, margin included.
         tokio::time::sleep(2 * lease + Duration::from_millis(500)).await;
         let adopted = soon(one.adopt(&transfer)).await.unwrap();
         soon(adopted.release()).await.unwrap();
@@ -211,7 +211,7 @@ pub async fn a_permit_is_given_out_by_itself(one: &Locks, other: &Locks) {
             .unwrap()
             .is_none()
     );
-    // The one that nobody gives back.
+    // This guard is not given back.
     let guard = soon(other.semaphore("order", 2).acquire()).await.unwrap();
     assert!(is_gone(&soon(other.release(&left)).await));
     soon(other.release(&kept)).await.unwrap();
@@ -219,8 +219,8 @@ pub async fn a_permit_is_given_out_by_itself(one: &Locks, other: &Locks) {
     soon(guard.release()).await.unwrap();
 }
 
-/// The guard goes on.
-pub async fn what_others_share_is_not_given_up(one: &Locks, other: &Locks) {
+/// The guard keeps its lease.
+pub async fn a_shared_lease_is_not_given_up(one: &Locks, other: &Locks) {
     let refused = |answer: Result<Transfer, TransferError>| match answer {
         Err(TransferError::Refused(guard, Error::Options(why))) => {
             assert!(guard.is_held());
@@ -247,16 +247,16 @@ pub async fn what_others_share_is_not_given_up(one: &Locks, other: &Locks) {
     soon(second.release()).await.unwrap();
     let transfer = soon(first.into_transfer(MINUTE)).await.unwrap();
     let adopted = soon(other.adopt(&transfer)).await.unwrap();
-    // Beside other readers, who may come.
+    // Other readers may hold beside it.
     let beside = soon(one.rw_lock("order").try_read())
         .await
         .unwrap()
-        .expect("nobody writes");
+        .expect("no writer holds it");
     soon(beside.release()).await.unwrap();
     soon(adopted.release()).await.unwrap();
 }
 
-/// Of an election nobody but who leads has to know, and so it goes from hand to hand by standing.
+/// An election cannot be transferred: leadership moves by campaigning.
 pub async fn an_election_is_not_given_up(one: &Locks, other: &Locks) {
     let guard = soon(one.election("order").campaign()).await.unwrap();
     let guard = match soon(guard.into_transfer(MINUTE)).await {
@@ -272,20 +272,20 @@ pub async fn an_election_is_not_given_up(one: &Locks, other: &Locks) {
     soon(guard.release()).await.unwrap();
 }
 
-/// Runs each on two nodes that `$nodes` makes, and checks by `$empty` that nothing is left.
+/// Runs each law on two nodes made by `$nodes`, and checks with `$empty` that nothing is left.
 #[macro_export]
 macro_rules! laws_of_transfers {
     ($nodes:path, $empty:path) => {
         $crate::laws_of_transfers!($nodes, $empty:
-            a_lease_goes_from_hand_to_hand,
-            what_was_adopted_is_gone,
-            whoever_is_told_of_it_gives_it_back,
-            who_waits_gets_it_at_the_end,
+            a_lease_moves_between_processes,
+            an_adopted_transfer_is_gone,
+            the_receiver_of_a_transfer_can_give_it_back,
+            a_waiter_is_granted_after_the_last_transfer,
             an_adopted_lease_is_not_handed_on,
-            an_ended_one_is_free_again,
-            an_extended_one_lasts,
+            an_ended_transfer_frees_the_lease,
+            an_extended_transfer_lasts,
             a_permit_is_given_out_by_itself,
-            what_others_share_is_not_given_up,
+            a_shared_lease_is_not_given_up,
             an_election_is_not_given_up,
         );
     };

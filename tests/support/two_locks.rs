@@ -1,4 +1,4 @@
-//! What every store must show of two [`Locks`] in one process, of which one is shut down: the other notices nothing.
+//! The laws of two [`Locks`] in one process, for every store: the shutdown of one does not affect the other.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -19,7 +19,7 @@ async fn held(locks: &Locks, key: impl Into<tenure::Key>) -> Guard {
     soon(locks.mutex(key).lock()).await.unwrap()
 }
 
-/// On one thread, so that both take their steps on it.
+/// Runs on one thread, so that both take their steps on it.
 pub async fn one_ends_while_it_waits_for_the_other(one: &Locks, other: &Locks) {
     let guard = held(one, "shared").await;
     let mutex = other.mutex("shared");
@@ -39,7 +39,7 @@ pub async fn one_ends_while_it_holds_another_key(one: &Locks, other: &Locks) {
     let guard = held(one, "ours").await;
     assert!(guard.is_held(), "nothing ended it");
     soon(guard.release()).await.unwrap();
-    // And what the other had is free.
+    // The key of the other one is free.
     soon(held(one, "theirs").await.release()).await.unwrap();
 }
 
@@ -50,7 +50,7 @@ pub async fn one_ends_while_both_hold_many_keys(one: &Locks, other: &Locks) {
         theirs.push(held(other, 1_000 + n).await);
     }
     soon(other.shutdown()).await;
-    // Each of these steps comes after one of the other.
+    // Each of these steps comes after a step of the other one.
     let more = held(one, "more").await;
     assert!(more.is_held());
     assert!(theirs.iter().all(|guard| !guard.is_held()));
@@ -61,7 +61,7 @@ pub async fn one_ends_while_both_hold_many_keys(one: &Locks, other: &Locks) {
     soon(more.release()).await.unwrap();
 }
 
-/// Both at once, with waiters on both sides: the steps of one thread belong to the one or the other.
+/// Both have waiters, at the same time: each step of the thread belongs to one of them.
 pub async fn one_ends_under_waiters_of_both(one: &Locks, other: &Locks) {
     let guards = [held(one, "a").await, held(other, "b").await];
     let waiters: Vec<_> = (0..20)

@@ -1,4 +1,4 @@
-//! The rows of the policies. Each holds whichever of three replicas fires first.
+//! The rows about policies. Each holds whichever of three replicas fires first.
 
 use tenure::scheduler::{Misfire, OnCrash, Overlap, Retry};
 use tokio::runtime::Builder;
@@ -11,7 +11,7 @@ const EACH_FIVE_MINUTES: &str = "0 */5 * * * *";
 const NOON: u64 = 1_790_856_000;
 const BEFORE_NOON: &str = "2026-10-01T11:59:30Z";
 
-/// In three worlds, in each of which another replica is the first to fire.
+/// Runs the check in three worlds. In each world another replica fires first.
 fn whichever_fires_first(check: impl AsyncFn(&'static str)) {
     for first in ["a", "b", "c"] {
         let mut runtime = Builder::new_current_thread();
@@ -21,7 +21,7 @@ fn whichever_fires_first(check: impl AsyncFn(&'static str)) {
 }
 
 impl Service {
-    /// Three replicas, of which one looks a good while before the others.
+    /// Starts three replicas. The first one looks well before the others.
     async fn three_led_by(&self, sim: &Simulation, first: &'static str) -> HashMap<&'static str, Replica> {
         let mut replicas = HashMap::new();
         for who in ["a", "b", "c"] {
@@ -32,14 +32,14 @@ impl Service {
         replicas
     }
 
-    /// The minutes after noon of the ticks that were begun, in that order.
+    /// Returns the minutes after noon of the ticks that were begun, in that order.
     fn minutes(&self) -> Vec<u64> {
         let begun = self.log.of("begins");
         begun.iter().map(|line| (line.tick - NOON) / 60).collect()
     }
 }
 
-/// How a tick ended on each replica that is through with it.
+/// Returns how a tick ended on each replica that has finished with it.
 fn outcomes(told: &Watch, tick: u64) -> Vec<String> {
     let of_tick = format!("tick_ms={tick}000 ");
     let told = told.told();
@@ -89,7 +89,7 @@ fn a_tick_comes_while_an_earlier_one_is_run_and_is_to_wait() {
         service.set = |job| job.overlap(Overlap::QueueOne);
         let _replicas = service.three_led_by(&sim, first).await;
         sim.run_for(secs(10 * 60)).await;
-        // The next begins five seconds after its replacement of the one before: nobody has heard of that by then.
+        // The next run begins five seconds after its tick replaced the previous one: no other replica knows that yet.
         assert_eq!(service.minutes(), [0, 2, 4, 6, 8]);
         let (begins, ends) = (service.log.of("begins"), service.log.of("ends"));
         assert_eq!(begins[0].who, first);
@@ -116,8 +116,8 @@ fn a_tick_comes_while_an_earlier_one_is_run_and_is_to_wait() {
 
 // Ticks are missed.
 
-/// The ticks of 12:05, 12:10 and 12:15 cannot be begun, as the store is away or no replica lives, until 12:17. What is begun
-/// until 12:21, after the tick of noon.
+/// The ticks of 12:05, 12:10 and 12:15 cannot be begun until 12:17, as the store is away or no replica lives. Checks
+/// the ticks begun until 12:21, after the tick of noon.
 fn missed(set: fn(LeasedJob<Scheduled>) -> LeasedJob<Scheduled>, (away, gone): (&[u64], &[u64])) {
     whichever_fires_first(async |first| {
         for is_store_away in [true, false] {
@@ -133,7 +133,7 @@ fn missed(set: fn(LeasedJob<Scheduled>) -> LeasedJob<Scheduled>, (away, gone): (
                 replicas.drain().for_each(|(_, replica)| replica.crash());
             }
             sim.run_until("2026-10-01T12:17:00Z").await;
-            assert_eq!(service.log.of("begins").len(), 1, "nobody can");
+            assert_eq!(service.log.of("begins").len(), 1, "no replica can begin a tick");
             if is_store_away {
                 sim.store().come_back();
             } else {
@@ -175,7 +175,7 @@ fn ticks_are_missed_and_the_newest_is_to_be_run() {
         |job| job.misfire(Misfire::RunOnce { within: secs(900) }),
         (&[15], &[15]),
     );
-    // It is two minutes old.
+    // The tick is two minutes old.
     missed(
         |job| job.misfire(Misfire::RunOnce { within: secs(100) }),
         (&[], &[]),
@@ -191,14 +191,14 @@ fn ticks_are_missed_and_all_are_to_be_run() {
         }
     }
     missed(|job| job.misfire(all(3_600, 9)), (&[5, 10, 15], &[5, 10, 15]));
-    // Some replica was after that of 12:05 when the store was away, and no more had come by then.
+    // When the store was away, some replica pursued the tick of 12:05, and no later tick had come by then.
     missed(|job| job.misfire(all(3_600, 2)), (&[5, 10, 15], &[10, 15]));
-    // That of 12:10 is seven minutes old.
+    // The tick of 12:10 is seven minutes old.
     missed(|job| job.misfire(all(500, 9)), (&[10, 15], &[10, 15]));
 }
 
-/// What is begun of the tick of 12:05, which is to be run once within 20 s, where it cannot be begun until so many
-/// milliseconds after it.
+/// Returns how often the tick of 12:05 is begun. It may run once within 20 s, but cannot be begun until `late_ms`
+/// after its time.
 async fn begun_so_late(ahead: &[(&'static str, i64)], is_store_away: bool, late_ms: u64) -> usize {
     let sim = Simulation::at(BEFORE_NOON);
     let mut service = Service::new("late", EACH_FIVE_MINUTES, secs(0));
@@ -235,11 +235,11 @@ async fn begun_so_late(ahead: &[(&'static str, i64)], is_store_away: bool, late_
 async fn ticks_are_missed_and_clocks_are_off() {
     let (ahead, behind) = (("a", 2_000), ("b", -2_000));
     for ahead in [&[ahead, behind, ("c", 0)][..], &[ahead], &[behind]] {
-        // Young enough by the store's clock, and not by that of the node that is ahead. Whoever finds the store away looks
-        // again a few seconds later.
+        // The tick is young enough by the store's clock, but not by that of the node that is ahead. A node that finds
+        // the store away looks again a few seconds later.
         assert_eq!(begun_so_late(ahead, true, 14_000).await, 1, "{ahead:?}");
         assert_eq!(begun_so_late(ahead, false, 18_500).await, 1, "{ahead:?}");
-        // And the other way round.
+        // The tick is too old by the store's clock.
         for late_ms in [20_050, 20_300, 20_600] {
             for is_store_away in [true, false] {
                 let begun = begun_so_late(ahead, is_store_away, late_ms).await;
@@ -263,7 +263,7 @@ fn the_owner_dies_again_and_again() {
             sim.run_for(secs(60)).await;
             let begins = service.log.of("begins");
             assert_eq!(begins.len(), attempt + 1, "{begins:?}");
-            // As an orchestrator does: another comes in its place.
+            // An orchestrator starts another replica in its place.
             replicas.remove(begins[attempt].who).expect("it runs").crash();
             replicas.insert(new, service.start(&sim, new).await);
         }
@@ -297,7 +297,7 @@ fn the_owner_dies_and_its_tick_is_not_to_be_run_again() {
         assert_eq!(
             (next.tick, next.attempt),
             (owner.tick + 86_400, 1),
-            "the next comes as usual"
+            "the next tick is run as usual"
         );
     });
 }
@@ -311,7 +311,7 @@ fn tries_three_times(job: LeasedJob<Scheduled>) -> LeasedJob<Scheduled> {
 #[test]
 fn a_job_fails_and_is_to_be_tried_again() {
     whichever_fires_first(async |first| {
-        // It goes well at last, or never.
+        // The job succeeds at last, or never.
         for (fails, outcome) in [(2, "done"), (9, "failed")] {
             let told = Watch::of("job=tried-again ");
             let sim = Simulation::at("2026-10-01T23:59:30Z");
@@ -324,7 +324,7 @@ fn a_job_fails_and_is_to_be_tried_again() {
             assert_eq!((begins.len(), one.who), (3, first), "{begins:?}");
             let is_same = |line: &Line| (line.who, line.attempt, line.fence) == (one.who, 1, one.fence);
             assert!(begins.iter().all(is_same), "{begins:?}");
-            // Up to twice as long, by chance; and each run lasts a second.
+            // Pauses are up to twice as long, by chance; and each run lasts a second.
             for (two, pause) in begins.windows(2).zip([secs(4), secs(8)]) {
                 let paused = two[1].at - two[0].at - secs(1);
                 assert!((pause..=2 * pause).contains(&paused), "{paused:?}, not {pause:?}");
@@ -351,7 +351,11 @@ fn the_owner_dies_between_two_tries() {
         let ran = service.log.one("ends");
         assert_eq!((failed.who, ran.tick, ran.attempt), (first, failed.tick, 2));
         assert!(ran.who != first && ran.fence > failed.fence, "{ran:?}");
-        assert_eq!(service.log.of("fails").len(), 3, "two of them are its own");
+        assert_eq!(
+            service.log.of("fails").len(),
+            3,
+            "two of the failures are its own"
+        );
     });
 }
 
