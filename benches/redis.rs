@@ -374,7 +374,7 @@ async fn kinds(server: &RedisServer, wire: &Wire, report: &mut Report) {
     let count_down = async |n: usize| {
         let latch = locks.latch(n).life(Duration::from_secs(1));
         assert!(latch.try_set_count(1).await.expect("a latch"));
-        assert_eq!(latch.count_down().await.expect("it is set"), 0);
+        assert_eq!(latch.count_down().await.expect("the latch is set"), 0);
     };
     let guarded = async |n: usize| {
         let guard = locks.mutex(n).lock().await.expect("a lock");
@@ -385,7 +385,10 @@ async fn kinds(server: &RedisServer, wire: &Wire, report: &mut Report) {
     let proclaim = async |n: usize| {
         let election = locks.election(n);
         let guard = election.campaign().await.expect("no other candidate");
-        election.proclaim("10.0.0.7:8080").await.expect("it leads");
+        election
+            .proclaim("10.0.0.7:8080")
+            .await
+            .expect("the leader may proclaim");
         guard.release().await.expect(released);
     };
     let cycles: [(&str, f64, f64, &dyn Cycle); 11] = [
@@ -517,8 +520,8 @@ async fn hand_off_child(url: &str) {
             other => panic!("unknown command from the parent: {other}"),
         };
         out.write_all((lines.concat() + "end\n").as_bytes())
-            .expect("the parent listens");
-        out.flush().expect("the parent listens");
+            .expect("the parent reads the output");
+        out.flush().expect("the parent reads the output");
     }
 }
 
@@ -613,15 +616,15 @@ impl Child {
 
     fn tell(&mut self, word: &str) {
         let input = self.process.stdin.as_mut().expect("its input");
-        writeln!(input, "{word}").expect("the child listens");
+        writeln!(input, "{word}").expect("the child reads its input");
     }
 
     fn hear(&mut self) -> Vec<Vec<f64>> {
         let line = || {
             self.lines
                 .next()
-                .expect("the child speaks")
-                .expect("the child speaks")
+                .expect("a line from the child")
+                .expect("a line from the child")
         };
         let numbers = |line: String| line.split(' ').map(|n| n.parse().expect("a number")).collect();
         std::iter::repeat_with(line)

@@ -128,7 +128,7 @@ fn name(who: usize) -> String {
     format!("relay-{}", who + 1)
 }
 
-#[allow(clippy::too_many_lines, reason = "a story")]
+#[allow(clippy::too_many_lines, reason = "one linear demonstration")]
 #[tokio::main]
 async fn main() -> Result<(), Trouble> {
     let url = std::env::var("REDIS_URL").ok();

@@ -24,7 +24,7 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 const ORDERS: usize = 40;
-/// How long the lease lasts until a worker adopts it. From then on the worker renews it.
+/// How long the lease of a transfer lasts. The worker that adopts it renews it.
 const KEEP: Duration = Duration::from_secs(30);
 
 /// How often an order was shipped and paid back. It uses no locks.

@@ -128,7 +128,7 @@ fn spawn(who: usize, said: mpsc::UnboundedSender<(usize, String)>) -> Result<Chi
     Ok(child)
 }
 
-#[allow(clippy::too_many_lines, reason = "a story")]
+#[allow(clippy::too_many_lines, reason = "one linear demonstration")]
 async fn show(
     mut replicas: Vec<Replica>,
     mut hears: mpsc::UnboundedReceiver<(usize, String)>,

@@ -121,7 +121,7 @@ fn main() {
             let times = times.parse().expect("a number");
             support::runtime().block_on(times_on_redis(times, *verb == "cycles"));
         }
-        _ => panic!("measure, compare, cycles or locks"),
+        _ => panic!("usage: measure, compare, cycles or locks"),
     }
 }
 
@@ -155,7 +155,7 @@ async fn measure(what: &str) -> Vec<f64> {
             let ours = scenes::hot(&locks, 100, window()).await;
             vec![ours, ours / scenes::tokio_mutex(100, window()).await]
         }
-        other => panic!("no such thing to measure: {other}"),
+        other => panic!("no such measurement: {other}"),
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::LazyLock;
 use redis::aio::MultiplexedConnection;
 use redis::{FromRedisValue, Script};
 
-/// The weight of an exclusive holder, and the largest sum of weights.
+/// The weight of an exclusive holder, which fills the whole capacity.
 pub const WHOLE: u32 = 1_000;
 
 /// Adds a holder. `KEYS`: the holders. `ARGV`: id, replica, weight, capacity.

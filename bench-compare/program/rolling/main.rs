@@ -36,7 +36,7 @@ fn main() {
             let seconds = seconds.parse().expect("a number");
             runtime.block_on(deploy(Path::new(before), Duration::from_secs(seconds)));
         }
-        _ => panic!("replica or deploy"),
+        _ => panic!("usage: replica <url> <side> <name>, or deploy <earlier program> <seconds>"),
     }
 }
 
