@@ -485,9 +485,9 @@ async fn hand_overs_on_the_server(server: &RedisServer, report: &mut Report) {
 
 // Two child processes compete for one key, as the parent process tells them. In steady contention each child has two tasks
 // that lock and release, without local hand-over. The queue always has a waiter, so each release hands over to the other
-// child. The time of a hand-off is the window divided by the number of changes of owner. The round trip to compare with is
-// that of the raw script, called by one task in a closed loop, in the same children and the same round. It is measured in one
-// child while the other idles, and in both at once, because a hand-off keeps both awake.
+// child. The time of a hand-off is the window divided by the number of changes of owner. It is compared with the round trip of
+// the raw script, which one task calls in a closed loop in the same round. That round trip is measured in one child while the
+// other idles, and in both at once, because a hand-off keeps both awake.
 //
 // A lone hand-off lasts from the release of one child until the other child holds the key, with a pause before each release.
 // Round trips are measured at the same pace, because a core that went to sleep takes longer to answer.

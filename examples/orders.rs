@@ -1,7 +1,7 @@
 //! A handler takes an order and answers at once. It sends a message, and a worker of another process ships the order later.
-//! Meanwhile some customers cancel. If the handler releases its lock before it answers, some orders are paid back and shipped
-//! all the same, and a duplicate message ships an order twice. If the lock is transferred with the message, no other caller
-//! can lock the order until it is shipped, and a duplicate message cannot adopt the lock.
+//! Meanwhile some customers cancel. If the handler releases its lock before it answers, some orders are both paid back and
+//! shipped. A duplicate message then ships an order twice. If the handler transfers the lock with the message, no other caller
+//! can lock the order until it is shipped. A duplicate message then cannot adopt the lock.
 //!
 //! In this process's memory, in one or two seconds:
 //!
