@@ -1,5 +1,5 @@
-//! What a lock + release over Redis costs its own process: allocations, bytes and CPU time per cycle, all threads
-//! together, beside the same of raw redis-rs. Unlike rates these mean something on a busy machine.
+//! The cost of a lock + release on Redis for the client process, compared with raw redis-rs: allocations, bytes and CPU time
+//! per cycle, of all threads. Unlike rates, these figures are meaningful on a busy machine.
 //!
 //! `cargo bench --bench allocations`
 #![allow(clippy::too_many_lines, clippy::type_complexity)]
@@ -30,7 +30,7 @@ fn main() {
     report.write(env!("CARGO_TARGET_TMPDIR"));
 }
 
-/// Allocations, bytes and CPU microseconds of one window, per cycle.
+/// Returns the allocations, the bytes and the CPU microseconds per cycle of one window.
 async fn cost<F: Future<Output = usize>>(window: F) -> [f64; 3] {
     let region = Region::new(ALLOCATOR);
     let start = cpu_micros();
@@ -48,7 +48,7 @@ fn cpu_micros() -> f64 {
     time.tv_sec as f64 * 1e6 + time.tv_nsec as f64 / 1e3
 }
 
-/// Each task has a key of its own and so many cycles to do.
+/// Runs `tasks` tasks of `cycles` cycles each, and returns the number of all cycles.
 async fn all<F>(tasks: usize, cycles: usize, task: impl Fn(usize) -> F) -> usize
 where
     F: Future<Output = ()> + Send + 'static,
@@ -72,7 +72,7 @@ async fn cycles(url: &str, report: &mut Report) {
                 let mutex = locks.mutex(format!("own:{task}"));
                 async move {
                     for _ in 0..cycles {
-                        let guard = mutex.lock().await.expect("a lock that nobody else wants");
+                        let guard = mutex.lock().await.expect("a free lock");
                         guard.release().await.expect("a release in time");
                     }
                 }
@@ -87,7 +87,7 @@ async fn cycles(url: &str, report: &mut Report) {
                 }
             }));
             let raw = raw.await;
-            // The first pays for caches and connections.
+            // The first round warms up caches and connections.
             if round > 0 {
                 ours.push(tenure);
                 theirs.push(raw);

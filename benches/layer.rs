@@ -1,7 +1,7 @@
-//! What the layer adds to a request over the store in memory: time and allocations, part by part.
+//! The cost that each part of the layer adds to a request on the store in memory: time and allocations.
 //!
-//! `cargo bench --bench layer`. One request at a time, on one key that nobody else wants. Times include what the
-//! counting of allocations costs, some nanoseconds for each; differences of the same round are what is meant.
+//! `cargo bench --bench layer`. It sends one request at a time, on one free key. Times include the cost of counting, which is
+//! some nanoseconds per allocation. So compare only differences within the same round.
 #![allow(clippy::too_many_lines, clippy::type_complexity)]
 #![allow(clippy::disallowed_methods)]
 
@@ -32,7 +32,7 @@ fn main() {
     report.write(env!("CARGO_TARGET_TMPDIR"));
 }
 
-/// Per request.
+/// The cost per request.
 #[derive(Debug, Clone, Copy, Default)]
 struct Cost {
     nanos: f64,
@@ -75,7 +75,7 @@ fn request() -> Request<String> {
     Request::new(String::new())
 }
 
-/// As a router calls a service: a clone of its own for each request.
+/// Calls a clone of the service, as a router does for each request.
 async fn call<S, R>(service: &S) -> R
 where
     S: Service<Request<String>, Response = R, Error = Infallible> + Clone,
@@ -94,7 +94,7 @@ async fn lock(locks: &Locks, key: &Key) {
     guard.release().await.expect("a release in time");
 }
 
-/// As the layer takes it: with a limit to its patience.
+/// Locks with a limit to the wait, as the layer does.
 async fn lock_timeout(locks: &Locks, key: &Key) {
     let wait = Duration::from_secs(5);
     let guard = locks.mutex(key).lock_timeout(wait).await.expect("a free lock");
@@ -130,7 +130,7 @@ async fn layer(report: &mut Report) {
                 _ => cost(|| call(&full)).await,
             };
         }
-        // The first pays for caches and allocators.
+        // The first round warms up caches and allocators.
         if round > 0 {
             rounds.push(costs);
         }

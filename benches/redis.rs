@@ -1,9 +1,10 @@
-//! Locks on a Redis of the bench's own, behind a wire with a delay, against the least that any lock on Redis does:
-//! `SET NX PX` and a script that compares and deletes, on one multiplexed connection. TCP_NODELAY is set on both
-//! sides and on the wire. Only ratios from interleaved windows mean anything.
+//! Compares tenure with "raw", the minimal lock on Redis: `SET NX PX` and a script that compares and deletes. Raw uses one
+//! multiplexed connection. The bench starts its own Redis, behind a wire with a delay. TCP_NODELAY is set on both sides and on
+//! the wire. Only the ratios from interleaved windows are meaningful.
 //!
-//! `cargo bench --bench redis`, or with `-- keys`, `-- hot`, `-- memory`, `-- layer`, `-- kinds`, `-- hand-off` or `-- server` for a
-//! part of it. `-- profile <tenure|hot|raw> <tasks> <seconds> [redis url]` runs one side alone, for perf and strace.
+//! `cargo bench --bench redis` runs all parts. `-- keys`, `-- hot`, `-- memory`, `-- layer`, `-- kinds`, `-- hand-off` or
+//! `-- server` runs one part. `-- profile <tenure|hot|raw> <tasks> <seconds> [redis url]` runs one side alone, for perf and
+//! strace.
 #![allow(clippy::too_many_lines, clippy::type_complexity)]
 #![allow(clippy::disallowed_methods)]
 
@@ -32,7 +33,7 @@ use tower::{Layer, ServiceExt, service_fn};
 const TOKEN: &str = "5f0c3a52d7e84d0f9a61";
 const TASKS: [usize; 4] = [1, 10, 100, 1000];
 
-/// Each way, and what share of raw's rate is asked for there at 1, 10, 100 and 1,000 tasks.
+/// The delay each way, and the required share of raw's rate at 1, 10, 100 and 1,000 tasks.
 const WIRES: [(Duration, [f64; 4]); 2] = [
     (Duration::from_micros(250), [0.9, 0.85, 0.8, 0.9]),
     (Duration::from_millis(1), [0.9, 0.9, 0.9, 0.85]),
@@ -81,7 +82,7 @@ fn main() {
         if support::asks_for("hand-off") {
             let (wire, _) = &wires[1];
             hand_off(&wire.url(), "1 ms each way", Target::AtMost(1.1), &mut report).await;
-            // A trip on loopback is mostly the time of three sleepy threads; on a network it is the wire.
+            // A round trip on loopback is mostly the time that three threads take to wake up; on a network it is the wire.
             hand_off(&server.url(), "loopback", Target::None, &mut report).await;
         }
         if support::asks_for("server") {
@@ -92,18 +93,18 @@ fn main() {
     report.write(env!("CARGO_TARGET_TMPDIR"));
 }
 
-/// Where the server is, and both sides connected to it.
+/// A route to the server, and the connections of both sides over it.
 struct Place {
     name: String,
-    /// How many cycles a second one task can do at most: two trips each.
+    /// The maximum of cycles per second for one task, at two round trips each; `None` without a wire.
     limit: Option<f64>,
     raw: Raw,
     locks: Locks,
-    /// A connection without a wire.
+    /// A connection to the server without the wire.
     stats: Raw,
 }
 
-/// Cycles per second in one window.
+/// Returns tenure's cycles per second in one window.
 async fn tenure(locks: &Locks, tasks: usize) -> f64 {
     let cycle = |task: usize| {
         let mutex = locks.mutex(format!("own:{task}"));
@@ -123,14 +124,14 @@ async fn raw(raw: &Raw, tasks: usize) -> f64 {
     rate(tasks, support::window(), cycle).await
 }
 
-/// What this process has used of its processors.
+/// Returns the CPU time of this process, in microseconds.
 fn cpu_micros() -> f64 {
     let used = clock_gettime(ClockId::ProcessCPUTime);
     used.tv_sec as f64 * 1e6 + used.tv_nsec as f64 / 1e3
 }
 
 impl Place {
-    /// Says how exact the wire is.
+    /// Connects both sides, and reports how exact the wire is.
     async fn connect(server: &RedisServer, wire: Option<&Wire>, report: &mut Report) -> Self {
         let url = wire.map_or_else(|| server.url(), Wire::url);
         let name = wire.map_or_else(
@@ -156,7 +157,7 @@ impl Place {
                 &[("PING µs", micros(through)), ("without it", micros(beside))],
             );
         }
-        // The first windows pay for caches and allocators.
+        // Warms up caches and allocators.
         raw(&place.raw, 100).await;
         tenure(&place.locks, 100).await;
         place
@@ -177,7 +178,7 @@ impl Place {
         }
     }
 
-    /// Each task locks and releases a key of its own.
+    /// Measures tasks that each lock and release their own key.
     async fn keys(&self, tasks: usize, target: Target, report: &mut Report) {
         let mut stats = self.stats.clone();
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
@@ -190,7 +191,7 @@ impl Place {
                 if (pair + turn) % 2 == 0 {
                     let rate = raw(&self.raw, tasks).await;
                     their_cpu.push((cpu_micros() - before) / (rate * support::window().as_secs_f64()));
-                    // A script's own commands are counted on their own too.
+                    // Redis counts the commands of a script separately, too.
                     let (_, set) = stats.stats(|name| name == "set").await;
                     let (cycles, scripts) = stats.stats(|name| name == "evalsha").await;
                     theirs.push(rate);
@@ -209,7 +210,7 @@ impl Place {
         let ratio = median(ours.iter().zip(&theirs).map(|(ours, theirs)| ours / theirs));
         let their_rate = median(theirs);
         let mut beside = vec![("cycles/s", median(ours)), ("raw", their_rate)];
-        // Far below 1, the processors are the limit and not the wire.
+        // If this is far below 1, the CPU is the limit, not the wire.
         beside.extend(
             self.limit
                 .map(|limit| ("raw of the wire's limit", their_rate / (limit * tasks as f64))),
@@ -224,7 +225,7 @@ impl Place {
         report.line(&format!("{tasks} tasks"), ratio, target, &beside);
     }
 
-    /// 100 tasks that want one key. For a bound see `bench-compare/versions`.
+    /// Measures 100 tasks that compete for one key. `bench-compare/versions` has a bound for it.
     async fn hot(&self, report: &mut Report) {
         report.section(&format!(
             "{}: one key, 100 tasks of one process: times the rate of one task of raw",
@@ -250,7 +251,7 @@ impl Place {
     }
 }
 
-/// One key in memory, against what the runtime alone needs for a line of tasks that take turns.
+/// Measures one key in memory, compared with `tokio::sync::Mutex`: the cost of task switches alone.
 async fn memory(report: &mut Report) {
     report.section("in memory: one key, 100 tasks of one process: times the rate of tokio::sync::Mutex");
     let locks = Locks::memory();
@@ -269,7 +270,7 @@ async fn memory(report: &mut Report) {
     report.line("100 tasks", ratio, Target::AtLeast(0.125), &rates);
 }
 
-/// What a layer adds to a request that has a key of its own: round trips at the median.
+/// Measures the median round trips that a layer adds to a request with its own key.
 async fn layer(wire: &Wire, report: &mut Report) {
     report.section("behind 1 ms each way, a key per request: round trips that the layer adds to it");
     let locks = Locks::redis(&wire.url()).await.expect("the server is there");
@@ -310,7 +311,7 @@ async fn layer(wire: &Wire, report: &mut Report) {
     }
 }
 
-/// What is done over and over: it is told how often it was.
+/// A repeated operation. `n` is the number of earlier repetitions.
 trait Cycle {
     fn run(&self, n: usize) -> Pin<Box<dyn Future<Output = ()> + '_>>;
 }
@@ -323,13 +324,13 @@ impl<F: AsyncFn(usize)> Cycle for F {
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// What each kind of lock costs while its keys are free: trips, as the server counts them, and the median time of a cycle as
-/// times that of a mutex.
+/// Measures each kind of lock on free keys: the round trips that the server counts, and the median time of a cycle relative to
+/// a mutex.
 async fn kinds(server: &RedisServer, wire: &Wire, report: &mut Report) {
     report.section("behind 0.25 ms each way, free keys: times the median of lock + release of a mutex");
     let locks = Locks::redis(&wire.url()).await.expect("the server is there");
     let mut stats = Raw::connect(&server.url()).await;
-    let released = "nobody else releases it";
+    let released = "the bench still holds the lock";
     let mutex = async |n: usize| {
         let guard = locks.mutex(n).lock().await.expect("a lock");
         guard.release().await.expect(released);
@@ -358,7 +359,10 @@ async fn kinds(server: &RedisServer, wire: &Wire, report: &mut Report) {
     let adopt = async |n: usize| {
         let guard = locks.mutex(n).lock().await.expect("a lock");
         let transfer = guard.into_transfer(MINUTE).await.expect("still held");
-        let guard = locks.adopt(&transfer).await.expect("nobody else does");
+        let guard = locks
+            .adopt(&transfer)
+            .await
+            .expect("the transfer was not adopted before");
         guard.release().await.expect(released);
     };
     let extend = async |n: usize| {
@@ -370,7 +374,7 @@ async fn kinds(server: &RedisServer, wire: &Wire, report: &mut Report) {
     let count_down = async |n: usize| {
         let latch = locks.latch(n).life(Duration::from_secs(1));
         assert!(latch.try_set_count(1).await.expect("a latch"));
-        assert_eq!(latch.count_down().await.expect("it is set"), 0);
+        assert_eq!(latch.count_down().await.expect("the latch is set"), 0);
     };
     let guarded = async |n: usize| {
         let guard = locks.mutex(n).lock().await.expect("a lock");
@@ -380,8 +384,11 @@ async fn kinds(server: &RedisServer, wire: &Wire, report: &mut Report) {
     };
     let proclaim = async |n: usize| {
         let election = locks.election(n);
-        let guard = election.campaign().await.expect("nobody else stands");
-        election.proclaim("10.0.0.7:8080").await.expect("it leads");
+        let guard = election.campaign().await.expect("no other candidate");
+        election
+            .proclaim("10.0.0.7:8080")
+            .await
+            .expect("the leader may proclaim");
         guard.release().await.expect(released);
     };
     let cycles: [(&str, f64, f64, &dyn Cycle); 11] = [
@@ -406,7 +413,7 @@ async fn kinds(server: &RedisServer, wire: &Wire, report: &mut Report) {
             let start = Instant::now();
             cycle.run(round).await;
             let took = start.elapsed().as_secs_f64();
-            // The first ones pay for scripts and caches.
+            // The first round loads scripts and warms up caches.
             if round > 0 {
                 times[at].push(took);
                 let (calls, spent) = stats.stats(|name| name == "evalsha").await;
@@ -425,7 +432,7 @@ async fn kinds(server: &RedisServer, wire: &Wire, report: &mut Report) {
             ("server µs", spent),
             ("times a mutex's", spent / server_base),
         ];
-        // A trip more is half as much again.
+        // One more round trip adds half of the time of a mutex.
         report.line(what, time / base, Target::AtMost(most), &beside);
         if let "a reader" | "a permit" = what {
             let shared = format!("{what}: server time");
@@ -434,7 +441,7 @@ async fn kinds(server: &RedisServer, wire: &Wire, report: &mut Report) {
     }
 }
 
-/// What a cycle costs the server, by the size of the batches that its requests travelled in.
+/// Measures the server time of a cycle, by the size of the batches of requests.
 async fn cycles_on_the_server(server: &RedisServer, report: &mut Report) {
     report.section("lock + release of so many keys at once: server µs per cycle, by INFO commandstats");
     let locks = Locks::redis(&server.url()).await.expect("the server is there");
@@ -452,7 +459,7 @@ async fn cycles_on_the_server(server: &RedisServer, report: &mut Report) {
     }
 }
 
-/// What it costs the server when a key goes from node to node.
+/// Measures the server's cost of a hand-over between two nodes.
 async fn hand_overs_on_the_server(server: &RedisServer, report: &mut Report) {
     report
         .section("a claim that queues and a leave that hands over, two nodes: the server's share of a pair");
@@ -476,16 +483,16 @@ async fn hand_overs_on_the_server(server: &RedisServer, report: &mut Report) {
     println!("  {}", pairs[0].calls.join(" "));
 }
 
-// Two processes and one key, told by a third what to do. In steady contention each process has two tasks that lock and
-// release, and hands on nothing within itself: somebody always stands in the queue, and each release hands over to the
-// other process. A window divided by the changes of owner is then the time of a hand-off. A round trip is that of the
-// raw script, called in a closed loop of one task by the same processes in the same round: by one of them while the
-// other idles, and by both, since a hand-off keeps both awake.
+// Two child processes compete for one key, as the parent process tells them. In steady contention each child has two tasks
+// that lock and release, without local hand-over. The queue always has a waiter, so each release hands over to the other
+// child. The time of a hand-off is the window divided by the number of changes of owner. It is compared with the round trip of
+// the raw script, which one task calls in a closed loop in the same round. That round trip is measured in one child while the
+// other idles, and in both at once, because a hand-off keeps both awake.
 //
-// Alone, a hand-off is from the one's release to the other's holding, with a pause before each release. In between,
-// round trips are measured at the same pace, since a core that went to sleep takes longer to answer.
+// A lone hand-off lasts from the release of one child until the other child holds the key, with a pause before each release.
+// Round trips are measured at the same pace, because a core that went to sleep takes longer to answer.
 
-/// Long enough for the other to be back in the queue.
+/// How long a child holds the key: long enough for the other child to queue again.
 const HOLD: Duration = Duration::from_millis(1);
 
 fn hand_offs() -> usize {
@@ -497,7 +504,7 @@ fn nanos() -> i64 {
     now.tv_sec * 1_000_000_000 + now.tv_nsec
 }
 
-/// Told on standard input what to measure. Answers with lines of figures and `end`.
+/// Reads from standard input what to measure. Writes lines of figures, then `end`.
 async fn hand_off_child(url: &str) {
     let locks = Locks::redis(url).await.expect("the server is there");
     let unsharing = Locks::builder().burst(1, Duration::ZERO).redis(url);
@@ -505,31 +512,31 @@ async fn hand_off_child(url: &str) {
     let mut raw = Raw::connect(url).await;
     let mut out = std::io::stdout();
     for line in std::io::stdin().lines() {
-        let lines = match line.expect("the parent speaks").as_str() {
+        let lines = match line.expect("the parent writes lines of UTF-8").as_str() {
             "trips" => vec![closed_loop(&mut raw).await],
             "contend" => contend(&unsharing.mutex("contended")).await,
             "spaced trips" => vec![spaced_trips(&mut raw).await],
             "hand over" => hand_over(&locks.mutex("handed over")).await,
-            other => panic!("the parent said {other}"),
+            other => panic!("unknown command from the parent: {other}"),
         };
         out.write_all((lines.concat() + "end\n").as_bytes())
-            .expect("the parent listens");
-        out.flush().expect("the parent listens");
+            .expect("the parent reads the output");
+        out.flush().expect("the parent reads the output");
     }
 }
 
-/// The round trip of the raw script, called without a pause: a window divided by the calls, as hand-offs are counted.
+/// Returns the round trip of the raw script in a closed loop: the window divided by the calls, as for hand-offs.
 async fn closed_loop(raw: &mut Raw) -> String {
     let (start, mut calls) = (nanos(), 0);
     let window = support::window().as_nanos() as i64;
     while nanos() - start < window {
-        raw.release("nobody's", TOKEN).await;
+        raw.release("free", TOKEN).await;
         calls += 1;
     }
     format!("{}\n", (nanos() - start) / calls)
 }
 
-/// Who held when in a window: the grant's number and the time.
+/// Returns each grant of a window: its number, and the time of the grant in nanoseconds.
 async fn contend(mutex: &Mutex) -> Vec<String> {
     let (stop, held) = (
         Arc::new(AtomicBool::new(false)),
@@ -557,7 +564,7 @@ async fn contend(mutex: &Mutex) -> Vec<String> {
         .collect()
 }
 
-/// The median round trips of PING and of the raw script, with a pause before each.
+/// Returns the median round trips of PING and of the raw script, with a pause before each.
 async fn spaced_trips(raw: &mut Raw) -> String {
     let (mut pings, mut scripts) = (Vec::new(), Vec::new());
     for _ in 0..hand_offs() {
@@ -567,13 +574,13 @@ async fn spaced_trips(raw: &mut Raw) -> String {
         pings.push((nanos() - start) as f64);
         tokio::time::sleep(HOLD).await;
         let start = nanos();
-        raw.release("nobody's", TOKEN).await;
+        raw.release("free", TOKEN).await;
         scripts.push((nanos() - start) as f64);
     }
     format!("{} {}\n", median(pings), median(scripts))
 }
 
-/// When it held and when it asked to release, each time.
+/// Returns for each holding the time of the grant and the time of the release, in nanoseconds.
 async fn hand_over(mutex: &Mutex) -> Vec<String> {
     let mut holdings = Vec::new();
     for _ in 0..hand_offs() {
@@ -599,7 +606,7 @@ impl Child {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
-            .expect("a second process");
+            .expect("a child process");
         let out = process.stdout.take().expect("its output");
         Child {
             process,
@@ -609,15 +616,15 @@ impl Child {
 
     fn tell(&mut self, word: &str) {
         let input = self.process.stdin.as_mut().expect("its input");
-        writeln!(input, "{word}").expect("the child listens");
+        writeln!(input, "{word}").expect("the child reads its input");
     }
 
     fn hear(&mut self) -> Vec<Vec<f64>> {
         let line = || {
             self.lines
                 .next()
-                .expect("the child speaks")
-                .expect("the child speaks")
+                .expect("a line from the child")
+                .expect("a line from the child")
         };
         let numbers = |line: String| line.split(' ').map(|n| n.parse().expect("a number")).collect();
         std::iter::repeat_with(line)
@@ -634,7 +641,7 @@ impl Drop for Child {
     }
 }
 
-/// Tells both at once, and hears both.
+/// Sends a command to both children at once, and returns both answers.
 fn both(children: &mut [Child; 2], word: &str) -> [Vec<Vec<f64>>; 2] {
     children.iter_mut().for_each(|child| child.tell(word));
     children.each_mut().map(Child::hear)
@@ -649,7 +656,7 @@ async fn hand_off(url: &str, place: &str, target: Target, report: &mut Report) {
             steady_hand_offs(&mut children, round),
             lone_hand_offs(&mut children, round),
         );
-        // The first pays for caches and connections.
+        // The first round warms up caches and connections.
         if round > 0 {
             steady.push(figures.0);
             alone.push(figures.1);
@@ -690,7 +697,7 @@ async fn hand_off(url: &str, place: &str, target: Target, report: &mut Report) {
     report.line("of PING's round trips", ratio, Target::None, &[]);
 }
 
-/// One round in steady contention; times in nanoseconds.
+/// The figures of one round in steady contention. Times are in nanoseconds.
 struct Steady {
     hand_off: f64,
     grants_per_change: f64,
@@ -704,9 +711,9 @@ fn steady_hand_offs(children: &mut [Child; 2], round: usize) -> Steady {
     let trip = one.hear()[0][0];
     let grants = both(children, "contend");
     let trips = both(children, "trips");
-    // Number, held, who; only while both were there.
+    // Grant number, time, child. Only grants while both children compete count.
     let begin = f64::max(grants[0][0][1], grants[1][0][1]);
-    let last = |lines: &Vec<Vec<f64>>| lines.last().expect("it had its turn")[1];
+    let last = |lines: &Vec<Vec<f64>>| lines.last().expect("each child had a grant")[1];
     let end = f64::min(last(&grants[0]), last(&grants[1]));
     let mut grants: Vec<(f64, f64, usize)> = grants
         .iter()
@@ -717,7 +724,7 @@ fn steady_hand_offs(children: &mut [Child; 2], round: usize) -> Steady {
     grants.sort_by(|a, b| a.0.total_cmp(&b.0));
     assert!(
         grants.windows(2).all(|pair| pair[0].1 < pair[1].1),
-        "held in the order of the grants"
+        "grants are not in the order of their numbers"
     );
     let changes = grants.windows(2).filter(|pair| pair[0].2 != pair[1].2).count() as f64;
     Steady {
@@ -728,12 +735,12 @@ fn steady_hand_offs(children: &mut [Child; 2], round: usize) -> Steady {
     }
 }
 
-/// One round with pauses: the median hand-off, and the round trips of PING and of the raw script.
+/// Runs one round with pauses. Returns the median hand-off, and the round trips of PING and of the raw script.
 fn lone_hand_offs(children: &mut [Child; 2], round: usize) -> [f64; 3] {
     let one = &mut children[round % 2];
     one.tell("spaced trips");
     let trips = one.hear();
-    // Held, released, who.
+    // Time of the grant, time of the release, child.
     let mut holdings: Vec<(f64, f64, usize)> = Vec::new();
     for (who, lines) in both(children, "hand over").iter().enumerate() {
         holdings.extend(lines.iter().map(|line| (line[0], line[1], who)));
@@ -744,11 +751,14 @@ fn lone_hand_offs(children: &mut [Child; 2], round: usize) -> [f64; 3] {
         .filter(|pair| pair[0].2 != pair[1].2)
         .map(|pair| pair[1].0 - pair[0].1)
         .collect();
-    assert!(between.iter().all(|&nanos| nanos > 0.0), "two held at once");
+    assert!(
+        between.iter().all(|&nanos| nanos > 0.0),
+        "both children held the key at once"
+    );
     [median(between), trips[0][0], trips[0][1]]
 }
 
-/// One side alone. Counts how often a cycle's future is polled.
+/// Runs one side alone. Counts how often the future of a cycle is polled.
 async fn profile(url: &str, side: &str, tasks: usize, time: Duration) {
     static CYCLES: AtomicU64 = AtomicU64::new(0);
     static POLLS: AtomicU64 = AtomicU64::new(0);

@@ -1,10 +1,9 @@
-//! What it costs to hold 100,000 leases: the renewals in Redis commands and in CPU, and what they do to a caller
-//! beside them.
+//! The cost of 100,000 held leases: the Redis commands and the CPU time of their renewals, and the effect on another caller.
 //!
-//! `cargo bench --bench renewal`, or with `-- watchdog`, `-- 10`, `-- 30`, `-- once` or `-- evenly` for a part of it.
-//! Leases of 10 s are the default of a lock, those of 30 s of a job. A lease keeps the phase in which it was taken, so
-//! both are measured: taken all at once they are renewed in bursts, taken evenly they are renewed evenly. CPU times
-//! and threads are read from `/proc`, as Linux has it.
+//! `cargo bench --bench renewal` runs all parts. `-- watchdog`, `-- 10`, `-- 30`, `-- once` or `-- evenly` runs a part. The
+//! default lease is 10 s for a lock, and 30 s for a job. A lease keeps the phase in which it was acquired, so both ways are
+//! measured. Leases that are acquired at once are renewed in bursts. Leases that are acquired evenly are renewed evenly. CPU
+//! times and threads are read from Linux's `/proc`.
 #![allow(clippy::too_many_lines, clippy::type_complexity)]
 #![allow(clippy::disallowed_methods)]
 
@@ -25,11 +24,11 @@ use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::Interest;
 use tracing::{Event, Metadata, Subscriber};
 
-/// So many take, and later give back, side by side.
+/// The number of tasks that acquire, and later release, the leases.
 const TASKS: usize = 100;
-/// The pause of the caller beside the renewals between two of its locks.
+/// The pause between two locks of the other caller.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Renewals are counted by spans of this length, to see whether they come in bursts.
+/// The length of the time slots in which renewals are counted, to detect bursts.
 const SLOT: Duration = Duration::from_millis(10);
 
 fn leases() -> usize {
@@ -47,7 +46,7 @@ fn main() {
         if support::asks_for("watchdog") {
             watchdog(&mut raw, &mut report).await;
         }
-        tracing::subscriber::set_global_default(Ears).expect("nobody else subscribes");
+        tracing::subscriber::set_global_default(Ears).expect("the first global subscriber");
         let locks = Locks::redis(&server.url()).await.expect("the server is there");
         let seconds: &[u64] = if support::is_quick() { &[1] } else { &[10, 30] };
         for &lease in seconds {
@@ -65,8 +64,8 @@ fn main() {
     report.write(env!("CARGO_TARGET_TMPDIR"));
 }
 
-/// The least that one renewal costs without company: a script that compares and extends, called for each key on its
-/// own. At full speed, where a call costs both sides less than alone.
+/// Measures the minimal cost of a renewal without batches: a script that compares and extends, called once for each key. It
+/// runs at full speed, where a call costs both sides less than a single call does.
 async fn watchdog(raw: &mut Raw, report: &mut Report) {
     const EXTEND: &str = "if redis.call('get',KEYS[1]) == ARGV[1] then return redis.call('pexpire',KEYS[1],ARGV[2]) else return 0 end";
     let mut load = redis::cmd("SCRIPT");
@@ -87,7 +86,7 @@ async fn watchdog(raw: &mut Raw, report: &mut Report) {
             let (mut raw, extend) = (raw.clone(), extend.clone());
             async move {
                 let extended: i64 = raw.run(&extend).await;
-                assert_eq!(extended, 1, "nobody else touches the key");
+                assert_eq!(extended, 1, "the key still has its token");
             }
         }
     };
@@ -106,7 +105,7 @@ async fn watchdog(raw: &mut Raw, report: &mut Report) {
     );
 }
 
-/// Leases of one length, taken in one way.
+/// Leases of one length, acquired in one way.
 #[derive(Debug, Clone, Copy)]
 struct Scene {
     lease: Duration,
@@ -119,12 +118,12 @@ impl Scene {
         format!("{} s {way}", self.lease.as_secs())
     }
 
-    /// From one renewal to the next.
+    /// Returns the time from one renewal to the next.
     fn period(&self) -> Duration {
         self.lease / 3
     }
 
-    /// Whole periods, so that each lease is renewed as often as any other.
+    /// Returns the measured time: whole periods, so that all leases are renewed equally often.
     fn window(&self) -> Duration {
         let period = self.period();
         period
@@ -144,7 +143,7 @@ impl Scene {
         let taking = start.elapsed();
         let after = (resident(), server_memory(raw).await);
 
-        // Nobody watches while CPU is measured.
+        // No renewal is recorded while CPU time is measured.
         let window = self.window();
         raw.forget_stats().await;
         let (start, cpu) = (Instant::now(), Cpu::read(raw, Some(driver)).await);
@@ -155,7 +154,7 @@ impl Scene {
         let (inside, _) = raw.stats(is_of_scripts).await;
         let (renewals, _) = raw.stats(|name| name == "pexpire").await;
 
-        // The same again, watched, and with a caller beside it.
+        // A second window records the renewals, while another caller locks and releases.
         let (start, told) = (Instant::now(), Ears::listen());
         let beside = trips(locks, window).await;
         let renewed = told.end();
@@ -224,7 +223,7 @@ impl Scene {
             Target::AtMost(0.0),
             &[("renewals seen", renewed.len() as f64)],
         );
-        // Two thirds are left when a renewal is due.
+        // A renewal is due when two thirds of the lease are left.
         report.line(
             &format!("{name}: least left of a lease, in leases"),
             shape.least / self.lease.as_secs_f64(),
@@ -265,7 +264,7 @@ impl Scene {
             Target::None,
             &[
                 ("released in s", releasing.as_secs_f64()),
-                // What an earlier scene left to the allocator is used again.
+                // The allocator reuses memory of earlier scenes.
                 ("resident B/lease", (after.0 - before.0) / leases() as f64),
                 ("Redis B/lease", (after.1 - before.1) / leases() as f64),
             ],
@@ -284,7 +283,7 @@ impl Scene {
                             sleep_until(start + self.period().mul_f64(nth as f64 / leases() as f64)).await;
                         }
                         let mutex = locks.mutex(format!("held:{nth}")).lease(self.lease);
-                        guards.push(mutex.lock().await.expect("a lock that nobody else wants"));
+                        guards.push(mutex.lock().await.expect("a free lock"));
                     }
                     guards
                 })
@@ -294,12 +293,15 @@ impl Scene {
         for task in tasks {
             guards.extend(task.await.expect("a task of the bench"));
         }
-        assert!(guards.iter().all(Guard::is_held), "all are held at once");
+        assert!(
+            guards.iter().all(Guard::is_held),
+            "a lease was lost before all were acquired"
+        );
         guards
     }
 }
 
-/// Answers how many were not released in time.
+/// Releases all leases. Returns how many held leases were not released in time.
 async fn give_back(mut guards: Vec<Guard>) -> usize {
     let tasks: Vec<_> = (0..TASKS)
         .map(|task| {
@@ -307,7 +309,7 @@ async fn give_back(mut guards: Vec<Guard>) -> usize {
             tokio::spawn(async move {
                 let mut untimely = 0;
                 for guard in share {
-                    // One that was lost before is counted already.
+                    // A lease that was lost earlier is counted already.
                     let held = guard.is_held();
                     untimely += usize::from(guard.release().await.is_err() && held);
                 }
@@ -322,14 +324,14 @@ async fn give_back(mut guards: Vec<Guard>) -> usize {
     untimely
 }
 
-/// Microseconds of a lock and its release, by one who comes now and then: median, 99 %, 99.9 %, worst.
+/// Returns the microseconds of a lock and its release by an occasional caller: median, 99 %, 99.9 %, worst.
 async fn trips(locks: &Locks, window: Duration) -> [f64; 4] {
     let mutex = locks.mutex("beside");
     let (start, mut trips) = (Instant::now(), Vec::new());
     while start.elapsed() < window {
         sleep(PAUSE).await;
         let start = Instant::now();
-        let guard = mutex.lock().await.expect("a lock that nobody else wants");
+        let guard = mutex.lock().await.expect("a free lock");
         std::hint::black_box(guard.fence());
         guard.release().await.expect("a release in time");
         trips.push(micros(start.elapsed().as_secs_f64()));
@@ -338,7 +340,7 @@ async fn trips(locks: &Locks, window: Duration) -> [f64; 4] {
     [0.5, 0.99, 0.999, 1.0].map(|share| within(&trips, share))
 }
 
-/// What a share of the sorted values do not exceed.
+/// Returns the quantile `share` of the sorted values.
 fn within(sorted: &[f64], share: f64) -> f64 {
     let nth = (sorted.len() as f64 * share).ceil() as usize;
     sorted[nth.saturating_sub(1)]
@@ -348,14 +350,14 @@ fn micros(seconds: f64) -> f64 {
     seconds * 1e6
 }
 
-/// Neither sent by a client of this bench nor by an inbox.
+/// Returns whether a command is called by a script, not by a client of this bench or by the connection of an inbox.
 fn is_of_scripts(name: &str) -> bool {
     !["evalsha", "info", "config|resetstat", "ping"].contains(&name)
 }
 
 // CPU and memory.
 
-/// Seconds of CPU that were used so far.
+/// The CPU seconds used so far.
 #[derive(Debug, Clone, Copy)]
 struct Cpu {
     process: f64,
@@ -393,7 +395,7 @@ impl std::ops::Sub for Cpu {
     }
 }
 
-/// The thread of the only `Locks` of this process.
+/// Returns the thread of the only `Locks` of this process.
 fn driver_thread() -> u32 {
     let threads = fs::read_dir("/proc/self/task").expect("a Linux");
     let mut drivers = threads.filter_map(|thread| {
@@ -407,7 +409,7 @@ fn driver_thread() -> u32 {
     driver
 }
 
-/// Bytes of memory that this process has.
+/// Returns the resident memory of this process, in bytes.
 fn resident() -> f64 {
     let status = fs::read_to_string("/proc/self/status").expect("a Linux");
     let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -430,9 +432,9 @@ async fn info(raw: &mut Raw, section: &str, field: &str) -> f64 {
         .expect("a number in INFO")
 }
 
-// What the crate tells of its renewals.
+// The renewal events of the crate.
 
-/// When a renewal was answered, and what had been left of the lease.
+/// When a renewal was answered, and how much of the lease was left then.
 type Renewed = (Instant, Duration);
 
 static IS_HEARD: AtomicBool = AtomicBool::new(false);
@@ -442,10 +444,10 @@ fn heard() -> MutexGuard<'static, Vec<Renewed>> {
     HEARD.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Hears of renewals and of nothing else.
+/// A subscriber to renewal events only.
 struct Ears;
 
-/// While it lives, renewals are written down.
+/// A recording of renewals, until `end`.
 struct Listening;
 
 impl Ears {
@@ -509,17 +511,18 @@ impl Visit for Slack {
     fn record_debug(&mut self, _: &Field, _: &dyn std::fmt::Debug) {}
 }
 
-/// How renewals lie in time.
+/// The distribution of renewals in time.
 #[derive(Debug)]
 struct Shape {
-    /// Seconds that were left of a lease, at the least.
+    /// The least time that was left of a lease, in seconds.
     least: f64,
-    /// Milliseconds from being due to being answered: median, 99 %, all.
+    /// Milliseconds from the due time to the answer: median, 99 %, worst.
     late: [f64; 3],
-    /// Renewals in the busiest slot, and in one on average.
+    /// The renewals in the busiest slot.
     busiest: f64,
+    /// The mean of the renewals per slot.
     mean: f64,
-    /// Percent of the slots that saw none.
+    /// The percentage of slots without a renewal.
     idle: f64,
 }
 
@@ -530,7 +533,7 @@ impl Shape {
             .iter()
             .map(|(_, slack)| 1000.0 * due.saturating_sub(*slack).as_secs_f64())
             .collect();
-        assert!(!late.is_empty(), "renewals were told");
+        assert!(!late.is_empty(), "no renewal was recorded");
         late.sort_by(f64::total_cmp);
         let slot = |at: Instant| (at.duration_since(start).as_nanos() / SLOT.as_nanos()) as usize;
         let last = renewed.iter().map(|(at, _)| slot(*at)).max().unwrap_or_default();

@@ -1,18 +1,18 @@
-//! Two replicas of a service, a hundred withdrawals at once. Without `LockLayer` money is lost; with it, none.
+//! Two replicas of a service, and a hundred withdrawals at once. Without `LockLayer` money is lost; with it, none is.
 //!
-//! The problem and the cure, in this process's memory, in a second:
+//! Both runs, in this process's memory, in one second:
 //!
 //!     cargo run --example accounts
 //!
-//! The same on a Redis, where the locks and the accounts then live:
+//! With the locks and the accounts on a Redis:
 //!
 //!     REDIS_URL=redis://127.0.0.1/ cargo run --example accounts
 //!
-//! Two replicas that stay up, with lines for curl:
+//! Two replicas that run until Ctrl-C, with curl commands to try:
 //!
 //!     cargo run --example accounts -- --serve
 //!
-//! One replica; start it in two terminals to have two processes:
+//! One replica. Start it in two terminals for two processes:
 //!
 //!     REDIS_URL=redis://127.0.0.1/ cargo run --example accounts -- --replica
 
@@ -48,13 +48,13 @@ fn service(locks: &Locks, ledger: Ledger) -> Router {
     Router::new()
         .route("/accounts/{id}/withdraw/{amount}", post(withdraw))
         .route_layer(one_at_a_time)
-        // Routes added after the layer are without it.
+        // The layer does not apply to routes that are added after it.
         .route("/racy/{id}/withdraw/{amount}", post(withdraw))
         .route("/accounts/{id}", get(balance))
         .with_state(ledger)
 }
 
-/// Reads, thinks, writes: right if nobody else does so in between.
+/// Reads the balance, pauses and writes the new one. A concurrent withdrawal breaks this.
 async fn withdraw(
     State(ledger): State<Ledger>,
     Path((id, amount)): Path<(u64, i64)>,
@@ -75,7 +75,7 @@ async fn balance(State(ledger): State<Ledger>, Path(id): Path<u64>) -> Result<St
     Ok(format!("{}\n", ledger.read(id).await?))
 }
 
-/// Anything that goes wrong below a handler is answered with 500.
+/// An error of a handler; its response is 500.
 struct Trouble(Box<dyn Error + Send + Sync>);
 
 impl<E: Into<Box<dyn Error + Send + Sync>>> From<E> for Trouble {
@@ -90,8 +90,8 @@ impl IntoResponse for Trouble {
     }
 }
 
-// The accounts: a register each, with the highest fence that ever wrote it. It refuses smaller ones, and so keeps out
-// a writer that slept through its lease. Who has no fence is trusted blindly.
+// The accounts. Each stores the largest fence that has written it, and refuses smaller ones. So it refuses a writer that
+// slept through its lease. It accepts every write without a fence.
 
 #[derive(Clone)]
 enum Ledger {
@@ -100,7 +100,7 @@ enum Ledger {
     Redis(redis::aio::MultiplexedConnection),
 }
 
-/// Fences exceed what a number of Lua's can hold; padded with zeros they compare as text.
+/// Fences are larger than a Lua number can hold exactly. Padded with zeros, they compare as text.
 #[cfg(feature = "redis")]
 const WRITE: &str = r"
     if ARGV[2] ~= '' then
@@ -196,14 +196,14 @@ impl World {
         })
     }
 
-    /// Each replica has `Locks` of its own, as each process would.
+    /// Returns the `Locks` of one replica. Each replica has its own, as each process has.
     async fn locks(&self) -> Result<Locks, Box<dyn Error + Send + Sync>> {
         match &self.redis {
             None => Ok(Locks::builder().memory_shared(&self.memory)?),
             #[cfg(feature = "redis")]
             Some(url) => Ok(Locks::redis(url).await?),
             #[cfg(not(feature = "redis"))]
-            Some(_) => unreachable!("there would be no world"),
+            Some(_) => unreachable!("`World::new` refuses REDIS_URL without the feature `redis`"),
         }
     }
 
@@ -234,7 +234,7 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
 }
 
 async fn serve(world: &World, replicas: usize) -> Result<(), Box<dyn Error + Send + Sync>> {
-    // Another process may be at work on them already.
+    // Another process may have opened the accounts already.
     if world.ledger.read(GUARDED).await.is_err() {
         world.open_accounts().await?;
     }
@@ -266,7 +266,7 @@ async fn show(world: &World) -> Result<(), Box<dyn Error + Send + Sync>> {
     let exact = storm(world, replicas, "accounts", GUARDED).await?;
     println!("with the layer     {exact}");
 
-    // A holder that sleeps through its lease and then writes: the lock cannot stop it, the register does.
+    // A holder sleeps through its lease and then writes. The lock cannot stop it; the fence check of the account does.
     let mutex = world.locks().await?.mutex(format!("account:{GUARDED}"));
     let sleeper = mutex.with(|lease| async move { lease.fence() }).await?;
     let next = mutex.with(|lease| async move { lease.fence() }).await?;
@@ -286,13 +286,13 @@ async fn show(world: &World) -> Result<(), Box<dyn Error + Send + Sync>> {
     }
 }
 
-/// What came of many withdrawals at once.
+/// The result of many withdrawals at once.
 struct Books {
     paid: i64,
     left: i64,
 }
 
-/// Sends them all at once, every other one to the other replica.
+/// Sends all withdrawals at once, to both replicas in turn.
 async fn storm(
     world: &World,
     replicas: [SocketAddr; 2],

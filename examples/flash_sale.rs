@@ -1,11 +1,11 @@
-//! A hundred items, three hundred buyers, two replicas of the shop. Without a lock it sells what it does not have; with
-//! one, exactly a hundred. Then ten tasks on one account: one works, nine skip, and the lock is free again.
+//! A hundred items, three hundred buyers, and two replicas of a shop. Without a lock the shop sells more than it has. With a
+//! lock it sells exactly a hundred. Then ten tasks try one account: one works, nine skip, and the lock is free again.
 //!
-//! In this process's memory, in a second:
+//! In this process's memory, in one second:
 //!
 //!     cargo run --example flash_sale
 //!
-//! The same on a Redis, where the locks and the stock then live:
+//! With the locks and the stock on a Redis:
 //!
 //!     REDIS_URL=redis://127.0.0.1/ cargo run --example flash_sale
 
@@ -24,19 +24,19 @@ const ITEMS: i64 = 100;
 const BUYERS: usize = 300;
 const TASKS: usize = 10;
 
-/// Takes an item off the stock, if there is one: right if nobody else does so in between.
+/// Takes an item off the stock, and returns whether there was one. A concurrent buyer breaks this.
 async fn buy(stock: &Stock) -> Result<bool, Trouble> {
     let left = stock.read().await?;
     if left == 0 {
         return Ok(false);
     }
-    // The payment.
+    // The time that the payment takes.
     tokio::time::sleep(Duration::from_millis(2)).await;
     stock.write(left - 1).await?;
     Ok(true)
 }
 
-/// Everybody at once, every other one at the other replica. How many went home with an item.
+/// Runs all buyers at the same time, on both replicas in turn. Returns how many items were sold.
 async fn sale(stock: &Stock, replicas: Option<&[Locks; 2]>) -> Result<i64, Trouble> {
     stock.write(ITEMS).await?;
     let mut buyers = JoinSet::new();
@@ -61,7 +61,7 @@ async fn sale(stock: &Stock, replicas: Option<&[Locks; 2]>) -> Result<i64, Troub
     Ok(sold)
 }
 
-/// Each looks whether the account is free, and does something else if not. How many worked.
+/// Runs ten tasks that each try the account's lock, and skip the work if it is busy. Returns how many worked.
 async fn ten_tasks(replicas: &[Locks; 2]) -> Result<usize, Trouble> {
     let everybody_has_looked = Arc::new(Barrier::new(TASKS));
     let mut tasks = JoinSet::new();
@@ -70,7 +70,7 @@ async fn ten_tasks(replicas: &[Locks; 2]) -> Result<usize, Trouble> {
         let looked = everybody_has_looked.clone();
         tasks.spawn(async move {
             let guard = mutex.try_lock().await;
-            // The work takes at least this long.
+            // Holds the lock until all tasks have tried it.
             looked.wait().await;
             match guard? {
                 Some(guard) => guard.release().await.map(|()| true),
@@ -95,7 +95,7 @@ async fn main() -> Result<(), Trouble> {
     println!("without a lock");
     let oversold = sale(&stock, None).await?;
     println!("    sold {oversold} of {ITEMS}: {} too many\n", oversold - ITEMS);
-    assert!(oversold > ITEMS, "nobody was in anybody's way");
+    assert!(oversold > ITEMS, "no buyers overlapped without a lock");
 
     println!("with a lock on the item");
     let sold = sale(&stock, Some(&replicas.locks)).await?;
@@ -105,7 +105,7 @@ async fn main() -> Result<(), Trouble> {
 
     println!("{TASKS} tasks on one account");
     let worked = ten_tasks(&replicas.locks).await?;
-    assert_eq!(worked, 1, "one works");
+    assert_eq!(worked, 1, "exactly one task must work");
     println!("    {worked} worked, {} skipped", TASKS - worked);
     let again = replicas.locks[1].mutex("account:42").try_lock().await?;
     again.ok_or("the account stayed locked")?.release().await?;
@@ -114,7 +114,7 @@ async fn main() -> Result<(), Trouble> {
     Ok(())
 }
 
-/// How many items there are. Like any database it lets two writers undo each other's work.
+/// The number of items left. Like any database it lets two writers overwrite each other's work.
 #[derive(Clone)]
 enum Stock {
     Memory(Arc<AtomicI64>),

@@ -1,11 +1,12 @@
-//! Three processes could relay the outbox, and one of them does. It is killed in the middle of it, and another goes on when its
-//! lease has ended; that one is told to end, and hands over at once. Who leads is seen by somebody who never stands.
+//! Three processes can relay the outbox; the leader of an election does. The first leader is killed while it works. Another
+//! process takes over when the lease of 2 s has expired. That leader shuts down, and hands over at once. An observer that is
+//! no candidate sees each leader.
 //!
-//! Without a server, three relays in this one process, for a few seconds. None is killed there: each is told to end.
+//! Without a server: three relays in this process, for a few seconds. None is killed: each shuts down.
 //!
 //!     cargo run --example leader
 //!
-//! Three processes of their own, on a Redis, the first of which is killed with -9:
+//! With three processes on a Redis. The first leader is killed with SIGKILL:
 //!
 //!     REDIS_URL=redis://127.0.0.1/ cargo run --example leader
 
@@ -21,25 +22,25 @@ use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep};
 
-/// Short, so that a takeover can be watched. The default of ten seconds is right for most.
+/// Short, so that a takeover is quick to watch. The default of 10 s suits most services.
 const LEASE: Duration = Duration::from_secs(2);
-/// So many messages are relayed until the next thing happens.
+/// How many messages each leader relays before it ends.
 const MESSAGES: usize = 5;
 
 type Trouble = Box<dyn Error + Send + Sync>;
 
 // The service.
 
-/// One process: relays messages while it leads.
+/// One process: relays messages while it is the leader.
 async fn relay(locks: Locks, report: impl Fn(String) + Clone) -> Result<(), tenure::Error> {
     let election = locks.election("outbox-relay");
     let work = |lease: Lease| {
         let (election, report) = (election.clone(), report.clone());
         async move {
-            // By which others would reach it. That it is not told is no reason not to work.
+            // The address at which other processes reach the leader. The work does not depend on it.
             let _ = election.proclaim("10.0.0.7:8080").await;
             loop {
-                // The partner refuses a smaller fence than it has seen.
+                // The receiver refuses a fence that is smaller than one it has seen.
                 report(format!("relays {}", lease.fence()));
                 sleep(Duration::from_millis(100)).await;
             }
@@ -48,7 +49,7 @@ async fn relay(locks: Locks, report: impl Fn(String) + Clone) -> Result<(), tenu
     election.lead(work).await
 }
 
-/// As `main` of a service does it: work until SIGTERM, then hand over.
+/// Works until SIGTERM, then hands over, as `main` of a service does.
 async fn process(url: &str, name: &str) -> Result<(), Trouble> {
     let locks = Locks::builder().lease(LEASE).node_name(name).redis(url).await?;
     let mut term = signal(SignalKind::terminate())?;
@@ -60,7 +61,7 @@ async fn process(url: &str, name: &str) -> Result<(), Trouble> {
     Ok(())
 }
 
-// The show.
+// The demonstration.
 
 enum Relay {
     Process(Child),
@@ -74,7 +75,7 @@ impl Relay {
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()?;
-        let mut lines = BufReader::new(child.stdout.take().ok_or("no output")?).lines();
+        let mut lines = BufReader::new(child.stdout.take().ok_or("the child has no stdout")?).lines();
         tokio::spawn(async move {
             while let Ok(Some(line)) = lines.next_line().await {
                 let _ = said.send((who, line));
@@ -95,7 +96,7 @@ impl Relay {
         Ok(Relay::Here(locks, task))
     }
 
-    /// Ends it without a word, where it is a process.
+    /// Kills the relay if it is a process; otherwise shuts it down.
     async fn kill(self) -> Result<&'static str, Trouble> {
         match self {
             Relay::Process(mut child) => {
@@ -106,11 +107,11 @@ impl Relay {
         }
     }
 
-    /// Tells it to end.
+    /// Shuts the relay down: a process by SIGTERM.
     async fn end(self) -> Result<&'static str, Trouble> {
         match self {
             Relay::Process(mut child) => {
-                let id = child.id().ok_or("it has ended")?.to_string();
+                let id = child.id().ok_or("the relay has ended")?.to_string();
                 Command::new("kill").args(["-TERM", &id]).status().await?;
                 child.wait().await?;
             }
@@ -127,7 +128,7 @@ fn name(who: usize) -> String {
     format!("relay-{}", who + 1)
 }
 
-#[allow(clippy::too_many_lines, reason = "a story")]
+#[allow(clippy::too_many_lines, reason = "one linear demonstration")]
 #[tokio::main]
 async fn main() -> Result<(), Trouble> {
     let url = std::env::var("REDIS_URL").ok();
@@ -135,7 +136,7 @@ async fn main() -> Result<(), Trouble> {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match (&args[..], &url) {
         ([], _) => {}
-        // What the processes are that it starts.
+        // The child processes that this program starts.
         (["--process", name], Some(url)) => return process(url, name).await,
         _ => {
             eprintln!(
@@ -175,14 +176,21 @@ async fn main() -> Result<(), Trouble> {
             let (who, fence) = next(&mut hears, &ended).await?;
             if leads.is_none() {
                 println!("{} leads after {:.2?}", name(who), since.elapsed());
-                assert!(fence > highest, "no larger than the fence of the leader before");
+                assert!(
+                    fence > highest,
+                    "the fence is not larger than the fence of the previous leader"
+                );
                 (leads, highest) = (Some(who), fence);
             }
-            assert_eq!((leads, highest), (Some(who), fence), "two relay at once");
+            assert_eq!(
+                (leads, highest),
+                (Some(who), fence),
+                "two relays work at the same time"
+            );
             println!("    message {:>2}, fence {fence}", turn * MESSAGES + n);
         }
-        let who = leads.ok_or("nobody led")?;
-        let relay = relays[who].take().ok_or("it led before")?;
+        let who = leads.ok_or("no relay led")?;
+        let relay = relays[who].take().ok_or("a relay led again after its end")?;
         since = Instant::now();
         let how = match turn {
             0 => relay.kill().await?,
@@ -192,12 +200,12 @@ async fn main() -> Result<(), Trouble> {
         ended.push(who);
     }
     let seen = observing.await??;
-    println!("\nwhat was seen by somebody who never stands: {seen}");
+    println!("\nthe observer saw: {seen}");
     looks.shutdown().await;
     Ok(())
 }
 
-/// What is relayed next, and by whom. What somebody said before its end may come late.
+/// Returns the next relay that reports work, and its fence. Skips late reports of relays that have ended.
 async fn next(
     hears: &mut mpsc::UnboundedReceiver<(usize, String)>,
     ended: &[usize],
@@ -212,18 +220,18 @@ async fn next(
     }
 }
 
-/// Until three have led, and nobody does.
+/// Observes until three nodes have led and there is no leader. Returns the names in order.
 async fn observe(mut observer: Observer) -> Result<String, tenure::Error> {
     let mut seen: Vec<String> = Vec::new();
     loop {
         let leader = observer.next().await?;
-        let name = leader.as_ref().map_or(Some("nobody"), Leader::node_name);
+        let name = leader.as_ref().map_or(Some("none"), Leader::node_name);
         if let Some(name) = name
             && seen.last().is_none_or(|last| last != name)
         {
             seen.push(name.to_owned());
         }
-        let led = seen.iter().filter(|name| *name != "nobody").count();
+        let led = seen.iter().filter(|name| *name != "none").count();
         if led == 3 && leader.is_none() {
             return Ok(seen.join(", "));
         }

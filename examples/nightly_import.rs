@@ -1,11 +1,11 @@
-//! A nightly import in parts: workers of two replicas import them beside each other, and the books are opened when all of
-//! them are in. Who opens them by the clock opens them too early; a latch tells, also when a worker is started twice.
+//! A nightly import in parts. Workers of two replicas import the parts at the same time, and the books are opened after the
+//! last part. At a fixed time some parts are missing. A latch tells when all parts are in, even if a worker runs twice.
 //!
-//! In this process's memory, in a second or two:
+//! In this process's memory, in one or two seconds:
 //!
 //!     cargo run --example nightly_import
 //!
-//! The same with the latch on a Redis:
+//! With the latch on a Redis:
 //!
 //!     REDIS_URL=redis://127.0.0.1/ cargo run --example nightly_import
 
@@ -21,10 +21,10 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 const PARTS: u32 = 12;
-/// By then all of it is in, on most nights.
+/// The fixed time: on most nights the import takes less.
 const USUALLY: Duration = Duration::from_millis(60);
 
-/// What has been imported, whoever did it.
+/// The parts that both replicas have imported.
 #[derive(Debug, Default)]
 struct Books {
     parts: AtomicU32,
@@ -42,7 +42,7 @@ impl Books {
     }
 }
 
-/// Imports all parts, by both replicas in turn; each worker counts down when it is through.
+/// Starts a worker for each part, at both replicas in turn. Each worker counts down when its part is in.
 fn start_workers(books: &Arc<Books>, latches: &[Latch; 2]) -> JoinSet<Result<(), Error>> {
     let mut workers = JoinSet::new();
     for part in 1..=PARTS {
@@ -51,7 +51,7 @@ fn start_workers(books: &Arc<Books>, latches: &[Latch; 2]) -> JoinSet<Result<(),
             books.import(part).await;
             latch.count_down_once(format!("part {part}")).await?;
             if part == 1 {
-                // It was restarted before it could say that it is through, and says so once more.
+                // Stands for a restart: the worker reports its part a second time.
                 latch.count_down_once("part 1").await?;
             }
             Ok(())
@@ -65,7 +65,7 @@ async fn main() -> Result<(), Trouble> {
     let replicas = Replicas::start("nightly_import", "the latch").await?;
     let place = replicas.place();
     println!("{PARTS} parts of an import by the workers of two replicas, the latch {place}.\n");
-    // A name for each night: one that fails spoils no other.
+    // One latch per night: a night that fails affects no other.
     let night = |date: &str| {
         let of = |n: usize| replicas.locks[n].latch(format!("import:{date}"));
         [0, 1].map(|n| of(n).life(Duration::from_secs(60)))
@@ -74,13 +74,16 @@ async fn main() -> Result<(), Trouble> {
     let [here, there] = &latches;
 
     assert!(here.try_set_count(PARTS).await?);
-    assert!(!there.try_set_count(PARTS).await?, "one of them sets it");
+    assert!(
+        !there.try_set_count(PARTS).await?,
+        "only one replica sets the count"
+    );
     let books = Arc::new(Books::default());
     let mut workers = start_workers(&books, &latches);
     sleep(USUALLY).await;
     let opened = books.open();
     println!("opened by the clock\n    {opened} of {PARTS} parts are in\n");
-    assert_ne!(opened, PARTS, "a quiet night");
+    assert_ne!(opened, PARTS, "all parts were in at the fixed time");
 
     let left = there.count().await?;
     there.wait().await?;

@@ -1,13 +1,13 @@
-//! A shop takes an order in a handler, which answers at once; a worker of another process ships it later, told by a message.
-//! Meanwhile some customers cancel. Where the handler gives its lock back before it answers, an order is cancelled and paid
-//! back on its way to the worker, and shipped all the same; and a message that comes twice ships twice. Where the lock travels
-//! with the message, nobody else has the order until it is shipped, and the second message finds nothing to adopt.
+//! A handler takes an order and answers at once. It sends a message, and a worker of another process ships the order later.
+//! Meanwhile some customers cancel. If the handler releases its lock before it answers, some orders are both paid back and
+//! shipped. A duplicate message then ships an order twice. If the handler transfers the lock with the message, no other caller
+//! can lock the order until it is shipped. A duplicate message then cannot adopt the lock.
 //!
-//! In this process's memory, in a second or two:
+//! In this process's memory, in one or two seconds:
 //!
 //!     cargo run --example orders
 //!
-//! The same with the locks on a Redis:
+//! With the locks on a Redis:
 //!
 //!     REDIS_URL=redis://127.0.0.1/ cargo run --example orders
 
@@ -24,20 +24,20 @@ use tokio::task::JoinSet;
 use tokio::time::sleep;
 
 const ORDERS: usize = 40;
-/// What a message may take until it is adopted; a worker renews it from then on.
+/// How long the lease of a transfer lasts. The worker that adopts it renews it.
 const KEEP: Duration = Duration::from_secs(30);
 
-/// What has become of an order. It knows no locks.
+/// How often an order was shipped and paid back. It uses no locks.
 #[derive(Debug, Default)]
 struct Order {
     shipped: AtomicU32,
     paid_back: AtomicU32,
 }
 
-/// What the worker is told.
+/// A message to the worker.
 enum Message {
     Ship(usize),
-    /// With the order's lock, as a text.
+    /// With the transfer of the order's lock, as text.
     ShipUnder(usize, String),
 }
 
@@ -51,7 +51,7 @@ fn key(order: usize) -> (&'static str, usize) {
 }
 
 impl Shop {
-    /// The handler: takes the order and answers. The queue delivers some messages twice.
+    /// The handler: takes the order and answers. The queue duplicates some messages.
     async fn take(&self, order: usize, travels: bool, queue: &mpsc::Sender<Message>) -> Result<(), Trouble> {
         let guard = self.replicas[0].mutex(key(order)).lock().await?;
         let transfer = if travels {
@@ -70,7 +70,7 @@ impl Shop {
         Ok(())
     }
 
-    /// Another handler: pays an order back that was not shipped.
+    /// Another handler: pays an order back if it was not shipped.
     async fn cancel(&self, order: usize) -> Result<(), Trouble> {
         let guard = self.replicas[0].mutex(key(order)).lock().await?;
         if self.orders[order].shipped.load(Ordering::SeqCst) == 0 {
@@ -80,17 +80,17 @@ impl Shop {
         Ok(())
     }
 
-    /// The worker: its process never had the lock before.
+    /// The worker, in a process that never had the lock before.
     async fn work(&self, message: Message) -> Result<(), Trouble> {
-        // A queue takes its time.
+        // The delay of the queue.
         sleep(Duration::from_millis(20)).await;
         match message {
             Message::Ship(order) => self.ship(order).await,
             Message::ShipUnder(order, text) => {
                 let transfer: Transfer = text.parse()?;
                 let guard = match self.replicas[1].adopt(&transfer).await {
-                    // Here it came twice. A service looks at the order under its mutex: the message may also have waited for
-                    // longer than KEEP, or the worker that adopted it may have died.
+                    // Here the message is a duplicate. A service must check the order under its mutex: the message may also
+                    // have waited for longer than KEEP, or the worker that adopted the lock may have died.
                     Err(Error::Gone { .. }) => return Ok(()),
                     adopted => adopted?,
                 };
@@ -106,7 +106,7 @@ impl Shop {
         self.orders[order].shipped.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// How many orders were shipped and paid back, and how many shipped twice.
+    /// Returns how many orders were both shipped and paid back, and how many were shipped twice.
     fn wrong(&self) -> (usize, usize) {
         let count = |is: &dyn Fn(u32, u32) -> bool| {
             let counted = |order: &Order| {
@@ -124,7 +124,7 @@ impl Shop {
     }
 }
 
-/// A day in the shop.
+/// Takes, cancels and ships all orders. Returns the two counts of `Shop::wrong`.
 async fn sell(replicas: &[Locks; 2], travels: bool) -> Result<(usize, usize), Trouble> {
     let shop = Arc::new(Shop {
         replicas: replicas.clone(),
@@ -167,11 +167,15 @@ async fn main() -> Result<(), Trouble> {
 
     let (both, twice) = sell(&replicas.locks, false).await?;
     println!("the handler gives its lock back\n    {both} shipped and paid back, {twice} shipped twice\n");
-    assert_ne!((both, twice), (0, 0), "no customer came in between");
+    assert_ne!((both, twice), (0, 0), "no order went wrong without the transfer");
 
     let (both, twice) = sell(&replicas.locks, true).await?;
     println!("the lock travels with the message\n    {both} shipped and paid back, {twice} shipped twice");
-    assert_eq!((both, twice), (0, 0), "an order was somebody else's on its way");
+    assert_eq!(
+        (both, twice),
+        (0, 0),
+        "an order went wrong under its transferred lock"
+    );
     replicas.shutdown().await;
     Ok(())
 }

@@ -1,12 +1,12 @@
-//! A partner who answers three calls at a time and refuses the fourth. Two replicas have forty reports to send it, some of
-//! which are large and count as two calls. Without a semaphore the partner refuses many; with one it never does, whichever
-//! replica calls, and nobody who holds permits and dies keeps them for ever.
+//! A partner answers three calls at a time and refuses the fourth. Two replicas send it forty reports; large reports count as
+//! two calls. Without a semaphore the partner refuses many. With one it refuses none, whichever replica calls. Permits of a
+//! holder that dies become free when its lease expires.
 //!
-//! In this process's memory, in a second or two:
+//! In this process's memory, in one or two seconds:
 //!
 //!     cargo run --example partner
 //!
-//! The same with the permits on a Redis:
+//! With the permits on a Redis:
 //!
 //!     REDIS_URL=redis://127.0.0.1/ cargo run --example partner
 
@@ -24,7 +24,7 @@ use tokio::time::Instant;
 const REPORTS: u32 = 40;
 const LIMIT: u32 = 3;
 
-/// The other side: it counts, and knows no locks.
+/// The partner: counts calls, and uses no locks.
 #[derive(Debug, Default)]
 struct Partner {
     calls: AtomicU32,
@@ -44,12 +44,12 @@ impl Partner {
     }
 }
 
-/// A large report counts as two.
+/// Returns how many calls a report counts as: two if it is large.
 fn weight(report: u32) -> u32 {
     1 + u32::from(report.is_multiple_of(5))
 }
 
-/// Sends all reports, by both replicas in turn. Answers how many the partner refused, and the most that it had at once.
+/// Sends all reports, from both replicas in turn. Returns how many the partner refused, and the most calls it had at once.
 async fn send_all(permits: Option<[Semaphore; 2]>) -> Result<(u32, u32), Trouble> {
     let partner = Arc::new(Partner::default());
     let mut reports = JoinSet::new();
@@ -76,7 +76,8 @@ async fn send_all(permits: Option<[Semaphore; 2]>) -> Result<(u32, u32), Trouble
     ))
 }
 
-/// A replica takes every permit and hangs. Its lease is a fixed one here, as that of a dead process is: it ends by itself.
+/// A replica acquires every permit and hangs. Its lease is fixed, so it expires like the lease of a dead process.
+/// Returns how long the other replica waited.
 async fn outlive(replicas: &[Locks; 2]) -> Result<Duration, Trouble> {
     let lease = Duration::from_millis(500);
     let dead = replicas[0].semaphore("partner", LIMIT).fixed(lease);
@@ -84,7 +85,10 @@ async fn outlive(replicas: &[Locks; 2]) -> Result<Duration, Trouble> {
     let since = Instant::now();
     let one = replicas[1].semaphore("partner", LIMIT).acquire().await?;
     let waited = since.elapsed();
-    assert!(!all.is_held(), "it is told before others get its permits");
+    assert!(
+        !all.is_held(),
+        "the holder must see the loss before others get its permits"
+    );
     one.release().await?;
     Ok(waited)
 }
@@ -94,12 +98,12 @@ async fn main() -> Result<(), Trouble> {
     let replicas = Replicas::start("partner", "the permits").await?;
     let place = replicas.place();
     println!(
-        "{REPORTS} reports by two replicas to a partner who answers {LIMIT} calls at a time, permits {place}.\n"
+        "{REPORTS} reports by two replicas to a partner that answers {LIMIT} calls at a time, permits {place}.\n"
     );
 
     let (refused, most) = send_all(None).await?;
     println!("without a semaphore\n    {refused} refused, up to {most} calls at once\n");
-    assert_ne!(refused, 0, "nobody called at the same time");
+    assert_ne!(refused, 0, "no calls overlapped without a semaphore");
 
     let permits = [0, 1].map(|n: usize| replicas.locks[n].semaphore("partner", LIMIT));
     let (refused, most) = send_all(Some(permits)).await?;

@@ -1,12 +1,12 @@
-//! A price list of two prices that belong together, read by many, changed by few. Without a lock readers see half a change;
-//! with a read-write lock they read side by side and see whole ones only. Then a change that is published: the writer goes
-//! on as a reader, so what it announces is what everybody reads.
+//! A price list with two prices that belong together. Forty readers read it and one writer changes it. Without a lock readers
+//! see half a change. With a read-write lock they read at the same time and see complete changes only. At the end a writer
+//! publishes a change: it downgrades its lock to a read lock, so it announces the price that all readers see.
 //!
-//! In this process's memory, in a second:
+//! In this process's memory, in one second:
 //!
 //!     cargo run --example prices
 //!
-//! The same on a Redis, where the lock and the prices then live:
+//! With the lock and the prices on a Redis:
 //!
 //!     REDIS_URL=redis://127.0.0.1/ cargo run --example prices
 
@@ -23,23 +23,23 @@ use tokio::task::JoinSet;
 const READERS: usize = 40;
 const READS: usize = 5;
 const CHANGES: i64 = 20;
-/// A pair of shoes costs twice what one shoe does.
+/// The price of a pair of shoes, as a multiple of the price of one shoe.
 const PAIR: i64 = 2;
 
-/// What was seen.
+/// What the readers saw.
 #[derive(Debug, Default)]
 struct Seen {
     reads: usize,
-    /// Of them when a change was half done.
+    /// Reads that saw half a change.
     halves: usize,
-    /// So many readers at once, at most.
+    /// The largest number of readers at the same time.
     beside: usize,
 }
 
-/// Reads both prices, one after the other: right if nobody changes them in between. True if they belong together.
+/// Reads both prices, one after the other, and returns whether they belong together. A change between the two reads breaks this.
 async fn read(list: &PriceList) -> Result<bool, Trouble> {
     let one = list.read("shoe").await?;
-    // The rest of the page.
+    // The time to render the rest of the page.
     tokio::time::sleep(Duration::from_millis(2)).await;
     Ok(list.read("pair").await? == PAIR * one)
 }
@@ -50,7 +50,7 @@ async fn change(list: &PriceList, price: i64) -> Result<(), Trouble> {
     list.write("pair", PAIR * price).await
 }
 
-/// Readers at both replicas, and somebody who changes the prices meanwhile.
+/// Runs readers at both replicas while a writer changes the prices.
 async fn business(list: &PriceList, replicas: Option<&[Locks; 2]>) -> Result<Seen, Trouble> {
     change(list, 1).await?;
     let lock = |n: usize| replicas.map(|replicas| replicas[n % 2].rw_lock("prices"));
@@ -96,7 +96,8 @@ async fn business(list: &PriceList, replicas: Option<&[Locks; 2]>) -> Result<See
     Ok(seen)
 }
 
-/// Changes the prices and goes on as a reader, which reads what it wrote, though somebody waits to change them again.
+/// Changes the prices, downgrades to a read lock and reads the new price back, although another writer waits. Returns the price
+/// that was read, and the price after the other writer.
 async fn publish(list: &PriceList, [mine, theirs]: [RwLock; 2]) -> Result<[i64; 2], Trouble> {
     let writer = mine.write().await?;
     change(list, 100).await?;
@@ -110,7 +111,7 @@ async fn publish(list: &PriceList, [mine, theirs]: [RwLock; 2]) -> Result<[i64; 
         })
     };
     let reader = writer.downgrade().await?;
-    // Everybody may read now, and nobody changes anything.
+    // Readers can share the lock now; no writer can have it.
     tokio::time::sleep(Duration::from_millis(20)).await;
     let announced = list.read("shoe").await?;
     reader.release().await?;
@@ -128,7 +129,7 @@ async fn main() -> Result<(), Trouble> {
     println!("without a lock");
     let mut seen = business(&list, None).await?;
     for _ in 0..10 {
-        // By chance nobody may have come in the middle of a change.
+        // By chance no reader may have read in the middle of a change.
         if seen.halves == 0 {
             seen = business(&list, None).await?;
         }
@@ -137,7 +138,7 @@ async fn main() -> Result<(), Trouble> {
         "    {} reads, {} of them of half a change\n",
         seen.reads, seen.halves
     );
-    assert_ne!(seen.halves, 0, "nobody was in anybody's way");
+    assert_ne!(seen.halves, 0, "no reader saw half a change without a lock");
 
     println!("with a read-write lock");
     let seen = business(&list, Some(&replicas.locks)).await?;
@@ -145,7 +146,7 @@ async fn main() -> Result<(), Trouble> {
         "    {} reads, {} of half a change, up to {} readers at once\n",
         seen.reads, seen.halves, seen.beside
     );
-    assert_eq!(seen.halves, 0, "somebody read half a change under the lock");
+    assert_eq!(seen.halves, 0, "a reader saw half a change under the lock");
     assert!(seen.beside > 1, "readers waited for each other");
 
     println!("a change that is announced");
@@ -157,7 +158,7 @@ async fn main() -> Result<(), Trouble> {
     Ok(())
 }
 
-/// Prices by name. Like any list it shows a reader whatever is there at that moment.
+/// Prices by name. A read returns the current value and takes no lock.
 #[derive(Clone)]
 enum PriceList {
     Memory(Arc<Mutex<[i64; 2]>>),

@@ -1,15 +1,15 @@
-//! Three replicas schedule the same cron job; one of them runs each tick, and a table shows which.
+//! Three replicas schedule the same cron job. One of them runs each tick, and a table shows which.
 //!
-//! Without a server, three schedulers in this one process, for a dozen seconds:
+//! Without a server: three schedulers in this process, for 12 s:
 //!
 //!     cargo run --example reconcile
 //!
-//! Three processes of their own, on a Redis:
+//! Three processes on a Redis:
 //!
 //!     REDIS_URL=redis://127.0.0.1/ cargo run --example reconcile
 //!
-//! The same, and whoever runs the fourth tick is killed in the middle of it: another replica runs that tick again, as
-//! attempt 2 with a larger fence.
+//! Three processes; the replica that runs the fourth tick is killed in the middle of it. Another replica runs that tick again,
+//! as attempt 2 with a larger fence.
 //!
 //!     REDIS_URL=redis://127.0.0.1/ cargo run --example reconcile -- --kill-winner
 
@@ -24,10 +24,10 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout_at};
 use tokio_cron_scheduler::{Job, JobScheduler};
 
-/// Short, so that a takeover can be watched. The default of thirty seconds is right for most jobs.
+/// Short, so that a takeover is quick to watch. The default of 30 s suits most jobs.
 const LEASE: Duration = Duration::from_secs(2);
 const SHOW: Duration = Duration::from_secs(12);
-/// The tick in whose middle the winner is killed.
+/// The run in which the winner is killed, counted from 1.
 const FATAL: usize = 4;
 
 const USAGE: &str = "usage: cargo run --example reconcile [-- --kill-winner]
@@ -35,7 +35,7 @@ REDIS_URL=redis://127.0.0.1/ makes the replicas three processes on that Redis.";
 
 // The service.
 
-/// One replica: a scheduler, and the job on it. What it runs, it reports.
+/// Starts one replica: a scheduler with the job, which reports the start and the end of each run.
 async fn replica(
     locks: &Locks,
     report: impl Fn(String) + Clone + Send + Sync + 'static,
@@ -56,7 +56,7 @@ async fn replica(
     Ok(scheduler)
 }
 
-// The show.
+// The demonstration.
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -66,7 +66,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let kill = match (&args[..], &url) {
         ([], _) => false,
         (["--kill-winner"], _) => true,
-        // What the processes are that it starts.
+        // The child processes that this program starts.
         (["--replica"], Some(url)) => {
             let locks = Locks::redis(url).await?;
             let _scheduler = replica(&locks, |line| println!("{line}")).await?;
@@ -82,7 +82,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     let store = MemoryStore::new();
     match &url {
         Some(url) => {
-            // Said once, and not by each of them.
+            // Connects once before the replicas start, so that a connection error appears once.
             Locks::redis(url).await?.shutdown().await;
             println!("Three processes on one Redis, each with a scheduler that fires every second.");
         }
@@ -119,7 +119,7 @@ fn spawn(who: usize, said: mpsc::UnboundedSender<(usize, String)>) -> Result<Chi
         .stdout(Stdio::piped())
         .kill_on_drop(true)
         .spawn()?;
-    let mut lines = BufReader::new(child.stdout.take().ok_or("no output")?).lines();
+    let mut lines = BufReader::new(child.stdout.take().ok_or("the child has no stdout")?).lines();
     tokio::spawn(async move {
         while let Ok(Some(line)) = lines.next_line().await {
             let _ = said.send((who, line));
@@ -128,7 +128,7 @@ fn spawn(who: usize, said: mpsc::UnboundedSender<(usize, String)>) -> Result<Chi
     Ok(child)
 }
 
-#[allow(clippy::too_many_lines, reason = "a story")]
+#[allow(clippy::too_many_lines, reason = "one linear demonstration")]
 async fn show(
     mut replicas: Vec<Replica>,
     mut hears: mpsc::UnboundedReceiver<(usize, String)>,
@@ -188,7 +188,7 @@ async fn show(
         match replica {
             Replica::Process(mut child) => child.kill().await?,
             Replica::Here(locks, mut scheduler) => {
-                // What a service does at its end: first the jobs, then the scheduler.
+                // The order in which a service must end: first the jobs, then the scheduler.
                 locks.drain(Duration::from_secs(1)).await?;
                 scheduler.shutdown().await?;
             }
@@ -201,7 +201,7 @@ async fn show(
         ends.values().sum::<i32>()
     );
     if ends.is_empty() {
-        return Err("nobody ran anything".into());
+        return Err("no replica finished a run".into());
     }
     if twice > 0 {
         return Err("a tick was run twice".into());

@@ -1,12 +1,12 @@
-//! Four accounts, three hundred transfers at two replicas of a bank. Without locks money is made and lost; with the two
-//! accounts of each transfer locked together not a cent is, and transfers in opposite directions do not wait for each
-//! other in a circle. Then a teller who fell asleep in the middle of a transfer: what it writes too late is refused.
+//! Four accounts, and three hundred transfers at two replicas of a bank. Without locks money appears and disappears. With both
+//! accounts of each transfer locked together the total is exact, and transfers in opposite directions do not deadlock. At the
+//! end a teller sleeps in the middle of a transfer: the bank refuses its late write.
 //!
-//! In this process's memory, in a second:
+//! In this process's memory, in one second:
 //!
 //!     cargo run --example transfers
 //!
-//! The same on a Redis, where the locks and the accounts then live:
+//! With the locks and the accounts on a Redis:
 //!
 //!     REDIS_URL=redis://127.0.0.1/ cargo run --example transfers
 
@@ -23,8 +23,8 @@ const ACCOUNTS: usize = 4;
 const BALANCE: i64 = 1_000;
 const TRANSFERS: usize = 300;
 
-/// Reads both accounts, pauses and writes both: right if nobody else does so in between. False when the bank refused the
-/// write, as somebody wrote under later fences.
+/// Reads both accounts, pauses and writes both. A concurrent transfer breaks this. Returns `false` if the bank refused the
+/// write because another teller wrote under later fences.
 async fn transfer(
     bank: &Bank,
     [from, to]: [usize; 2],
@@ -32,7 +32,7 @@ async fn transfer(
     lease: Option<&MultiLease>,
 ) -> Result<bool, Trouble> {
     let balances = [bank.read(from).await?, bank.read(to).await?];
-    // The other bank's answer.
+    // The time until the other bank answers.
     tokio::time::sleep(Duration::from_millis(2)).await;
     let fences = [from, to].map(|account| lease.and_then(|lease| lease.fence(name(account))));
     let fences = fences.map(|fence| fence.map_or(0, |fence| fence.get()));
@@ -40,7 +40,7 @@ async fn transfer(
     bank.write([from, to], balances, fences).await
 }
 
-/// Everybody at once, every other one at the other replica. What all accounts have together afterwards.
+/// Runs all transfers at the same time, on both replicas in turn. Returns the total of all accounts afterwards.
 async fn business(bank: &Bank, replicas: Option<&[Locks; 2]>) -> Result<i64, Trouble> {
     for account in 0..ACCOUNTS {
         bank.open_account(account).await?;
@@ -72,18 +72,18 @@ async fn business(bank: &Bank, replicas: Option<&[Locks; 2]>) -> Result<i64, Tro
     Ok(total)
 }
 
-/// A teller reads both accounts and falls asleep; its lease is over, and somebody else transfers. True if the bank took
-/// what the first one wrote when it woke up.
+/// A teller reads both accounts and falls asleep. Its lease ends, and another teller transfers. Returns whether the bank
+/// accepted the late write of the first teller.
 async fn sleeper(bank: &Bank, replicas: &[Locks; 2]) -> Result<bool, Trouble> {
     let accounts = [0, 1];
     let asleep = replicas[0].multi(accounts.map(name)).lock().await?;
     let old = accounts.map(|account| asleep.fence(name(account)).map_or(0, |fence| fence.get()));
     let balances = [bank.read(0).await?, bank.read(1).await?];
-    // As if it were lost: nobody waits for ten seconds here.
+    // Stands for a lost lease: the example does not wait 10 s for it to expire.
     drop(asleep);
     let guard = replicas[1].multi(accounts.map(name)).lock().await?;
     let taken = transfer(bank, accounts, 1, Some(&guard.lease())).await?;
-    assert!(taken, "nobody wrote under later fences");
+    assert!(taken, "the bank refused the write of the second teller");
     guard.release().await?;
     bank.write(accounts, [balances[0] - 1, balances[1] + 1], old)
         .await
@@ -101,7 +101,7 @@ async fn main() -> Result<(), Trouble> {
     println!("without locks");
     let mut total = business(&bank, None).await?;
     for _ in 0..10 {
-        // By chance what is made and what is lost may be the same.
+        // By chance the gains may equal the losses.
         total = if total == right {
             business(&bank, None).await?
         } else {
@@ -109,28 +109,28 @@ async fn main() -> Result<(), Trouble> {
         };
     }
     println!("    {total} of {right}: {:+} out of nothing\n", total - right);
-    assert_ne!(total, right, "nobody was in anybody's way");
+    assert_ne!(total, right, "no transfers overlapped without locks");
 
     println!("with both accounts of a transfer locked");
     let total = business(&bank, Some(&replicas.locks)).await?;
-    assert_eq!(total, right, "money was made or lost under the locks");
+    assert_eq!(total, right, "money appeared or disappeared under the locks");
     println!("    {total} of {right}: exact\n");
 
     println!("a teller that fell asleep");
     let taken = sleeper(&bank, &replicas.locks).await?;
-    assert!(!taken, "an old fence was taken");
+    assert!(!taken, "the bank accepted an old fence");
     println!("    what it wrote too late was refused");
     replicas.shutdown().await;
     Ok(())
 }
 
-/// An account, as the locks call it.
+/// Returns the key of an account's lock.
 fn name(account: usize) -> String {
     format!("account:{account}")
 }
 
-/// Accounts, each with the fence under which it was written last. Like any database it lets two writers undo each
-/// other's work, unless they say under which fences they write.
+/// Accounts, each with the fence of its last write. Like any database it lets two writers overwrite each other's work,
+/// unless they send their fences.
 #[derive(Clone)]
 enum Bank {
     Memory(Arc<Mutex<[(i64, u64); ACCOUNTS]>>),
@@ -138,7 +138,7 @@ enum Bank {
     Redis(redis::aio::MultiplexedConnection),
 }
 
-/// Writes both accounts in one step, or neither. Fences are compared as texts of one length: Lua's numbers end at 2^53.
+/// Writes both accounts in one step, or neither. Compares fences as texts of equal length: Lua numbers are exact up to 2^53.
 #[cfg(feature = "redis")]
 const WRITE: &str = "
 for i = 1, 2 do
@@ -195,7 +195,7 @@ impl Bank {
         }
     }
 
-    /// Both or neither: false when one of them was written under a later fence.
+    /// Writes both accounts or neither. Returns `false` if one of them was written under a later fence.
     async fn write(&self, of: [usize; 2], balances: [i64; 2], fences: [u64; 2]) -> Result<bool, Trouble> {
         match self {
             Bank::Memory(accounts) => {

@@ -1,5 +1,5 @@
-//! Tenure beside rslock 0.10, the Redis lock that Rust services use most, both on a Redis of the bench's own and in
-//! turns: window by window, so that a busy machine is busy for both.
+//! Compares tenure with rslock 0.10, the Redis lock that Rust services use most. Both use the bench's own Redis. Their windows
+//! alternate, so that other load on the machine affects both.
 //!
 //! `cargo bench --manifest-path bench-compare/Cargo.toml`
 #![allow(clippy::disallowed_methods)]
@@ -82,7 +82,7 @@ impl Peers {
             move || {
                 let (manager, key) = (manager.clone(), key.clone());
                 async move {
-                    // Its own loop of attempts, until it has it; fences and renewal it does not know.
+                    // rslock retries in its own loop until it has the lock. It has no fences and no renewal.
                     let lock = manager.acquire_no_guard(&key[..], TTL).await.expect("a lock");
                     manager.unlock(&lock).await;
                 }
@@ -116,7 +116,7 @@ impl Peers {
                         _ => self.raw(tasks).await,
                     };
                 }
-                // The first pays for caches, allocators and connections.
+                // The first round warms up caches, allocators and connections.
                 if round > 0 {
                     rounds.push(rates);
                 }
@@ -160,8 +160,8 @@ impl Peers {
         );
     }
 
-    /// Cycles in a window flatter a lock that lets one task run and the others starve, so: how long until everybody
-    /// had it ten times.
+    /// Measures the time until each of 100 tasks has had the lock ten times. Cycles per window would favour a lock that lets
+    /// other tasks starve.
     async fn everybody(&self, report: &mut Report) {
         report.section("one key, until each of 100 tasks had it 10 times: rslock's time in ours");
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
@@ -187,17 +187,17 @@ impl Peers {
     }
 
     fn ten_times(&self, is_ours: bool) -> impl Future<Output = ()> + Send + 'static {
-        let (mutex, manager) = (self.locks.mutex("everybody"), self.manager.clone());
+        let (mutex, manager) = (self.locks.mutex("ten times"), self.manager.clone());
         async move {
             for _ in 0..10 {
-                // As at any real work: somebody else runs while the key is held.
+                // Other tasks run while the key is held, as with real work.
                 if is_ours {
                     let guard = mutex.lock().await.expect("a lock");
                     tokio::task::yield_now().await;
                     guard.release().await.expect("a release in time");
                 } else {
                     let lock = manager
-                        .acquire_no_guard(&b"everybody else"[..], TTL)
+                        .acquire_no_guard(&b"ten times: rslock"[..], TTL)
                         .await
                         .expect("a lock");
                     tokio::task::yield_now().await;
@@ -208,7 +208,7 @@ impl Peers {
     }
 }
 
-/// What the runtime alone needs for a line of tasks that take turns.
+/// Returns the cycles per second of tasks that compete for a `tokio::sync::Mutex`: the cost of task switches alone.
 async fn tokio_mutex(tasks: usize) -> f64 {
     let mutex = std::sync::Arc::new(tokio::sync::Mutex::new(0_u64));
     let cycle = |_| {

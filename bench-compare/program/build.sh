@@ -1,7 +1,7 @@
-# Sourced: builds the program of this folder against a checkout of tenure. The crate that does is made under
-# target/versions, as cargo wants one manifest per path; the versions of other crates are those of Cargo.lock.
+# To be sourced: builds the program of this folder against a checkout of tenure. The crate for it is created under
+# target/versions, because cargo needs one manifest per path. Other crates have the versions of Cargo.lock.
 
-# A commit's files, once. Prints where.
+# checkout <commit>. Extracts the files of a commit, if they are not there yet. Prints the path of the folder.
 checkout() {
     local sha directory
     sha=$(git rev-parse --verify --short=12 "$1^{commit}")
@@ -14,7 +14,7 @@ checkout() {
     echo "$directory"
 }
 
-# build <checkout> <name> <debug|release> [cargo's other words …]. Prints the path of the program.
+# build <checkout> <name> <debug|release> [cargo argument …]. Prints the path of the program.
 build() {
     local crate=$PWD/target/versions/$2 profile=$3 words=("${@:4}")
     [ "$profile" = release ] && words+=(--release)

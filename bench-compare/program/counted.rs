@@ -1,4 +1,4 @@
-//! Counts allocations only while asked to, so that times are not those of counting.
+//! Counts allocations on request only, so that other measurements do not include the cost of counting.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,7 +11,7 @@ static ALLOCATOR: Counted = Counted;
 static IS_COUNTING: AtomicBool = AtomicBool::new(false);
 static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
 
-/// How often all threads together allocate, or grow something, while this runs.
+/// Returns how often all threads allocate or reallocate while `work` runs.
 pub async fn allocations(work: impl Future<Output = ()>) -> u64 {
     let before = ALLOCATIONS.load(Ordering::Relaxed);
     IS_COUNTING.store(true, Ordering::Relaxed);
@@ -26,7 +26,7 @@ fn count() {
     }
 }
 
-// SAFETY: the system's allocator does it all.
+// SAFETY: each method passes its arguments to the system's allocator, unchanged.
 unsafe impl GlobalAlloc for Counted {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();

@@ -1,4 +1,4 @@
-//! instructions <stage> <n>: one stage of `cargo bench --bench layer`, n times, for callgrind to count.
+//! `instructions <stage> <n>` runs one stage of `cargo bench --bench layer` n times, under callgrind.
 
 use std::convert::Infallible;
 use std::hint::black_box;
@@ -9,7 +9,7 @@ use tenure::middleware::IntoLockKey;
 use tenure::{Guard, Key, LockLayer, Locks};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-/// As a router calls a service: a clone of its own for each request.
+/// Calls a clone of the service, as a router does for each request.
 async fn call<S, R>(service: &S)
 where
     S: Service<Request<String>, Response = R, Error = Infallible> + Clone,

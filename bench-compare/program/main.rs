@@ -1,8 +1,8 @@
-//! What `bench-compare/versions` and `bench-compare/path` run: one program, built against any version of the crate,
-//! by its public API alone.
+//! The program of `bench-compare/versions` and `bench-compare/path`. It uses only the public API, so it builds against any
+//! version of the crate.
 //!
-//! `measure <what>` prints figures, `compare <other program> [what …]` runs the other and itself in turns, `cycles <n>`
-//! does so many locks and releases on Redis, and `locks <n>` as many locks.
+//! `measure <what>` prints figures. `compare <other program> [what …]` runs the other program and itself in turns.
+//! `cycles <n>` locks and releases n times on Redis, and `locks <n>` locks n times.
 #![allow(clippy::disallowed_methods)]
 
 #[path = "../../benches/support/mod.rs"]
@@ -26,11 +26,11 @@ use support::{Raw, Report, Target, is_quick, median};
 use tenure::{LockLayer, Locks};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
-/// No more than before; a twentieth is noise.
+/// The bound for figures that must not grow. It allows 5 % of noise.
 const SAME: f64 = 1.05;
 
-/// What is measured, and what its figures are: their names, what the ratio of after to before must be, and what the
-/// figure itself must be.
+/// The measurements and their figures. Each figure has a name, a bound of the ratio of after to before, and a bound of the
+/// figure itself.
 const ALL: [(&str, &[(&str, Target, Target)]); 6] = [
     (
         "server",
@@ -121,7 +121,7 @@ fn main() {
             let times = times.parse().expect("a number");
             support::runtime().block_on(times_on_redis(times, *verb == "cycles"));
         }
-        _ => panic!("measure, compare, cycles or locks"),
+        _ => panic!("usage: measure, compare, cycles or locks"),
     }
 }
 
@@ -129,7 +129,7 @@ fn window() -> Duration {
     5 * support::window()
 }
 
-/// The figures, in the order of `ALL`.
+/// Returns the figures, in the order of `ALL`.
 async fn measure(what: &str) -> Vec<f64> {
     match what {
         "server" => vec![server_micros().await],
@@ -155,11 +155,11 @@ async fn measure(what: &str) -> Vec<f64> {
             let ours = scenes::hot(&locks, 100, window()).await;
             vec![ours, ours / scenes::tokio_mutex(100, window()).await]
         }
-        other => panic!("no such thing to measure: {other}"),
+        other => panic!("no such measurement: {other}"),
     }
 }
 
-/// The server's time in scripts for one lock and release of a free key, the median of many.
+/// Returns the server's median time in scripts for one lock and release of a free key, in microseconds.
 async fn server_micros() -> f64 {
     let server = RedisServer::as_service();
     let locks = Locks::redis(&server.url()).await.expect("the server is there");
@@ -175,7 +175,7 @@ async fn server_micros() -> f64 {
     median(micros)
 }
 
-/// What the layer adds to a request: nanoseconds, and allocations.
+/// Returns the nanoseconds and the allocations that the layer adds to a request.
 async fn layer() -> Vec<f64> {
     let locks = Locks::memory();
     let bare = service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
@@ -192,14 +192,14 @@ async fn layer() -> Vec<f64> {
     }
     let without = counted::allocations(requests_to(&bare, requests)).await;
     let with = counted::allocations(requests_to(&full, requests)).await;
-    // The first pays for caches and allocators.
+    // The first round warms up caches and allocators.
     vec![
         median(nanos.split_off(1)),
         (with - without) as f64 / requests as f64,
     ]
 }
 
-/// As a router calls a service: a clone of its own for each request.
+/// Calls a clone of the service for each request, as a router does.
 async fn requests_to<S, R>(service: &S, requests: usize)
 where
     S: Service<Request<String>, Response = R, Error = Infallible> + Clone,
@@ -210,8 +210,8 @@ where
     }
 }
 
-/// Leases of 3 s, taken evenly over the second after which each is renewed, then held for some seconds: milliseconds
-/// of CPU a second, of this process and of Redis.
+/// Holds leases of 3 s for some seconds. They were acquired evenly over 1 s, the period of renewal. Returns the CPU time of
+/// this process and of Redis, in milliseconds per second.
 async fn idle() -> Vec<f64> {
     let (leases, seconds) = if is_quick() { (100, 1) } else { (1000, 5) };
     let server = RedisServer::as_service();
@@ -255,7 +255,7 @@ async fn server_millis(raw: &mut Raw) -> f64 {
     1e3 * (seconds("used_cpu_user") + seconds("used_cpu_sys"))
 }
 
-/// One after the other, on Redis. Ends without giving anything back.
+/// Locks one key after the other on Redis, and releases each if `release` is set. Exits without further releases.
 async fn times_on_redis(times: usize, release: bool) {
     let server = RedisServer::start();
     let locks = Locks::redis(&server.url()).await.expect("the server is there");
@@ -276,7 +276,7 @@ async fn times_on_redis(times: usize, release: bool) {
     std::process::exit(0);
 }
 
-/// Before and after in turns, a process for each figure.
+/// Runs both programs in turns, with one process for each measurement.
 fn compare(before: &Path, wanted: &[&str]) {
     let sides = [before.to_owned(), std::env::current_exe().expect("this program")];
     let mut report = Report::new("versions");

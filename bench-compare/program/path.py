@@ -1,8 +1,8 @@
-"""path.py <table> <checkout>: checks the table of features, and fails if a row or a file of src/ is missing.
+"""path.py <table> <checkout>: checks the table of features. Fails if a row or a file of src/ is missing.
 
-path.py <table> <checkout> <n> <callgrind of none> <of n cycles> <of n locks>: functions entered once a cycle or more.
-Counted is what somebody wrote in src/: a closure or a static within a function belongs to it, a generic function is one,
-and neither what is derived nor what the compiler makes counts.
+path.py <table> <checkout> <n> <callgrind of none> <of n cycles> <of n locks>: lists functions entered once a cycle or more.
+Only functions written in src/ count. A closure or a static within a function belongs to that function. All instances of a
+generic function are one function. Derived functions and functions that the compiler generates do not count.
 """
 
 import os
@@ -11,16 +11,16 @@ import sys
 from collections import Counter, defaultdict
 
 FUNCTIONS, FILES = 60, 12
-# The feature that the cycle is of.
+# The feature that the cycle uses.
 MEASURED = "mutex"
 
 
 def entries(path, source):
-    """How often each function of the crate was entered: {(file, function): calls}."""
+    """Returns how often each function of the crate was entered: {(file, function): calls}."""
     names = {"file": {}, "function": {}}
 
     def name(kind, text):
-        # `(3) text` says what 3 stands for from here on, `(3)` uses it.
+        # `(3) text` defines the number 3, `(3)` refers to it.
         number, said = re.fullmatch(r"\((\d+)\)(?: (.*))?", text).groups()
         if said is not None:
             names[kind][number] = said
@@ -43,13 +43,13 @@ def entries(path, source):
         elif key == "calls":
             if callee_file.startswith(source):
                 found[callee_file[len(source):], plain(callee)] += int(value.split()[0])
-            # Without a word of its own a callee is in the caller's file.
+            # A callee without a file of its own is in the caller's file.
             callee_file = file
     return found
 
 
 def plain(function):
-    """Without hash and recursion level, closures and statics."""
+    """Returns the name without hash, recursion level, closures and statics."""
     function = re.sub(r"'\d+$", "", function)
     function = re.sub(r"::h[0-9a-f]{16}$", "", function)
     function = re.sub(r"::\{\{?(?:closure|async)[^}]*\}\}?", "", function)
@@ -78,7 +78,7 @@ def passed(source, times, before, after):
 
 
 def bare(function):
-    """The name of a function without its path and its type arguments, which may contain paths, too."""
+    """Returns the name of a function without its path and its type arguments, which may contain paths, too."""
     while function != (function := re.sub(r"<[^<>]*>", "", function)):
         pass
     return function.rpartition("::")[2]

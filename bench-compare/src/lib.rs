@@ -1,1 +1,1 @@
-//! Nothing: the benches are all there is. See `benches/compare.rs`.
+//! This library is empty. The package has only benches: see `benches/compare.rs`.

@@ -1,6 +1,6 @@
-//! What the benches share: pairs of windows, the peer on plain redis-rs, tables and JSON.
+//! Shared parts of the benches: pairs of windows, the peer on plain redis-rs, tables and JSON.
 
-// Each binary uses its own part of it, and `pub` says what that part may be.
+// Each binary uses only some of these items.
 #![allow(dead_code)]
 #![allow(unreachable_pub)]
 
@@ -19,12 +19,12 @@ use std::time::{Duration, Instant};
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, Cmd};
 
-/// A smoke run, for CI: the figures mean nothing.
+/// Returns whether this is a smoke run for CI, whose figures are meaningless.
 pub fn is_quick() -> bool {
     std::env::var_os("TENURE_BENCH_QUICK").is_some_and(|value| value != "0")
 }
 
-/// Run by `cargo bench`, not by `cargo test --benches`, which builds without optimization.
+/// Returns whether `cargo bench` runs this program. `cargo test --benches` runs it without optimization.
 pub fn is_wanted() -> bool {
     let wanted = std::env::args().any(|arg| arg == "--bench");
     if !wanted {
@@ -33,7 +33,7 @@ pub fn is_wanted() -> bool {
     wanted
 }
 
-/// The names of the benches asked for on the command line; all of them when there is none.
+/// Returns whether the command line asks for this bench. Without a name it asks for all of them.
 pub fn asks_for(name: &str) -> bool {
     let mut words = std::env::args()
         .skip(1)
@@ -46,7 +46,7 @@ pub fn pairs() -> usize {
     if is_quick() { 1 } else { 11 }
 }
 
-/// How long one side runs before it is the other's turn.
+/// Returns how long one side runs before the other side runs.
 pub fn window() -> Duration {
     Duration::from_millis(if is_quick() { 40 } else { 400 })
 }
@@ -71,7 +71,7 @@ pub fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     }
 }
 
-/// Cycles per second of `tasks` tasks that each repeat `cycle` for a window.
+/// Returns the cycles per second of `tasks` tasks that each repeat `cycle` for a window.
 pub async fn rate<C, F>(tasks: usize, window: Duration, cycle: impl Fn(usize) -> C) -> f64
 where
     C: FnMut() -> F + Send + 'static,
@@ -93,7 +93,7 @@ where
         .collect();
     tokio::time::sleep(window).await;
     stop.store(true, Ordering::Relaxed);
-    // What ends after the window has not been counted within it.
+    // Cycles that end after the window do not count.
     let (done, elapsed) = (done.load(Ordering::Relaxed), start.elapsed());
     for task in tasks {
         task.await.expect("a task of the bench");
@@ -101,8 +101,8 @@ where
     done as f64 / elapsed.as_secs_f64()
 }
 
-/// The peer: `SET NX PX` and a script that compares and deletes, on one multiplexed connection. The least that any
-/// lock on Redis does; it has no fence, no renewal, no queue and no deadline.
+/// The peer: `SET NX PX` and a script that compares and deletes, on one multiplexed connection. It is the minimal lock on
+/// Redis, without a fence, renewal, queue or deadline.
 #[derive(Clone)]
 pub struct Raw {
     connection: MultiplexedConnection,
@@ -115,7 +115,7 @@ const DELETE_IF_EQUAL: &str =
 impl Raw {
     pub async fn connect(url: &str) -> Raw {
         let client = Client::open(url).expect("a good URL");
-        // As tenure's own connections are.
+        // tenure's own connections have the same setting.
         let info = client.get_connection_info();
         let tcp = info.tcp_settings().clone().set_nodelay(true);
         let client = Client::open(info.clone().set_tcp_settings(tcp)).expect("good settings");
@@ -144,7 +144,7 @@ impl Raw {
         set.arg(key).arg(token).arg("NX").arg("PX").arg(10_000);
         self.run::<()>(&set).await;
         let gone: i64 = self.release(key, token).await;
-        assert_eq!(gone, 1, "nobody else releases {key}");
+        assert_eq!(gone, 1, "{key} still has its token");
     }
 
     pub async fn release(&mut self, key: &str, token: &str) -> i64 {
@@ -158,7 +158,7 @@ impl Raw {
         self.run::<()>(reset.arg("RESETSTAT")).await;
     }
 
-    /// The median round trip of so many PINGs in a row.
+    /// Returns the median round trip of `times` PINGs in a row.
     pub async fn ping(&mut self, times: usize) -> Duration {
         let mut trips = Vec::new();
         for _ in 0..times {
@@ -169,7 +169,7 @@ impl Raw {
         Duration::from_secs_f64(median(trips))
     }
 
-    /// Calls and microseconds that the server spent in commands whose name passes, since it was told to forget.
+    /// Returns the calls and the server's microseconds of the `wanted` commands since `forget_stats`.
     pub async fn stats(&mut self, wanted: impl Fn(&str) -> bool) -> (f64, f64) {
         let commands = self.commands().await;
         let wanted = commands.iter().filter(|(name, ..)| wanted(name));
@@ -178,7 +178,7 @@ impl Raw {
         })
     }
 
-    /// Each command with its calls and microseconds, those inside scripts included.
+    /// Returns the calls and the microseconds of each command, including commands that scripts call.
     pub async fn commands(&mut self) -> Vec<(String, f64, f64)> {
         let text: String = self.run(redis::cmd("INFO").arg("commandstats")).await;
         let field = |line: &str, name: &str| -> f64 {
@@ -193,16 +193,16 @@ impl Raw {
     }
 }
 
-/// What a figure must be.
+/// The bound of a figure.
 #[derive(Debug, Clone, Copy)]
 pub enum Target {
     AtLeast(f64),
     AtMost(f64),
-    /// Printed for its own sake.
+    /// Without a bound.
     None,
 }
 
-/// Figures, for people and for programs.
+/// The figures of a bench, printed as a table and written as JSON.
 #[derive(Debug)]
 pub struct Report {
     name: &'static str,
@@ -232,7 +232,7 @@ impl Report {
         title.clone_into(&mut self.section);
     }
 
-    /// A line of the table. `values` is what is worth knowing beside the figure itself.
+    /// Adds a line to the table. `values` are further figures of the line.
     pub fn line(&mut self, what: &str, figure: f64, target: Target, values: &[(&str, f64)]) {
         let (text, is_met) = match target {
             Target::AtLeast(target) => (format!("at least {target}"), Some(figure >= target)),

@@ -1,5 +1,5 @@
-//! What more than one bench does with locks, by the public API alone: these lines compile against other versions of
-//! the crate too.
+//! Work with locks that several benches measure. It uses only the public API, so it also compiles against other versions of
+//! the crate.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -17,7 +17,7 @@ pub async fn lock_and_release(mutex: Mutex) {
     guard.release().await.expect("a release in time");
 }
 
-/// Cycles per second of so many tasks that want one key.
+/// Returns the cycles per second of `tasks` tasks that compete for one key.
 pub async fn hot(locks: &Locks, tasks: usize, window: Duration) -> f64 {
     let mutex = locks.mutex("hot");
     let cycle = |_| {
@@ -27,7 +27,7 @@ pub async fn hot(locks: &Locks, tasks: usize, window: Duration) -> f64 {
     rate(tasks, window, cycle).await
 }
 
-/// What the runtime alone needs for a line of tasks that take turns.
+/// Returns the cycles per second of tasks that compete for a `tokio::sync::Mutex`: the cost of task switches alone.
 pub async fn tokio_mutex(tasks: usize, window: Duration) -> f64 {
     let mutex = Arc::new(tokio::sync::Mutex::new(0_u64));
     let cycle = |_| {
@@ -40,7 +40,7 @@ pub async fn tokio_mutex(tasks: usize, window: Duration) -> f64 {
     rate(tasks, window, cycle).await
 }
 
-/// So many keys locked at once, then released at once, again and again. Server µs per cycle, and requests per batch.
+/// Locks `size` keys at once, then releases them at once, in each round. Returns server µs per cycle, and requests per batch.
 pub async fn in_step(locks: &Locks, size: usize, rounds: usize, raw: &mut Raw) -> (f64, f64) {
     let mutexes: Vec<Mutex> = (0..size).map(|n| locks.mutex(format!("in step:{n}"))).collect();
     let round = async || {
@@ -60,7 +60,7 @@ pub async fn in_step(locks: &Locks, size: usize, rounds: usize, raw: &mut Raw) -
     (micros / cycles, 2.0 * cycles / batches)
 }
 
-/// Polls all of them in one go, without a task for each, so that their requests are left together.
+/// Polls all futures in one task, so that their requests are sent in one batch.
 async fn immediate<F: IntoFuture>(futures: impl Iterator<Item = F>) -> Vec<F::Output> {
     let mut futures: Vec<(Pin<Box<F::IntoFuture>>, Option<F::Output>)> = futures
         .map(|future| (Box::pin(future.into_future()), None))
@@ -79,26 +79,27 @@ async fn immediate<F: IntoFuture>(futures: impl Iterator<Item = F>) -> Vec<F::Ou
     futures.into_iter().filter_map(|(_, output)| output).collect()
 }
 
-/// What a claim that queues and a leave that hands over cost the server together.
+/// The server's cost of a claim that queues plus a leave that hands over.
 #[derive(Debug)]
 pub struct HandOver {
-    /// EVALSHA and what scripts called.
+    /// EVALSHA, and the commands that scripts called.
     pub commands: f64,
+    /// EVALSHA alone.
     pub scripts: f64,
-    /// In the best of some windows: what else the machine does is counted as the server's time too.
+    /// The server's time in the best window: other load on the machine increases it.
     pub micros: f64,
-    /// Grants that were published: 1, or it was no hand-over.
+    /// Published grants per pair. Less than 1 means that some pairs were no hand-over.
     pub pushed: f64,
     /// Each command and how often it ran.
     pub calls: Vec<String>,
 }
 
-/// So many keys go to and fro side by side, each between two nodes of its own: no batch has two requests, and the
-/// server does not fall asleep.
+/// The number of keys that are handed over at the same time. Each key has its own two nodes, so no batch has two requests, and
+/// the server does not fall asleep.
 const KEYS: usize = 32;
-/// Hand-overs to and fro of a key in a window.
+/// How often each key is handed over and back in a window.
 const WINDOW: usize = 10;
-/// Until a claim stands in the queue.
+/// The time after which a claim is in the queue.
 const QUEUED: Duration = Duration::from_millis(3);
 
 pub async fn hand_overs(url: &str, windows: usize, raw: &mut Raw) -> HandOver {
@@ -106,7 +107,7 @@ pub async fn hand_overs(url: &str, windows: usize, raw: &mut Raw) -> HandOver {
     for key in 0..KEYS {
         let mut nodes = Vec::new();
         for _ in 0..2 {
-            // Long enough that no renewal falls due.
+            // Long enough that no renewal is due.
             let node = Locks::builder().lease(Duration::from_secs(300)).redis(url).await;
             nodes.push(
                 node.expect("the server is there")
@@ -120,7 +121,7 @@ pub async fn hand_overs(url: &str, windows: usize, raw: &mut Raw) -> HandOver {
     let (mut micros, mut commands) = (f64::INFINITY, Vec::new());
     for _ in 0..windows {
         raw.forget_stats().await;
-        // Counted before the last holders release.
+        // The statistics are read before the last holders release.
         keys = side_by_side(keys, 2 * WINDOW).await;
         commands = raw.commands().await;
         let script = commands.iter().find(|command| command.0 == "evalsha");
@@ -142,7 +143,7 @@ pub async fn hand_overs(url: &str, windows: usize, raw: &mut Raw) -> HandOver {
     }
 }
 
-/// The nodes of a key, and what the first of them holds.
+/// The mutexes of both nodes of a key, and the guard of the first node.
 type Contended = (Vec<Mutex>, Guard);
 
 async fn side_by_side(keys: Vec<Contended>, times: usize) -> Vec<Contended> {
@@ -157,7 +158,7 @@ async fn side_by_side(keys: Vec<Contended>, times: usize) -> Vec<Contended> {
     keys
 }
 
-/// Each time the other node queues, then the one that holds hands over. An even number of times.
+/// Hands the key over `times` times, which must be even. Each time the other node queues, then the holder releases.
 async fn to_and_fro((nodes, mut held): Contended, times: usize) -> Contended {
     for time in 1..=times {
         let next = nodes[time % 2].clone();

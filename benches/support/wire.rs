@@ -1,9 +1,9 @@
-//! A wire with a delay between a bench and its server: whatever comes is passed on in order, a fixed time after it
-//! came. It delays and does not serialize: any amount may be under way. Both of its sockets have TCP_NODELAY.
+//! A wire with a delay between a bench and its server. It passes bytes on in order, a fixed time after their arrival. It limits
+//! no bandwidth: any number of bytes may be in flight. Both of its sockets have TCP_NODELAY.
 //!
-//! A process of its own in a session of its own, as the server: one thread that sleeps in `ppoll` with a timer slack
-//! of a nanosecond and spins through the last microseconds. What waking costs beside that is measured by PINGs
-//! through it when it starts, and taken off the delay.
+//! The wire is a process in its own session, as the server is. Its only thread sleeps in `ppoll` with a timer slack of 1 ns,
+//! and spins for the last microseconds. At its start PINGs through the wire measure the remaining cost of waking up. That cost
+//! is subtracted from the delay.
 
 use std::collections::VecDeque;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -14,15 +14,16 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// A timer wakes so much late that what is due sooner is waited for awake.
+/// How late a timer may wake the thread. The thread spins for this time before data is due.
 const SPIN: Duration = Duration::from_micros(15);
-/// Until a socket that took nothing is tried again.
+/// The pause before a retry on a socket whose buffer is full.
 const FULL: Duration = Duration::from_micros(20);
-/// How often the wire is corrected by what a PING says, and how many PINGs that takes.
+/// How often PINGs correct the delay of the wire.
 const CALIBRATIONS: usize = 2;
+/// The number of PINGs for one measurement.
 const PINGS: usize = 200;
 
-/// A running wire; gone when dropped.
+/// A running wire. Dropping it kills the process.
 pub struct Wire {
     process: Child,
     port: u16,
@@ -30,13 +31,13 @@ pub struct Wire {
 }
 
 impl Wire {
-    /// From a free port to `port` on loopback, so that a PING takes twice the delay longer than without it.
+    /// Starts a wire from a free port to `port` on loopback. A PING through it takes twice the delay longer than without it.
     pub fn start(port: u16, delay: Duration) -> Wire {
         let mut set = delay.as_secs_f64();
         for _ in 0..CALIBRATIONS {
             let wire = Wire::with_delay(port, Duration::from_secs_f64(set));
             let late = (trip(wire.port) - trip(port)) / 2.0 - delay.as_secs_f64();
-            // A machine that is busy must not make the wire vanish.
+            // On a busy machine the correction must not remove the delay.
             set = (set - late).clamp(delay.as_secs_f64() / 2.0, delay.as_secs_f64());
         }
         let mut wire = Wire::with_delay(port, Duration::from_secs_f64(set));
@@ -45,18 +46,18 @@ impl Wire {
     }
 
     fn with_delay(port: u16, delay: Duration) -> Wire {
-        // Dies with the thread that started it, as Ctrl-C does not reach it.
+        // The kernel kills it when its parent thread ends, because Ctrl-C does not reach another session.
         let mut process = Command::new("setsid")
             .args(["setpriv", "--pdeathsig", "KILL"])
             .arg(std::env::current_exe().expect("this program"))
             .args(["wire", &port.to_string(), &delay.as_nanos().to_string()])
             .stdout(Stdio::piped())
             .spawn()
-            .expect("a second process");
+            .expect("a child process");
         let mut line = String::new();
         let out = process.stdout.take().expect("its output");
         let read = BufReader::new(out).read_line(&mut line);
-        read.expect("the wire tells its port");
+        read.expect("the wire prints its port");
         let port = line.trim().parse().expect("a port");
         Wire { process, port, delay }
     }
@@ -65,7 +66,7 @@ impl Wire {
         format!("redis://127.0.0.1:{}/", self.port)
     }
 
-    /// Each way.
+    /// Returns the delay each way.
     pub fn delay(&self) -> Duration {
         self.delay
     }
@@ -78,7 +79,7 @@ impl Drop for Wire {
     }
 }
 
-/// The median seconds of a PING to a server on this port.
+/// Returns the median round trip of a PING to a server on this port, in seconds.
 fn trip(port: u16) -> f64 {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("the server is there");
     stream.set_nodelay(true).expect("a socket");
@@ -91,7 +92,7 @@ fn trip(port: u16) -> f64 {
     }))
 }
 
-/// Is the wire, for ever, when the command line says so.
+/// Runs the wire, and never returns, if the command line asks for it.
 pub fn serve_if_asked() {
     let words: Vec<String> = std::env::args().skip(1).collect();
     if let [word, port, nanos] = words.as_slice()
@@ -132,7 +133,7 @@ fn serve(port: u16, delay: Duration) -> ! {
     }
 }
 
-/// Sleeps until somebody says something or something is due. Who can be read: the listener, clients, servers.
+/// Sleeps until a socket is readable or data is due. Returns which sockets are readable: the listener, clients, servers.
 fn wait(listener: &TcpListener, pairs: &[Pair]) -> (bool, Vec<bool>, Vec<bool>) {
     let due = pairs.iter().flat_map(|pair| [pair.up.due(), pair.down.due()]);
     let sleep = due.flatten().min().map(|due| {
@@ -147,7 +148,7 @@ fn wait(listener: &TcpListener, pairs: &[Pair]) -> (bool, Vec<bool>, Vec<bool>) 
     let clients = pairs.iter().map(|pair| PollFd::new(&pair.client, PollFlags::IN));
     let servers = pairs.iter().map(|pair| PollFd::new(&pair.server, PollFlags::IN));
     let mut sockets: Vec<PollFd<'_>> = sockets.chain(clients).chain(servers).collect();
-    // An interrupted one finds nobody ready.
+    // After an interrupted poll no socket is ready.
     let _ = poll(&mut sockets, sleep.as_ref());
     let mut ready = sockets.iter().map(|socket| !socket.revents().is_empty());
     let came = ready.next() == Some(true);
@@ -180,7 +181,7 @@ impl Pair {
     }
 }
 
-/// What is under way in one direction, and when it is due.
+/// The bytes in flight in one direction, and when they are due.
 #[derive(Default)]
 struct Way {
     pieces: VecDeque<(Instant, Vec<u8>)>,
@@ -203,7 +204,7 @@ impl Way {
         }
     }
 
-    /// Writes what is due, in one call when several pieces are.
+    /// Writes all pieces that are due.
     fn pass(&mut self, to: &mut TcpStream) -> io::Result<()> {
         let now = Instant::now();
         while let Some((due, piece)) = self.pieces.front_mut()

@@ -1,5 +1,5 @@
-//! Two replicas of a service in one process, as several examples have them: each has `Locks` of its own, as each process
-//! would. They share this process's memory, or the Redis that `REDIS_URL` names.
+//! Two replicas of a service in one process, for several examples. Each has its own `Locks`, as each process has. They share
+//! this process's memory, or the Redis that `REDIS_URL` names.
 
 use std::error::Error;
 
@@ -9,12 +9,12 @@ pub(crate) type Trouble = Box<dyn Error + Send + Sync>;
 
 pub(crate) struct Replicas {
     pub(crate) locks: [Locks; 2],
-    /// Where they are, if not in memory.
+    /// The URL of the Redis; `None` if the locks are in memory.
     pub(crate) redis: Option<String>,
 }
 
 impl Replicas {
-    /// For the example of that name, which can have `what` on a Redis. Ends the process where it is called in another way.
+    /// Starts the replicas of `example`, which can have `what` on a Redis. With arguments, it prints the usage and exits.
     pub(crate) async fn start(example: &str, what: &str) -> Result<Replicas, Trouble> {
         if std::env::args().len() > 1 {
             eprintln!(
@@ -31,7 +31,7 @@ impl Replicas {
         Ok(Replicas { locks, redis })
     }
 
-    /// In words.
+    /// Returns the place of the store, in words.
     pub(crate) fn place(&self) -> &'static str {
         if self.redis.is_some() {
             "on Redis"
@@ -57,7 +57,7 @@ async fn replica(redis: Option<&str>, memory: &MemoryStore) -> Result<Locks, Tro
     }
 }
 
-/// So that two examples on one Redis know nothing of each other.
+/// Returns a key prefix of this process, so that two examples on one Redis share no keys.
 #[cfg(feature = "redis")]
 pub(crate) fn prefix() -> String {
     format!("example:{}:", std::process::id())

@@ -1,15 +1,15 @@
-//! What the replicas did, in the same Redis. Each entry is one script, which finds what is wrong with it.
+//! The records of what the replicas did, in the same Redis. A script writes each entry, and reports a fault if it finds one.
 
 use std::sync::LazyLock;
 
 use redis::aio::MultiplexedConnection;
 use redis::{FromRedisValue, Script};
 
-/// The weight of a holder that excludes all others, and of all that hold beside each other.
+/// The weight of an exclusive holder, which fills the whole capacity.
 pub const WHOLE: u32 = 1_000;
 
-/// Somebody holds something now. `KEYS`: the holders. `ARGV`: id, replica, weight, capacity.
-/// Those of replicas that were killed do not count: their leases end by themselves.
+/// Adds a holder. `KEYS`: the holders. `ARGV`: id, replica, weight, capacity.
+/// Holders in killed replicas do not count: their leases expire.
 static ENTER: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         "redis.call('HSET', KEYS[1], ARGV[1], ARGV[2] .. ' ' .. ARGV[3])
@@ -24,7 +24,8 @@ static ENTER: LazyLock<Script> = LazyLock::new(|| {
     )
 });
 
-/// The fence of an exclusive holder grows. `KEYS`: the latest. `ARGV`: the fence, as text that sorts as its number.
+/// Checks that the fence of an exclusive holder grows. `KEYS`: the latest fence. `ARGV`: the fence, as text that sorts as its
+/// number.
 static FENCE: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         "local latest = redis.call('GET', KEYS[1])
@@ -35,7 +36,7 @@ static FENCE: LazyLock<Script> = LazyLock::new(|| {
     )
 });
 
-/// A tick is run. `KEYS`: its runs. `ARGV`: replica, attempt. An earlier run was cut short by a kill.
+/// Adds a run of a tick. `KEYS`: the runs of the tick. `ARGV`: replica, attempt. A second run is allowed only after a kill.
 static RUN: LazyLock<Script> = LazyLock::new(|| {
     Script::new(
         "local runs = redis.call('LRANGE', KEYS[1], 0, -1)
@@ -50,7 +51,7 @@ static RUN: LazyLock<Script> = LazyLock::new(|| {
     )
 });
 
-/// A connection to the books, of one replica.
+/// One replica's connection to the records.
 #[derive(Clone)]
 pub struct Books {
     connection: MultiplexedConnection,
@@ -119,7 +120,7 @@ impl Books {
         .await;
     }
 
-    /// Adds one by reading, waiting and writing: an overlap loses an addition.
+    /// Adds one: reads, waits and writes. Two holders at once lose an addition.
     pub async fn add(&mut self, counter: &str) {
         let [value, added] = ["value", "added"].map(|what| format!("rolling:{what}:{counter}"));
         let found: Option<u64> = self.run(&["GET", &value]).await;
@@ -134,7 +135,7 @@ impl Books {
             .expect("the server is there");
     }
 
-    /// Its value, and the additions to it.
+    /// Returns the value of a counter, and the number of additions to it.
     pub async fn counter(&mut self, counter: &str) -> (u64, u64) {
         let [value, added] = ["value", "added"].map(|what| format!("rolling:{what}:{counter}"));
         self.run(&["MGET", &value, &added]).await
@@ -149,12 +150,12 @@ impl Books {
         self.run(&["LRANGE", "rolling:faults", "0", "-1"]).await
     }
 
-    /// It will be killed at once.
+    /// Records that a replica is about to be killed.
     pub async fn declare_dead(&mut self, replica: &str) {
         let _: u32 = self.run(&["SADD", "rolling:dead", replica]).await;
     }
 
-    /// This version did it once more.
+    /// Counts work that this version has done.
     pub async fn note(&mut self, what: &str) {
         let side = format!("rolling:done:{}", self.side);
         let _: u64 = self.run(&["HINCRBY", &side, what, "1"]).await;

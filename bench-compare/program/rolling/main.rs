@@ -1,7 +1,7 @@
-//! A deploy that goes there and back: replicas of two versions on one Redis, replaced one by one while they work.
+//! A deploy to another version and back: replicas of two versions use one Redis, and are replaced one by one while they work.
 //!
-//! `replica <url> <side> <name>` is one of them, until SIGTERM. `deploy <earlier program> <seconds>` starts and replaces them, and
-//! judges what they wrote into the books.
+//! `replica <url> <side> <name>` runs one replica until SIGTERM. `deploy <earlier program> <seconds>` starts and replaces
+//! replicas, and checks the records that they wrote.
 #![allow(clippy::disallowed_methods)]
 
 #[allow(unreachable_pub)]
@@ -36,18 +36,18 @@ fn main() {
             let seconds = seconds.parse().expect("a number");
             runtime.block_on(deploy(Path::new(before), Duration::from_secs(seconds)));
         }
-        _ => panic!("replica or deploy"),
+        _ => panic!("usage: replica <url> <side> <name>, or deploy <earlier program> <seconds>"),
     }
 }
 
-/// A replica's process. It is killed when this is dropped, so that a run that fails leaves none behind.
+/// The process of a replica. Dropping it kills the process, so that a failed run leaves no process behind.
 struct Replica {
     name: String,
     child: Child,
 }
 
 impl Replica {
-    /// Returns when it is at work. Before that, SIGTERM would end it without a handler.
+    /// Starts a replica, and returns when it works. Before that, SIGTERM would end it without a handler.
     fn start(program: &Path, url: &str, side: &str, name: String) -> Replica {
         let mut command = Command::new(program);
         command.args(["replica", url, side, &name]);
@@ -84,7 +84,8 @@ impl Drop for Replica {
     }
 }
 
-/// Replaces one replica after the other, by SIGTERM and by a kill in turns, there and back until the time is over.
+/// Replaces one replica after the other, by SIGTERM and by a kill in turns. Deploys the other version and back
+/// until the time is over.
 async fn deploy(before: &Path, span: Duration) {
     let server = RedisServer::as_service();
     let url = server.url();
@@ -103,7 +104,7 @@ async fn deploy(before: &Path, span: Duration) {
         if turn % 2 == 0 {
             leaves.terminate();
         } else {
-            // What it does between this line and its end is not judged.
+            // Its work between this line and its end is not checked.
             books.declare_dead(&leaves.name).await;
             leaves.kill();
         }
@@ -115,7 +116,7 @@ async fn deploy(before: &Path, span: Duration) {
     judge(&mut books).await;
 }
 
-/// Prints how often each version did what, and asserts that both did all of it, and that nothing was wrong.
+/// Prints how often each version did each work. Asserts that both versions did all of it, and that there is no fault.
 async fn judge(books: &mut Books) {
     println!("{:24} {:>8} {:>8}", "", SIDES[0], SIDES[1]);
     for what in replica::WORK {

@@ -1,4 +1,4 @@
-//! A replica: tasks for each primitive, which work until SIGTERM.
+//! A replica: tasks that use each primitive until SIGTERM.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,19 +12,19 @@ use tokio::time::sleep;
 use crate::books::{Books, WHOLE};
 
 const LEASE: Duration = Duration::from_secs(2);
-/// Nodes that wait for latches have this lease. They look for themselves after a sixth of it, if no push comes.
+/// The lease of nodes that wait for latches. Without a push, they ask the store after a sixth of it.
 const PATIENT: Duration = Duration::from_secs(30);
-/// A waiter that hears of zero so soon was told by a push.
+/// A waiter that is told of zero within this time was told by a push.
 const PUSHED: Duration = Duration::from_secs(3);
 
 const PERMITS: u32 = 3;
-/// A latch is set to so many. Each replica counts down as often, so that it comes to zero if all others are killed.
+/// The initial count of a latch. Each replica counts down as often, so the latch reaches zero even if all others are killed.
 const COUNT: u32 = 3;
-/// There is a latch for each of these spans, and a tick for each half of one.
+/// The length of a round, in milliseconds. Each round has one latch and two ticks.
 const ROUND_MS: u64 = 1_000;
 const JOB: &str = "rolling";
 
-/// What replicas note in the books.
+/// The work that replicas record.
 pub const WORK: [&str; 9] = [
     "mutex",
     "writer",
@@ -37,7 +37,7 @@ pub const WORK: [&str; 9] = [
     "tick",
 ];
 
-/// What is counted under a mutex, and under the write side of a lock.
+/// Returns the names of the counters: some are changed under a mutex, the others under a write lock.
 pub fn counters() -> impl Iterator<Item = String> {
     let names = |kind, number| (0..number).map(move |nth| format!("{kind}:{nth}"));
     names("mutex", 3).chain(names("writer", 2))
@@ -85,18 +85,18 @@ pub async fn run(url: &str, side: &str, name: &str) {
     asked.recv().await;
     replica.ends.store(true, Ordering::Relaxed);
     for task in tasks {
-        task.await.expect("a task that ends well");
+        task.await.expect("a task without a panic");
     }
     replica.locks.shutdown().await;
     replica.patient.shutdown().await;
 }
 
-/// On a healthy server everything is granted.
+/// Returns the granted value, and panics on an error: a healthy server grants everything.
 fn granted<T>(answer: Result<T, Error>) -> T {
     answer.unwrap_or_else(|error| panic!("refused, on a healthy server: {error}"))
 }
 
-/// Milliseconds since the Unix epoch.
+/// Returns the milliseconds since the Unix epoch.
 fn unix_ms(time: SystemTime) -> u64 {
     let since = time.duration_since(UNIX_EPOCH);
     since.expect("a time after 1970").as_millis() as u64
@@ -111,7 +111,7 @@ impl Replica {
         !self.ends.load(Ordering::Relaxed)
     }
 
-    /// Holds something for a moment, in the books too.
+    /// Records the holder, does the work, removes the record and releases the guard.
     async fn hold(
         &mut self,
         guard: Guard,
@@ -127,7 +127,7 @@ impl Replica {
         guard.release().await.expect("a lease that was held");
     }
 
-    /// Holds it alone, and adds one to its counter.
+    /// Adds one to the counter, as an exclusive holder.
     async fn add(&mut self, guard: Guard, counter: &str, kind: &str) {
         let fence = guard.fence().get();
         let work = async |books: &mut Books| {
@@ -180,7 +180,7 @@ impl Replica {
         }
     }
 
-    /// One latch after the other, each with a name of its own. A latch whose setter was killed is left out.
+    /// Uses one latch per round, each with its own name. Skips a latch if the replica that sets it was killed.
     async fn uses_latches(mut self) {
         while self.works() {
             let round = now_ms() / ROUND_MS;
@@ -209,14 +209,14 @@ impl Replica {
     /// Waits for the latch, and counts it down meanwhile.
     async fn goes_to_zero(mut self, round: u64, latch: &str) {
         let waits = tokio::spawn(self.clone().waits_for_zero(round, latch.to_owned()));
-        // Long enough that others wait, too.
+        // Long enough that waiters of other replicas wait, too.
         let half = round * ROUND_MS + ROUND_MS / 2;
         sleep(Duration::from_millis(half.saturating_sub(now_ms()))).await;
         for _ in 0..COUNT {
             let _: u32 = self.books.run(&["INCR", &format!("rolling:began:{round}")]).await;
             let left = granted(self.patient.latch(latch).count_down().await);
             self.books.note("latch counted down").await;
-            // At zero a call changes nothing and is answered zero, too.
+            // At zero a call changes nothing, and returns zero, too.
             if left > 0 {
                 let told = format!("rolling:left:{round}:{left}");
                 if self.books.run::<u32>(&["INCR", &told]).await > 1 {
@@ -224,7 +224,7 @@ impl Replica {
                 }
             }
         }
-        waits.await.expect("a waiter that ends well");
+        waits.await.expect("a waiter without a panic");
     }
 
     async fn waits_for_zero(mut self, round: u64, latch: String) {
@@ -250,7 +250,7 @@ impl Replica {
         }
     }
 
-    /// Pursues one tick after the other, as all replicas do.
+    /// Fires one tick after the other, as all replicas do.
     async fn runs_ticks(self) {
         let books = self.books.clone();
         let work = move |tick: Tick| {
@@ -263,7 +263,7 @@ impl Replica {
             }
         };
         let job = self.locks.cron(JOB, "0 0 0 1 1 *").lease(LEASE).run(work);
-        let _job = job.expect("a job that can be made");
+        let _job = job.expect("a valid job");
         while self.works() {
             let tick = (now_ms() / (ROUND_MS / 2) + 1) * (ROUND_MS / 2);
             fire_tick(&self.locks, JOB, UNIX_EPOCH + Duration::from_millis(tick)).await;

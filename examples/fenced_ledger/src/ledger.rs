@@ -1,4 +1,4 @@
-//! An account in a SQLite file, which keeps the fence of its last write beside the balance.
+//! An account in a SQLite file. Its row stores the balance and the fence of the last write.
 
 use rusqlite::{Connection, params};
 use tenure::Fence;
@@ -10,7 +10,7 @@ use crate::Trouble;
 pub(crate) struct Ledger(Connection);
 
 impl Ledger {
-    /// A new one, with an empty account.
+    /// Creates a database with an empty account.
     pub(crate) fn create(path: &str) -> Result<Ledger, Trouble> {
         let ledger = Ledger::open(path)?;
         ledger.0.execute_batch(
@@ -20,7 +20,7 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// One that is there.
+    /// Opens an existing database.
     pub(crate) fn open(path: &str) -> Result<Ledger, Trouble> {
         Ok(Ledger(Connection::open(path)?))
     }
@@ -32,7 +32,7 @@ impl Ledger {
         Ok(balance?)
     }
 
-    /// Writes the balance, unless somebody with a larger fence wrote before. False: nothing was written.
+    /// Writes the balance and the fence. Returns `false`, and writes nothing, if the account has a larger fence.
     pub(crate) fn write_fenced(&self, cents: i64, fence: Fence) -> Result<bool, Trouble> {
         let changed = self.0.execute(
             "UPDATE accounts SET cents = ?1, fence = ?2 WHERE id = 42 AND fence <= ?2",
@@ -41,7 +41,7 @@ impl Ledger {
         Ok(changed == 1)
     }
 
-    /// Writes the balance, whoever wrote before.
+    /// Writes the balance without a check of the fence.
     pub(crate) fn write(&self, cents: i64) -> Result<(), Trouble> {
         let changed = "UPDATE accounts SET cents = ?1 WHERE id = 42";
         self.0.execute(changed, params![cents])?;

@@ -1,17 +1,17 @@
-//! A holder that is paused past its lease wakes up and writes. The lock cannot stop it: it looked, and was paused between its
-//! look and its write. The account's row can: it keeps the fence of its last write, and refuses smaller ones.
+//! A holder that is paused past its lease wakes up and writes. The lock cannot stop the write: the pause came between the check
+//! of the lease and the write. The row of the account can: it stores the fence of its last write, and refuses smaller fences.
 //!
 //! With the locks in this process's memory and the account in a SQLite file, in two seconds:
 //!
 //!     cargo run -p tenure-fenced-ledger
 //!
-//! The same with the locks on a Redis, and what becomes of the books without the fence:
+//! With the locks on a Redis, or without the fence check, so that the balance is wrong:
 //!
 //!     cargo run -p tenure-fenced-ledger -- redis://127.0.0.1/
 //!     cargo run -p tenure-fenced-ledger -- --without-fence
 //!
-//! A process that is paused renews nothing. Nobody can pause half of a process, so the holder that is paused has a lease of
-//! fixed length here, and sleeps past it. To everybody else that is the same.
+//! A paused process does not renew its leases. This example cannot pause one replica of its process alone. So the holder takes
+//! a fixed lease, and waits until it has expired. Other holders see the same in both cases.
 
 mod ledger;
 
@@ -28,12 +28,13 @@ const USAGE: &str = "usage: cargo run -p tenure-fenced-ledger [-- [--without-fen
 A holder that is paused past its lease writes to an account in a SQLite file. With --without-fence its write is taken.
 A Redis URL puts the locks on that Redis, else they are in memory.";
 
-/// The shortest there is, so that the show is short.
+/// The shortest lease that is allowed.
 const LEASE: Duration = Duration::from_millis(400);
 const ROUNDS: i64 = 3;
 
-/// What a replica pays in.
+/// The cents that replica 1 pays in, in each round.
 const FIRST: i64 = 30;
+/// The cents that replica 2 pays in, in each round.
 const SECOND: i64 = 50;
 
 struct Words {
@@ -41,7 +42,7 @@ struct Words {
     redis: Option<String>,
 }
 
-/// `None`: the words make no sense, or ask for help.
+/// Returns the arguments, or `None` if they are invalid or ask for help.
 fn read_words() -> Option<Words> {
     let mut words = Words {
         is_fenced: true,
@@ -57,9 +58,9 @@ fn read_words() -> Option<Words> {
     Some(words)
 }
 
-/// A replica of the service, as each process has one.
+/// Returns the `Locks` of one replica. Each process of a service has its own.
 async fn replica(redis: Option<&str>, memory: &MemoryStore) -> Result<Locks, Trouble> {
-    // So that two shows on one Redis know nothing of each other.
+    // Two runs on one Redis must share no keys.
     let builder = Locks::builder().prefix(format!("example:{}:", std::process::id()));
     Ok(match redis {
         None => Locks::builder().memory_shared(memory)?,
@@ -67,17 +68,17 @@ async fn replica(redis: Option<&str>, memory: &MemoryStore) -> Result<Locks, Tro
     })
 }
 
-/// Pays in under the lock, which is held.
+/// Adds `cents` to the balance, under the lock that `guard` holds.
 fn pay_in(ledger: &Ledger, who: &str, guard: &Guard, cents: i64) -> Result<(), Trouble> {
     let balance = ledger.balance()? + cents;
     if !ledger.write_fenced(balance, guard.fence())? {
-        return Err("the fence of a holder is the largest".into());
+        return Err("the account refused the fence of the current holder".into());
     }
     println!("  {who} pays in {cents} under fence {}: {balance}", guard.fence());
     Ok(())
 }
 
-/// One replica is paused, the other is not. Answers how many writes the account refused.
+/// Runs one round, in which replica 1 is paused. Returns how many writes the account refused.
 async fn round(path: &str, account: &[Mutex; 2], is_fenced: bool) -> Result<u32, Trouble> {
     let ledger = Ledger::open(path)?;
     let guard = account[0].clone().fixed(LEASE).lock().await?;
@@ -85,7 +86,7 @@ async fn round(path: &str, account: &[Mutex; 2], is_fenced: bool) -> Result<u32,
     let is_held = guard.is_held();
     println!("  replica 1 reads {balance}, sees that it holds the lock ({is_held}), and is paused");
 
-    // Comes in when that lease is over.
+    // Waits until the lease of replica 1 has expired.
     let next = account[1].lock().await?;
     pay_in(&ledger, "replica 2", &next, SECOND)?;
     next.release().await?;
@@ -97,7 +98,7 @@ async fn round(path: &str, account: &[Mutex; 2], is_fenced: bool) -> Result<u32,
         return Ok(0);
     }
     if ledger.write_fenced(stale, guard.fence())? {
-        return Err("a stale write was taken".into());
+        return Err("the account accepted a stale write".into());
     }
     println!(
         "  replica 1 wakes up and writes {stale} under fence {}: refused",
@@ -131,7 +132,7 @@ async fn show(words: Words, path: &str) -> Result<bool, Trouble> {
     println!(
         "{paid_in} were paid in, the account has {balance}: {verdict}; {refused} late writes were refused"
     );
-    // Without the fence the books are to be wrong, or there was nothing to see.
+    // Without the fence check the balance must be wrong; otherwise the run showed nothing.
     Ok(is_exact == words.is_fenced)
 }
 
@@ -149,7 +150,7 @@ async fn main() -> Result<ExitCode, Trouble> {
     let path = std::env::temp_dir().join(format!("tenure-fenced-ledger-{}.sqlite3", std::process::id()));
     let path = path
         .to_str()
-        .ok_or("the path of the temporary directory is no text")?;
+        .ok_or("the path of the temporary directory is not UTF-8")?;
     let shown = show(words, path).await;
     let _ = std::fs::remove_file(path);
     Ok(if shown? {

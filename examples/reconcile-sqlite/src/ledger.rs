@@ -1,4 +1,4 @@
-//! A small ledger: the entries of a day, what was booked of them, and how far the reconciliation of each day came.
+//! A small ledger: the entries of a day, which of them are booked, and the progress of each tick.
 
 use std::error::Error;
 use std::fmt;
@@ -15,14 +15,14 @@ const BATCH: i64 = 20;
 const TABLES: &str = "
     PRAGMA journal_mode = WAL;
     CREATE TABLE entries  (id INTEGER PRIMARY KEY, account INTEGER NOT NULL, cents INTEGER NOT NULL);
-    -- Which run booked an entry: a second time is refused by the key.
+    -- Which run booked an entry. The primary key refuses a second booking.
     CREATE TABLE booked   (id INTEGER PRIMARY KEY, tick INTEGER NOT NULL, fence INTEGER NOT NULL);
     CREATE TABLE balances (account INTEGER PRIMARY KEY, cents INTEGER NOT NULL);
-    -- How far a tick came, and the fence of its latest run.
+    -- The last entry that a tick has booked, and the fence of its latest run.
     CREATE TABLE progress (tick INTEGER PRIMARY KEY, fence INTEGER NOT NULL, upto INTEGER NOT NULL);
 ";
 
-/// A later run of the tick has begun: this one must not write.
+/// The error of a run that must not write any more: a later run of the tick has begun.
 #[derive(Debug)]
 pub struct Superseded;
 
@@ -39,7 +39,7 @@ impl Error for Superseded {}
 pub struct Ledger(Connection);
 
 impl Ledger {
-    /// A new one, with so many entries of the day.
+    /// Creates a ledger with `entries` entries of the day.
     pub fn create(path: &str, entries: i64) -> Result<Ledger, Failure> {
         let mut ledger = Ledger::open(path)?;
         ledger.0.execute_batch(TABLES)?;
@@ -55,15 +55,15 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// One that is there.
+    /// Opens an existing ledger.
     pub fn open(path: &str) -> Result<Ledger, Failure> {
         let connection = Connection::open(path)?;
         connection.busy_timeout(Duration::from_secs(5))?;
         Ok(Ledger(connection))
     }
 
-    /// Takes the tick over from its earlier runs, and says up to which entry they came. From now on nothing that they
-    /// still write is taken: their fence is smaller.
+    /// Takes the tick over from its earlier runs, and returns the last entry that they booked. From now on the ledger refuses
+    /// their writes, because their fence is smaller.
     pub fn resume(&mut self, tick: &Tick) -> Result<i64, Failure> {
         let (at, fence) = (tick.nominal_unix().cast_signed(), tick.fence().as_i64());
         let upto = self.0.query_row(
@@ -76,8 +76,8 @@ impl Ledger {
         Ok(upto.optional()?.ok_or(Superseded)?)
     }
 
-    /// Books the next entries, and how far the run came, in one transaction. Says up to which entry and how many; `None` when
-    /// there are no more.
+    /// Books the next entries and stores the progress, in one transaction. Returns the last booked entry and the number of
+    /// entries; `None` if no entry is left.
     pub fn book_batch(&mut self, tick: &Tick) -> Result<Option<(i64, i64)>, Failure> {
         let (at, fence) = (tick.nominal_unix().cast_signed(), tick.fence().as_i64());
         let batch = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -107,14 +107,14 @@ impl Ledger {
         Ok(Some((upto, count)))
     }
 
-    /// How many entries were booked.
+    /// Returns how many entries are booked.
     pub fn booked(&self) -> Result<i64, Failure> {
         Ok(self
             .0
             .query_row("SELECT count(*) FROM booked", [], |row| row.get(0))?)
     }
 
-    /// Of how many accounts the balance is not the sum of their entries.
+    /// Returns how many accounts have a balance that is not the sum of their entries.
     pub fn wrong_balances(&self) -> Result<i64, Failure> {
         Ok(self.0.query_row(
             "SELECT count(*) FROM (SELECT account, sum(cents) AS cents FROM entries GROUP BY account) AS true_ones

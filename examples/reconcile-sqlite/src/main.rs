@@ -1,21 +1,21 @@
-//! A nightly reconciliation on SQLite that is killed, deployed in the middle, and loses and doubles nothing.
+//! A nightly reconciliation on SQLite. A kill and a deploy interrupt it, and it books each entry exactly once.
 //!
 //!     cargo run -p tenure-reconcile-sqlite
 //!
-//! Three replicas, processes of their own, schedule the job. It goes through the day's entries in batches, and notes with
-//! each, in the same transaction, how far it came and under which fence. Whoever runs it first is killed; a replica that
-//! stood by goes on from there. Then all are replaced by a new release, one by one, and that finishes. At the end it is
-//! shown who did what, and counted that each entry was booked once.
+//! Three replicas, each a process, schedule the job. The job books the day's entries in batches. Each transaction stores a
+//! batch, the progress and the fence. The first replica to run the job is killed, and another one continues. Then a new
+//! release replaces the replicas one by one, and the new release finishes the job. At the end a table shows the runs, and the
+//! program checks that each entry was booked once.
 //!
-//! How far a run came stands beside what it booked, and not in a checkpoint of the tick (`Tick::checkpoint`): a run that dies
-//! between the two would leave a cursor that is behind, or ahead of, its bookings, and the row is needed all the same, for its
-//! fence. A checkpoint is for work whose steps may be done twice, or whose results are kept where no row can be.
+//! The progress is in the database, not in a checkpoint of the tick (`Tick::checkpoint`). A run that dies between a booking and
+//! its checkpoint would leave a checkpoint that does not match the bookings. The row is needed for the fence in any case. A
+//! checkpoint suits work whose steps may run twice, or whose results are not in a database.
 //!
-//! It starts a redis-server of its own, or takes the one that `REDIS_URL` names.
+//! The program starts its own redis-server, or uses the one that `REDIS_URL` names.
 
 #![allow(
     clippy::disallowed_methods,
-    reason = "a program reads the clock, and the show waits"
+    reason = "a program reads the clock, and the demonstration waits"
 )]
 #![allow(
     unreachable_pub,
@@ -37,26 +37,26 @@ use tokio_cron_scheduler::JobScheduler;
 
 use crate::ledger::Ledger;
 
-/// Short, so that a takeover can be watched. The default of thirty seconds is right for most jobs.
+/// Short, so that a takeover is quick to watch. The default of 30 s suits most jobs.
 const LEASE: Duration = Duration::from_secs(2);
-/// What else a batch costs: a report that is fetched, a partner that is asked.
+/// The time of other work per batch, such as a call to a partner.
 const BATCH_TAKES: Duration = Duration::from_millis(150);
 
-/// What a run does: everything of its day that no run before it has done.
+/// One run of the job: books all entries that no earlier run has booked.
 async fn reconcile(tick: Tick, path: String) -> Result<(), Box<dyn Error + Send + Sync>> {
     let mut ledger = Ledger::open(&path)?;
     let from = ledger.resume(&tick)?;
     println!("begins {} {} {from}", tick.attempt(), tick.fence());
     while let Some((upto, count)) = ledger.book_batch(&tick)? {
         println!("booked {} {count} {upto}", tick.attempt());
-        // Here it is told when its lease is lost, or the node drains: at an await.
+        // If the lease is lost, or the node drains, the run ends at an await such as this one.
         sleep(BATCH_TAKES).await;
     }
     println!("ends {} {}", tick.attempt(), tick.fence());
     Ok(())
 }
 
-/// One replica, until it is told to end.
+/// Runs one replica until SIGTERM.
 async fn replica(url: &str, path: String, expression: &str) -> Result<(), Box<dyn Error>> {
     let mut told = signal(SignalKind::terminate())?;
     let locks = Locks::redis(url).await?;

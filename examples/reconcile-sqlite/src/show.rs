@@ -1,4 +1,4 @@
-//! The show: a server, a database, three replicas, a kill and a deploy.
+//! The demonstration: a server, a database, three replicas, a kill and a deploy.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -14,13 +14,14 @@ use crate::ledger::Ledger;
 use crate::server::RedisServer;
 
 const ENTRIES: i64 = 600;
-/// After so many entries the first run is killed, and the deploy begins.
+/// The number of booked entries after which the first run is killed.
 const KILLED_AT: i64 = 160;
+/// The number of booked entries after which the deploy begins.
 const DEPLOYED_AT: i64 = 340;
-/// Longer than anything takes.
+/// The timeout of each step, longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a replica said: who, and its words.
+/// A line from a replica: the name of the replica, and the words of the line.
 type Said = (String, Vec<String>);
 
 struct Replicas {
@@ -39,7 +40,7 @@ impl Replicas {
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()?;
-        let mut lines = BufReader::new(child.stdout.take().ok_or("no output")?).lines();
+        let mut lines = BufReader::new(child.stdout.take().ok_or("the child has no stdout")?).lines();
         let (who, said) = (who.to_owned(), self.said.0.clone());
         self.running.insert(who.clone(), child);
         let (ready, is_ready) = tokio::sync::oneshot::channel();
@@ -58,22 +59,22 @@ impl Replicas {
         Ok(())
     }
 
-    /// The next that any of them says.
+    /// Returns the next line of any replica.
     async fn next(&mut self) -> Result<Said, Box<dyn Error>> {
         Ok(timeout(PATIENCE, self.said.1.recv())
             .await?
-            .ok_or("all have ended")?)
+            .ok_or("all replicas have ended")?)
     }
 
-    /// As an orchestrator ends one.
+    /// Sends SIGTERM to a replica, as an orchestrator does.
     fn terminate(&mut self, who: &str) -> Result<(), Box<dyn Error>> {
-        let id = self.running[who].id().ok_or("it has ended")?;
+        let id = self.running[who].id().ok_or("the replica has ended")?;
         std::process::Command::new("kill").arg(id.to_string()).status()?;
         Ok(())
     }
 }
 
-/// A table of the runs: who, which attempt, which fence, from which entry to which.
+/// A table of the runs: replica, attempt, fence, first and last entry.
 struct Runs(Vec<(String, String, String, i64, i64)>);
 
 impl Runs {
@@ -109,19 +110,19 @@ impl Runs {
         }
     }
 
-    /// Who runs it now, and how far it came.
+    /// Returns the replica of the latest run, and the last entry that it booked.
     fn latest(&self) -> Option<(&str, i64)> {
         self.0.last().map(|run| (run.0.as_str(), run.4))
     }
 }
 
-/// Once a day, and in a few seconds: the midnight of this show.
+/// Returns a cron expression that fires once a day, next in 6 s: the midnight of this demonstration.
 fn soon() -> Result<String, Box<dyn Error>> {
     let at = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() + 6;
     Ok(format!("{} {} {} * * *", at % 60, at / 60 % 60, at / 3_600 % 24))
 }
 
-/// Until the job has ended: kills who runs it first, and later replaces all replicas.
+/// Runs until the job has ended. Kills the replica of the first run, and later replaces all replicas.
 async fn play(replicas: &mut Replicas) -> Result<Runs, Box<dyn Error>> {
     let (mut runs, mut killed, mut deployed) = (Runs(Vec::new()), false, false);
     loop {
@@ -136,7 +137,10 @@ async fn play(replicas: &mut Replicas) -> Result<Runs, Box<dyn Error>> {
         };
         if !killed && upto >= KILLED_AT {
             println!("{who} is killed");
-            let mut child = replicas.running.remove(&who).ok_or("it runs")?;
+            let mut child = replicas
+                .running
+                .remove(&who)
+                .ok_or("the replica of the latest run is not running")?;
             child.kill().await?;
             killed = true;
         } else if !deployed && upto >= DEPLOYED_AT {
@@ -151,7 +155,7 @@ async fn play(replicas: &mut Replicas) -> Result<Runs, Box<dyn Error>> {
     }
 }
 
-/// Plays it, and fails when it does not show what it should.
+/// Runs the demonstration, and fails if an entry is missing or a balance is wrong.
 pub async fn run() -> Result<(), Box<dyn Error>> {
     let own = std::env::var("REDIS_URL").is_err().then(RedisServer::start);
     let url = match &own {
@@ -190,6 +194,6 @@ pub async fn run() -> Result<(), Box<dyn Error>> {
     if is_right {
         Ok(())
     } else {
-        Err("this is not what it should show".into())
+        Err("entries are missing, balances are wrong, or there were fewer than three runs".into())
     }
 }
