@@ -232,14 +232,14 @@ fn named(answer: Answer) -> String {
 }
 
 /// One stack, and the requests sent to it.
-struct Trial {
+struct StackTest {
     world: World,
     entered: mpsc::UnboundedReceiver<()>,
     stack: Stack,
 }
 
-impl Trial {
-    fn new(build: fn(&World) -> Stack, to_completion: bool, wait: Duration, timeout: Duration) -> Trial {
+impl StackTest {
+    fn new(build: fn(&World) -> Stack, to_completion: bool, wait: Duration, timeout: Duration) -> StackTest {
         let (sender, entered) = mpsc::unbounded_channel();
         let world = World {
             locks: Locks::memory(),
@@ -250,7 +250,7 @@ impl Trial {
             go: Arc::new(Semaphore::new(0)),
             traced: Arc::default(),
         };
-        Trial {
+        StackTest {
             stack: build(&world),
             world,
             entered,
@@ -270,40 +270,40 @@ impl Trial {
         }
     }
 
-    /// Ends the trial, and checks that nothing is left behind.
+    /// Ends the test, and checks that nothing is left behind.
     async fn ends(self) {
         soon(self.world.locks.idle()).await;
     }
 }
 
-async fn busy(trial: Trial) -> String {
-    let _held = trial.world.locks.mutex("/busy").lock().await.unwrap();
-    trial.answer("/busy").await
+async fn busy(test: StackTest) -> String {
+    let _held = test.world.locks.mutex("/busy").lock().await.unwrap();
+    test.answer("/busy").await
 }
 
 /// Returns the answer, and whether the lock is free.
-async fn hangs(mut trial: Trial, is_answered: bool) -> (String, bool) {
-    let answer = trial.ask("/a?hangs");
-    soon(trial.entered.recv()).await.unwrap();
+async fn hangs(mut test: StackTest, is_answered: bool) -> (String, bool) {
+    let answer = test.ask("/a?hangs");
+    soon(test.entered.recv()).await.unwrap();
     if !is_answered {
         answer.abort();
     }
     let name = named(soon(answer).await);
-    let locks = trial.world.locks.clone();
+    let locks = test.world.locks.clone();
     let is_free = tokio::time::timeout(ms(500), locks.idle()).await.is_ok();
     assert!(is_free || locks.keys() == 1);
-    trial.world.go.add_permits(1);
-    trial.ends().await;
+    test.world.go.add_permits(1);
+    test.ends().await;
     (name, is_free)
 }
 
-async fn other(trial: Trial, is_late: bool) -> String {
-    let locks = trial.world.locks.clone();
+async fn other(test: StackTest, is_late: bool) -> String {
+    let locks = test.world.locks.clone();
     let held = locks.mutex("/hot").lock().await.unwrap();
-    let crowd: Vec<_> = (0..CROWD).map(|_| trial.ask("/hot")).collect();
+    let crowd: Vec<_> = (0..CROWD).map(|_| test.ask("/hot")).collect();
     until(|| locks.waiting() == CROWD).await;
     let answer = if is_late {
-        let other = trial.ask("/other");
+        let other = test.ask("/other");
         // A free lock is answered within a few milliseconds.
         tokio::time::sleep(ms(100)).await;
         assert!(!other.is_finished());
@@ -311,7 +311,7 @@ async fn other(trial: Trial, is_late: bool) -> String {
         assert_eq!(named(soon(other).await), "200");
         "late".to_owned()
     } else {
-        let answer = trial.answer("/other").await;
+        let answer = test.answer("/other").await;
         assert_eq!(locks.waiting(), CROWD);
         soon(held.release()).await.unwrap();
         answer
@@ -319,15 +319,15 @@ async fn other(trial: Trial, is_late: bool) -> String {
     for one in crowd {
         assert!(named(soon(one).await).starts_with("200"));
     }
-    trial.ends().await;
+    test.ends().await;
     answer
 }
 
 /// Checks one stack in all situations.
 async fn compare(name: &'static str, build: fn(&World) -> Stack, row: Row, to_completion: bool) {
     let name = format!("{name}, completes: {to_completion}");
-    let trial = |wait, timeout| Trial::new(build, to_completion, wait, timeout);
-    let free = trial(FOR_EVER, FOR_EVER);
+    let test = |wait, timeout| StackTest::new(build, to_completion, wait, timeout);
+    let free = test(FOR_EVER, FOR_EVER);
     assert_eq!(free.answer("/free").await, row.free, "{name}: free");
     free.ends().await;
     // Either the wait has ended, or a layer outside has timed out.
@@ -335,16 +335,16 @@ async fn compare(name: &'static str, build: fn(&World) -> Stack, row: Row, to_co
         "408" => (FOR_EVER, ms(50)),
         _ => (ms(50), FOR_EVER),
     };
-    assert_eq!(busy(trial(wait, timeout)).await, row.busy, "{name}: busy");
+    assert_eq!(busy(test(wait, timeout)).await, row.busy, "{name}: busy");
     let (answer, is_free) = row.hangs;
-    let seen = hangs(trial(FOR_EVER, ms(500)), answer != "no answer").await;
+    let seen = hangs(test(FOR_EVER, ms(500)), answer != "no answer").await;
     let expected = (answer.to_owned(), is_free[usize::from(to_completion)]);
     assert_eq!(seen, expected, "{name}: hangs");
-    let panics = trial(FOR_EVER, FOR_EVER);
+    let panics = test(FOR_EVER, FOR_EVER);
     assert_eq!(panics.answer("/a?panics").await, row.panics, "{name}: panics");
     assert_eq!(panics.answer("/a").await, row.free, "{name}: after a panic");
     panics.ends().await;
-    let seen = other(trial(FOR_EVER, FOR_EVER), row.other == "late").await;
+    let seen = other(test(FOR_EVER, FOR_EVER), row.other == "late").await;
     assert_eq!(seen, row.other, "{name}: another key");
 }
 
@@ -364,9 +364,9 @@ async fn the_layers_of_others_outside_and_inside() {
 #[tokio::test]
 async fn a_preflight_waits_for_no_lock_wherever_it_is_answered() {
     for (name, build, _) in TABLE.iter().filter(|(name, ..)| name.starts_with("CORS")) {
-        let trial = Trial::new(*build, false, FOR_EVER, FOR_EVER);
-        let _held = trial.world.locks.mutex("/busy").lock().await.unwrap();
-        let answer = soon(ask(&trial.stack, Method::OPTIONS, "/busy")).await;
+        let test = StackTest::new(*build, false, FOR_EVER, FOR_EVER);
+        let _held = test.world.locks.mutex("/busy").lock().await.unwrap();
+        let answer = soon(ask(&test.stack, Method::OPTIONS, "/busy")).await;
         assert_eq!(named(answer), "200 cors", "{name}");
     }
 }
@@ -378,12 +378,12 @@ async fn a_request_shed_behind_the_lock_gives_it_back() {
         .iter()
         .find(|(name, ..)| *name == "load shed inside")
         .unwrap();
-    let mut trial = Trial::new(*build, false, FOR_EVER, FOR_EVER);
-    let inside = trial.ask("/a?hangs");
-    soon(trial.entered.recv()).await.unwrap();
-    assert_eq!(trial.answer("/b").await, "overloaded");
-    until(|| trial.world.locks.keys() == 1).await;
-    trial.world.go.add_permits(1);
+    let mut test = StackTest::new(*build, false, FOR_EVER, FOR_EVER);
+    let inside = test.ask("/a?hangs");
+    soon(test.entered.recv()).await.unwrap();
+    assert_eq!(test.answer("/b").await, "overloaded");
+    until(|| test.world.locks.keys() == 1).await;
+    test.world.go.add_permits(1);
     assert_eq!(named(soon(inside).await), "200");
-    trial.ends().await;
+    test.ends().await;
 }
