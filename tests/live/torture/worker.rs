@@ -13,7 +13,7 @@
 //! | `event adopted`, `event gone` | after | this node adopted a transfer; the transfer was gone |
 //! | `downgraded id to` | after | the writer `id` continues as the reader `to`, whose grant is an earlier line |
 //! | `note id asked` / `note id done/not` | before / after | the list of fences, written only while the lease is current |
-//! | `latch name set/down/wait asked` / `… answer` | before / after | a latch of that name; no answer: it may have been done; `not`: it was not |
+//! | `latch name set/down/wait asked` / `… answer` | before / after | a latch; no answer: outcome unknown; `not`: not executed |
 //! | `leader fence value` | after | the leader that an observer saw |
 //! | `asked id` / `accepted id` / `refused id held` | before / after / after | the register that refuses old fences |
 //! | `ready node`, `miss key why`, `error key kind`, `event name`, `broken text`, `end state` | after | the rest |
