@@ -1,4 +1,5 @@
-//! A node of the version before (commit c815443) beside one of this: its script on the same records, queues and jobs.
+//! A node of an earlier version (commit c815443) beside a node of this version: its script runs on the same records,
+//! queues and jobs.
 
 mod shared;
 
@@ -14,7 +15,7 @@ use crate::tools::{CLAIM, Inbox, TERM, WAIT, ask, batch, claim_id, connect, requ
 const LOCKS: &str = include_str!("before/locks.lua");
 const JOBS: &str = include_str!("before/jobs.lua");
 
-/// A server, a node of this version, and what the version before calls things.
+/// A server, a node of this version, and the names of the keys in the earlier version.
 struct Both {
     server: RedisServer,
     store: Arc<dyn Store>,
@@ -25,7 +26,7 @@ struct Both {
 }
 
 impl Both {
-    /// The names have tags that only the store can work out, so it is asked for them first.
+    /// The names have tags that only the store computes, so it is asked for them first.
     async fn start() -> Self {
         let server = RedisServer::start();
         let store = store(&server.url());
@@ -54,7 +55,7 @@ impl Both {
         }
     }
 
-    /// What the version before answers to one request about the lock `a`: a number or a text.
+    /// Returns the answer of the earlier version to a request about the lock `a`: a number or a text.
     fn old(&mut self, verb: &str, of: ClaimId) -> Value {
         let mut eval = redis::cmd("EVAL");
         eval.arg(LOCKS)
@@ -73,13 +74,13 @@ impl Both {
         answer.pop().unwrap()
     }
 
-    /// The same about the job `a`.
+    /// Returns the answer of the earlier version to a request about the job `a`.
     fn old_tick(&mut self, verb: &str, of: ClaimId, mark: u64) -> Value {
         let mut record = self.memory.clone();
         record["tenure1:".len()] = b'o';
         let end = self.memory[b"tenure1:j:{0000}".len()..].to_vec();
         let tag = &self.memory[b"tenure1:j:{".len()..][..4];
-        // The queue of a job has the tag of its record, which holds the same.
+        // The queue of a job has the tag of its record.
         let queue = [b"tenure1:q:{", tag, b"}tenure1:o:{", tag, b"}", &*end].concat();
         let mut eval = redis::cmd("EVAL");
         eval.arg(JOBS)
@@ -103,7 +104,7 @@ impl Both {
         ask(&self.link, b"a", of, verb).await
     }
 
-    /// What a reader of this version is answered.
+    /// Returns the reply to a reader of this version.
     async fn read(&self, verb: Verb, of: ClaimId) -> Reply {
         let request = Request {
             mode: Mode::Read,
@@ -122,7 +123,7 @@ impl Both {
         Inbox::open(&self.store, NodeId::numbered(node)).await.unwrap()
     }
 
-    /// A waiter was not heard of for so many of its leases.
+    /// Ages a waiter by this number of its leases.
     fn age(&mut self, of: ClaimId, leases: f64) {
         let member = format!("b{of}:{}:{}", TERM.lease_ms, TERM.hold_ms());
         let by = -(TERM.lease_ms as f64 * leases) as i64;
@@ -146,19 +147,19 @@ impl Both {
 fn number(value: &Value) -> u64 {
     match value {
         Value::Int(number) if *number > 0 => number.unsigned_abs(),
-        other => panic!("no grant but {other:?}"),
+        other => panic!("not a grant: {other:?}"),
     }
 }
 
 fn letter(value: &Value) -> char {
     match value {
         Value::BulkString(text) => text[0].into(),
-        other => panic!("no letter but {other:?}"),
+        other => panic!("not a letter: {other:?}"),
     }
 }
 
 #[tokio::test]
-async fn a_lock_goes_to_and_fro_between_two_versions() {
+async fn two_versions_hand_a_lock_over_to_each_other() {
     let mut both = Both::start().await;
     let mut inboxes = [both.inbox(2).await, both.inbox(3).await, both.inbox(4).await];
     let first = number(&both.old("w", claim_id(1, 1)));
@@ -168,7 +169,7 @@ async fn a_lock_goes_to_and_fro_between_two_versions() {
         Reply::QueuedBehind(Some(_), _)
     ));
     assert_eq!(letter(&both.old("w", claim_id(4, 1))), 'Q');
-    // Each knows what the other wrote: the owner, the waiters, their order.
+    // Each version reads the values of the other: the owner, the waiters, and their order.
     assert_eq!(
         both.asked(Verb::Renew, claim_id(1, 1)).await,
         Reply::Granted(GrantNumber(first))
@@ -204,13 +205,13 @@ async fn a_lock_goes_to_and_fro_between_two_versions() {
     drop(both.server);
 }
 
-/// A node of the version before, which knows no readers, is told that the record is no lock, and changes nothing.
+/// A node of the earlier version, which has no readers, is told that the record is not a lock. It changes nothing.
 #[tokio::test]
-async fn readers_are_left_alone_by_the_version_before() {
+async fn the_earlier_version_does_not_change_records_of_readers() {
     let mut both = Both::start().await;
     let mut inbox = both.inbox(3).await;
     let Reply::Granted(number) = both.read(CLAIM, claim_id(1, 1)).await else {
-        panic!("nobody has it")
+        panic!("the lock is free")
     };
     for waits in [false, true] {
         if waits {
@@ -232,15 +233,15 @@ async fn readers_are_left_alone_by_the_version_before() {
             Reply::Granted(number)
         );
     }
-    assert_eq!(both.members(), 2, "the writer stands where it stood");
+    assert_eq!(both.members(), 2, "the writer keeps its place");
     assert_eq!(both.read(Verb::Leave, claim_id(1, 1)).await, Reply::Done);
     assert_eq!(inbox.grant().await.claim_id, claim_id(3, 1));
     assert_eq!(letter(&both.old("c", claim_id(2, 1))), 'B');
 }
 
-/// It hands over to a reader as it does to a writer. The reader lets others in with its next renewal.
+/// The earlier version hands over to a reader as to a writer. The reader admits others with its next renewal.
 #[tokio::test]
-async fn the_version_before_hands_over_to_a_reader() {
+async fn the_earlier_version_hands_over_to_a_reader() {
     let mut both = Both::start().await;
     let mut inboxes = [both.inbox(2).await, both.inbox(3).await];
     number(&both.old("w", claim_id(1, 1)));
@@ -268,7 +269,7 @@ async fn the_version_before_hands_over_to_a_reader() {
 }
 
 #[tokio::test]
-async fn the_dead_of_one_version_are_dead_for_the_other() {
+async fn expired_waiters_of_one_version_are_expired_for_the_other() {
     for old_leaves in [false, true] {
         let mut both = Both::start().await;
         let mut inbox = both.inbox(3).await;
@@ -282,7 +283,7 @@ async fn the_dead_of_one_version_are_dead_for_the_other() {
         assert_eq!(letter(&both.old("w", claim_id(2, 2))), 'Q');
         both.age(claim_id(2, 1), 1.5);
         both.age(claim_id(2, 2), 1.5);
-        // This version's heartbeat leaves the dead, which the other's takes out.
+        // This version's heartbeat leaves expired waiters, which the heartbeat of the other removes.
         assert!(matches!(
             both.asked(Verb::Renew, claim_id(3, 1)).await,
             Reply::QueuedBehind(..)
@@ -302,7 +303,7 @@ async fn the_dead_of_one_version_are_dead_for_the_other() {
 }
 
 #[tokio::test]
-async fn whoever_joins_a_queue_makes_the_dead_go() {
+async fn joining_a_queue_removes_expired_waiters() {
     let mut both = Both::start().await;
     number(&both.old("w", claim_id(1, 1)));
     for claim in 0..40 {
@@ -324,7 +325,7 @@ async fn whoever_joins_a_queue_makes_the_dead_go() {
 }
 
 #[tokio::test]
-async fn a_tick_goes_to_and_fro_between_two_versions() {
+async fn two_versions_hand_a_tick_over_to_each_other() {
     let mut both = Both::start().await;
     let mut inboxes = [both.inbox(2).await, both.inbox(3).await];
     let won = both.old_tick("c", claim_id(1, 1), 1);
@@ -349,7 +350,7 @@ async fn a_tick_goes_to_and_fro_between_two_versions() {
         Reply::QueuedBehind(..)
     ));
     assert_eq!(both.old_tick("f", claim_id(3, 1), 1), Value::Int(0));
-    // Who stands by for what is over is told so by either.
+    // Both versions tell a waiter of a finished tick that it is over.
     assert_eq!(both.new_tick(Verb::Renew, claim_id(2, 2), 1).await, Reply::Over);
     assert_eq!(letter(&both.old_tick("c", claim_id(1, 2), 1)), 'O');
     assert_eq!(
@@ -358,9 +359,9 @@ async fn a_tick_goes_to_and_fro_between_two_versions() {
     );
 }
 
-/// A node of this version leaves a key free for who polls, and the version before goes by its own rules.
+/// A node of this version leaves a key free for pollers, and the earlier version uses its own rules.
 #[tokio::test]
-async fn the_version_before_walks_over_what_leaves_a_lock_free() {
+async fn the_earlier_version_passes_over_the_mark_of_a_free_lock() {
     const GAP_MS: u64 = 20_000;
     let mut both = Both::start().await;
     let mut inboxes = [both.inbox(2).await, both.inbox(3).await];
@@ -375,7 +376,7 @@ async fn the_version_before_walks_over_what_leaves_a_lock_free() {
         with_gap(&both.link, WAIT, claim_id(3, 1)).await,
         Reply::QueuedBehindForeign(Some(_))
     ));
-    // Handed on for the first time, and then not for long.
+    // The lock was handed on for the first time, only a short time ago.
     assert_eq!(
         with_gap(&both.link, Verb::Leave, claim_id(1, 1)).await,
         Reply::Done
@@ -394,7 +395,7 @@ async fn the_version_before_walks_over_what_leaves_a_lock_free() {
         with_gap(&both.link, Verb::Claim { wait: false }, claim_id(4, 1)).await,
         Reply::Busy(None)
     );
-    // It knows no gap: a free key goes to who is first, in order.
+    // The earlier version has no poll gap: a free key goes to the first waiter.
     assert_eq!(letter(&both.old("w", claim_id(2, 2))), 'Q');
     assert_eq!(inboxes[1].grant().await.claim_id, claim_id(3, 1));
     assert_eq!(both.old("l", claim_id(3, 1)), Value::Int(0));
@@ -402,7 +403,7 @@ async fn the_version_before_walks_over_what_leaves_a_lock_free() {
     assert_eq!(both.old("l", claim_id(2, 2)), Value::Int(0));
     number(&both.old("w", claim_id(1, 2)));
     assert_eq!(both.old("l", claim_id(1, 2)), Value::Int(0));
-    // Only the mark is left, for 600 gaps at most, and whoever of this version finds nobody waiting takes it away.
+    // Only the mark is left, for at most 600 gaps. A node of this version that finds no waiter removes the mark.
     assert_eq!(both.members(), 1);
     assert!(matches!(
         with_gap(&both.link, WAIT, claim_id(3, 2)).await,

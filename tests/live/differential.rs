@@ -26,16 +26,16 @@ use comparing::same;
 use steps::Steps;
 
 const NAMES: usize = 9;
-/// As many as a full batch has: for each of these nobody waits, as is usual in a service.
+/// The number of names without waiters, as is usual in a service. A full batch has as many requests.
 const QUIET: usize = 128;
-/// Few, so that much happens to each.
+/// Few, so that each job has many events.
 const JOBS: usize = 3;
 const NODES: u128 = 5;
-/// Leases are minutes long, so that the few seconds of a run decide nothing; ages are sums of parts of a lease that
-/// stay away from two thirds and from one.
+/// Leases are minutes long, so that the few seconds of a run change no reply. No sum of the ages is near two thirds of
+/// a lease or a whole lease.
 const LEASES: [u64; 3] = [400_000, 700_000, 1_300_000];
 const AGES: [f64; 4] = [0.3, 0.45, 0.8, 1.1];
-/// Long, for the same reason, and so are what is added to its age: parts and multiples that stay away from 1, 8 and 600.
+/// The gap is long for the same reason. The ages are parts and multiples of the gap that are not near 1, 8 or 600.
 const POLL_GAP_MS: u64 = 30_000;
 const POLL_GAP_AGES_MS: [u64; 6] = [17_000, 49_000, 290_000, 290_000, 290_000, 20_000_000];
 const TOLERANCE_MS: u64 = 5_000;
@@ -53,9 +53,9 @@ async fn the_script_gives_the_replies_of_the_ledger() {
         &[
             ("write done", 50),
             ("write under two leases done", 20),
-            ("write of another by its second lease", 20),
-            ("write of another", 20),
-            ("write of nobody", 20),
+            ("write refused by its second lease", 20),
+            ("write refused, another owner", 20),
+            ("write refused, no owner", 20),
             ("Granted", 20),
             ("Queued", 100),
             ("QueuedBehindForeign", 20),
@@ -88,16 +88,16 @@ async fn the_script_gives_the_replies_of_the_ledger() {
             ("granted together past waiters", 0),
             ("granted alone", 5),
             ("late alone", 0),
-            ("claimed alone in vain", 20),
+            ("claimed alone without a grant", 20),
             ("left alone", 10),
             ("handed over alone", 0),
-            ("handed over alone, by who saw a higher number", 0),
+            ("handed over alone, by a node with a higher number", 0),
         ],
     )
     .await;
 }
 
-/// As the first, with nodes that leave locks free for others now and then, beside nodes that do not.
+/// Compares locks with nodes that leave locks free for others at times, beside nodes that do not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_script_leaves_locks_free_as_the_ledger_does() {
     let steps = Steps::begin();
@@ -120,7 +120,7 @@ async fn the_script_leaves_locks_free_as_the_ledger_does() {
     .await;
 }
 
-/// As the first, and half of the claims read.
+/// Compares locks where half of the claims read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_script_shares_locks_as_the_ledger_does() {
     let steps = Steps::begin();
@@ -133,9 +133,9 @@ async fn the_script_shares_locks_as_the_ledger_does() {
         &[
             ("write done", 50),
             ("write under two leases done", 20),
-            ("write of another by its second lease", 20),
-            ("write of another", 20),
-            ("write of nobody", 20),
+            ("write refused by its second lease", 20),
+            ("write refused, another owner", 20),
+            ("write refused, no owner", 20),
             ("Granted", 20),
             ("Queued", 100),
             ("Busy", 50),
@@ -180,9 +180,9 @@ async fn the_script_for_jobs_gives_the_replies_of_the_ledger() {
         &[
             ("write done", 50),
             ("write under two leases done", 20),
-            ("write of another by its second lease", 20),
-            ("write of another", 20),
-            ("write of nobody", 20),
+            ("write refused by its second lease", 20),
+            ("write refused, another owner", 20),
+            ("write refused, no owner", 20),
             ("Won", 50),
             ("Over", 50),
             ("Early", 20),
@@ -240,9 +240,9 @@ async fn the_script_for_semaphores_gives_the_replies_of_the_ledger() {
         &[
             ("write done", 50),
             ("write under two leases done", 20),
-            ("write of another by its second lease", 20),
-            ("write of another", 20),
-            ("write of nobody", 20),
+            ("write refused by its second lease", 20),
+            ("write refused, another owner", 20),
+            ("write refused, no owner", 20),
             ("Granted", 50),
             ("Unlike", 10),
             ("InUse", 50),
@@ -281,19 +281,19 @@ async fn the_script_for_semaphores_gives_the_replies_of_the_ledger() {
 struct Run {
     rng: fastrand::Rng,
     kind: Kind,
-    /// From which one is drawn for each batch.
+    /// The poll gaps, one of which is drawn for each batch.
     gaps: &'static [u64],
     names: Vec<Name>,
-    /// So many of the names are contended. The others are quiet.
+    /// The number of contended names. The other names are quiet.
     busy: usize,
     claims: Vec<Vec<(ClaimId, LeaseTimes)>>,
-    /// Which tick each claim is for, for its whole life.
+    /// The tick of each claim, for its whole life.
     marks: HashMap<ClaimId, Option<TickTime>>,
-    /// How each claim shares its lease, for its whole life, where that is not exclusive.
+    /// The mode of each claim, for its whole life; none: exclusive.
     modes: HashMap<ClaimId, Mode>,
-    /// So many claims in a hundred read.
+    /// The share of claims that read, in percent.
     readers: u8,
-    /// What the records of semaphores and elections are called, once they were there.
+    /// The keys of the records of semaphores and elections, known once they have existed.
     records: HashMap<usize, Vec<u8>>,
     next: u64,
     last: u64,
@@ -322,7 +322,7 @@ impl Run {
         ];
         let busy = if kind == Kind::Job { JOBS } else { NAMES };
         let mut ledger = Ledger::new();
-        // From now on the ledger looks at who listens, as the probe does.
+        // From now on the ledger considers which nodes listen, as the script does.
         ledger.set_listening(NodeId::numbered(u128::MAX), true);
         Run {
             rng: fastrand::Rng::with_seed(seed),
@@ -361,7 +361,7 @@ impl Run {
         }
     }
 
-    /// With nothing stored: queues that grew for long make what is rare rarer, and each step slow.
+    /// Clears the store: long queues make rare events rarer, and each step slow.
     fn begin_again(&mut self) {
         redis::cmd("FLUSHDB").exec(&mut self.client).unwrap();
         self.ledger = Ledger::new();
@@ -375,7 +375,7 @@ impl Run {
     }
 
     async fn step(&mut self, step: u64) {
-        // Few stand by for a tick, and are to be alive when it is their turn.
+        // Few claims wait for a tick, and they must be alive when they are next.
         let tired = if self.kind == Kind::Job { 88 } else { 92 };
         match self.rng.u8(..100) {
             0..76 => self.batch(step).await,
@@ -396,7 +396,7 @@ impl Run {
         } else {
             (0..self.busy).collect()
         };
-        // Seldom where gaps are what it is about.
+        // Rare in the comparison of poll gaps.
         let seldom = match (self.readers, self.gaps.len()) {
             (0, 1) => 6,
             (0, _) => 30,
@@ -404,13 +404,13 @@ impl Run {
         };
         let is_together = self.kind == Kind::Lock && self.rng.u8(..seldom) == 0;
         if is_together && self.rng.u8(..4) > 0 {
-            // Else hardly ever all of them are free.
+            // Otherwise all names are almost never free at once.
             let is_free = |at: &usize| self.ledger.record(&self.names[*at], 0).is_none();
             let free: Vec<_> = places.iter().copied().filter(is_free).collect();
             places = if free.is_empty() { places } else { free };
         }
         self.rng.shuffle(&mut places);
-        // Who travels alone has words of its own.
+        // A single request has its own encoding.
         let is_alone = self.rng.u8(..3) == 0;
         places.truncate(match (is_alone, is_quiet) {
             (true, _) => 1,
@@ -431,7 +431,7 @@ impl Run {
                 }
             })
             .collect();
-        // Else hardly any owner leaves alone with others waiting.
+        // Otherwise an owner almost never leaves in a single request while others wait.
         if let [request] = &mut *requests
             && let Some(RecordOwner::Claim(owner, _)) =
                 self.ledger.record(&request.name, 0).map(|record| &record.owner)
@@ -447,8 +447,8 @@ impl Run {
         } else {
             u64::MAX
         };
-        // A node may have seen what the server forgot, or nothing yet. Seldom far ahead: the server's clock is to catch up
-        // with its numbers.
+        // A node may have seen numbers that the server lost, or none yet. It is seldom far ahead: the server's clock must
+        // catch up with its numbers.
         let is_ahead = self.rng.u8(..20) < if places.len() == 1 { 10 } else { 1 };
         let ahead = if self.rng.u8(..100) == 0 { 500_000 } else { 3_000 };
         let highest = match self.rng.u8(..20) {
@@ -465,7 +465,7 @@ impl Run {
         };
         let before = wall_us();
         let real = self.link.apply(batch.clone()).await.unwrap();
-        // 0: it was not asked.
+        // 0: the server's clock was not read.
         let span = before - 1_000..=wall_us() + 1_000;
         assert!(
             real.time == 0 || span.contains(&real.time),
@@ -584,9 +584,9 @@ impl Run {
             self.saw(match (request.verb, reply) {
                 (Verb::Claim { .. }, Reply::Granted(_)) => "granted alone",
                 (Verb::Claim { .. }, Reply::Late) => "late alone",
-                (Verb::Claim { .. }, _) => "claimed alone in vain",
+                (Verb::Claim { .. }, _) => "claimed alone without a grant",
                 (Verb::Leave, Reply::Done) if pushes.is_empty() => "left alone",
-                (Verb::Leave, Reply::Done) if is_ahead => "handed over alone, by who saw a higher number",
+                (Verb::Leave, Reply::Done) if is_ahead => "handed over alone, by a node with a higher number",
                 (Verb::Leave, Reply::Done) => "handed over alone",
                 _ => "alone",
             });
@@ -596,33 +596,32 @@ impl Run {
         }
         for push in pushes {
             let Push::Granted(push) = push else {
-                panic!("step {step}: nobody watches here: {push:?}")
+                panic!("step {step}: a push to a watcher, but there is none: {push:?}")
             };
             let at = batch
                 .requests
                 .iter()
                 .position(|request| request.name == push.name);
-            self.saw(match batch.requests[at.expect("it is about one of them")].verb {
-                Verb::Leave | Verb::Finish { .. } => "push of a leave",
-                Verb::Yield { .. } | Verb::Pass { .. } => "push of a yield",
-                _ => "push of an expiry",
-            });
+            self.saw(
+                match batch.requests[at.expect("a push is for a name of the batch")].verb {
+                    Verb::Leave | Verb::Finish { .. } => "push of a leave",
+                    Verb::Yield { .. } | Verb::Pass { .. } => "push of a yield",
+                    _ => "push of an expiry",
+                },
+            );
             if !self.ledger.waiters(&push.name).is_empty() {
                 self.saw("push with others waiting");
             }
             self.last = self.last.max(push.number.0);
             let Some(inbox) = self.inboxes.get_mut(&push.claim_id.node) else {
-                panic!("step {step}: only who listens is chosen: {push:?}")
+                panic!("step {step}: a push to a node that does not listen: {push:?}")
             };
             let real: Grant = inbox.grant().await;
             assert_eq!(real, push, "step {step}");
             self.saw("push");
         }
         for inbox in self.inboxes.values_mut() {
-            assert!(
-                inbox.is_empty(),
-                "step {step}: a push that the ledger does not know"
-            );
+            assert!(inbox.is_empty(), "step {step}: a push that is not in the ledger");
         }
         for at in places {
             self.compare(at, real.time / 1000, step);
@@ -640,7 +639,7 @@ impl Run {
         [b"lock:", self.names[at].key.as_bytes()].concat()
     }
 
-    /// The key that ends so, behind a tag.
+    /// Returns the key with this end after its tag.
     fn tagged(&mut self, letter: char, end: &[u8]) -> Option<Vec<u8>> {
         let keys: Vec<Vec<u8>> = redis::cmd("KEYS")
             .arg(format!("tenure1:{letter}:*"))
@@ -655,7 +654,7 @@ impl Run {
         self.tagged('j', &full)
     }
 
-    /// A job's is known once the job is.
+    /// Returns the key of the record. A job's record has a key once the job exists.
     fn record(&mut self, at: usize) -> Option<Vec<u8>> {
         match self.kind {
             Kind::Job => self.memory(at).map(|mut key| {
@@ -686,7 +685,7 @@ impl Run {
     }
 }
 
-/// What the server's clock shows, as it runs on this machine.
+/// Returns the reading of the server's clock, which is this machine's clock.
 fn wall_us() -> u64 {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     now.expect("after 1970").as_micros() as u64

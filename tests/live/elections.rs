@@ -19,14 +19,14 @@ async fn nodes() -> (Locks, Locks, RedisServer) {
     (make("one").await, make("other").await, server)
 }
 
-/// Whoever watched is forgotten within a lease.
+/// Waits until the server is empty. Watchers are forgotten within a lease.
 async fn is_empty(server: RedisServer) {
     Eyes::on(&server).until_empty().await;
 }
 
 crate::laws_of_elections!(nodes, is_empty);
 
-/// Each way. Long, as a busy machine adds tens of milliseconds to each trip.
+/// The delay in each direction. It is long, because a busy machine adds tens of milliseconds to each round trip.
 const WAY: Duration = ms(60);
 
 async fn behind(proxy: &Proxy) -> Locks {
@@ -35,17 +35,17 @@ async fn behind(proxy: &Proxy) -> Locks {
 }
 
 async fn until_waiting(locks: &Locks) {
-    until("somebody stands by", || locks.waiting() > 0).await;
+    until("a candidate waits", || locks.waiting() > 0).await;
 }
 
-/// Of who stands by on the server, the dead included.
+/// Returns the number of candidates in the queue on the server, including expired ones.
 fn stand_by(eyes: &mut Eyes) -> usize {
     eyes.entries() / 2
 }
 
-/// From the resignation of one to the leadership of the next it takes one trip: to the server, and from there.
+/// From a resignation to the next leadership it takes one round trip: one way to the server, and one way back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_resigns_hands_over_in_a_trip() {
+async fn a_resignation_hands_over_in_one_round_trip() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let proxy = Proxy::start(addr(&server));
@@ -59,8 +59,8 @@ async fn who_resigns_hands_over_in_a_trip() {
             let guard = next.election("relay").campaign().await.unwrap();
             (now(), guard)
         });
-        // As far as the answer that it is in the queue.
-        until("it stands by", || stand_by(&mut eyes) == 1).await;
+        // Until the candidate has the answer that it is in the queue.
+        until("the candidate waits", || stand_by(&mut eyes) == 1).await;
         tokio::time::sleep(2 * WAY).await;
         let began = now();
         let (released, stood) = soon(async { tokio::join!(leads.release(), stands) }).await;
@@ -75,15 +75,15 @@ async fn who_resigns_hands_over_in_a_trip() {
     leads.release().await.unwrap();
 }
 
-/// Who stands by, and who observes, looks each third of a lease, and costs nothing in between.
+/// Candidates and observers poll every third of a lease, and cost nothing in between.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_stands_by_costs_a_look_each_third_of_a_lease() {
+async fn a_candidate_or_observer_costs_one_poll_per_third_of_a_lease() {
     const LEASE: Duration = ms(3_000);
     const FOR: Duration = ms(6_000);
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let nodes = async |lease| Locks::builder().lease(lease).redis(&server.url()).await.unwrap();
-    // Whose own renewals are seldom.
+    // The leader has a long lease, so its own renewals are rare.
     let leader = nodes(ms(60_000)).await;
     let guard = soon(leader.election("relay").campaign()).await.unwrap();
     let rate = async |eyes: &mut Eyes| {
@@ -112,9 +112,9 @@ async fn who_stands_by_costs_a_look_each_third_of_a_lease() {
     until("all observe", || observers.waiting() == observing.len()).await;
     let observed = rate(&mut eyes).await;
     println!(
-        "with a lease of 3 s {standing_by:.0} commands a minute for who stands by, {observed:.0} for a hundred observers in a process"
+        "with a lease of 3 s {standing_by:.0} commands a minute for a candidate, {observed:.0} for a hundred observers in a process"
     );
-    // 60 looks a minute, a tenth earlier as they are jittered, one more at the edges, and the leader's renewals.
+    // 60 polls a minute, up to a tenth earlier by jitter, one more at the edges, and the leader's renewals.
     for rate in [standing_by, observed] {
         assert!((1.0..=60.0 / 0.9 + 20.0).contains(&rate), "{rate}");
     }
@@ -122,9 +122,9 @@ async fn who_stands_by_costs_a_look_each_third_of_a_lease() {
     guard.release().await.unwrap();
 }
 
-/// A leader that lost its lease is dropped, and stands again after a pause.
+/// The work of a leader that lost its lease is dropped. The node is a candidate again after a pause.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_lost_stands_again_after_a_pause() {
+async fn a_leader_that_lost_campaigns_again_after_a_pause() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let lease = ms(1_500);
@@ -159,13 +159,13 @@ async fn who_lost_stands_again_after_a_pause() {
         assert!(!locks.election("relay").is_leader());
         before = Some((fence, lost));
     }
-    // Whoever ends while it pauses is not kept.
+    // A shutdown during the pause ends the campaign at once.
     locks.shutdown().await;
     let ended = soon(leading).await.unwrap();
     assert!(matches!(ended, Err(Error::Closed { .. })), "{ended:?}");
 }
 
-/// Says that the work was dropped.
+/// Reports that the work was dropped.
 struct Told(
     tokio::sync::mpsc::UnboundedSender<(&'static str, Fence, Duration)>,
     Lease,
@@ -177,7 +177,7 @@ impl Drop for Told {
     }
 }
 
-/// Work that is told of the loss goes on to its end.
+/// Work that is told of the loss continues to its end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn work_that_is_told_of_its_loss_ends_by_itself() {
     let server = RedisServer::start();
@@ -202,14 +202,14 @@ async fn work_that_is_told_of_its_loss_ends_by_itself() {
     });
     assert!(
         !soon(led).await.unwrap(),
-        "the work of a leader that lost is done again"
+        "the work of a leader that lost is repeated"
     );
     assert_eq!(runs, 2);
 }
 
-/// A store that is away is told to who asks or stands, and leading and observing go on when it is back.
+/// Callers get an error while the store is unavailable. Leading and observing continue when the store is back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_is_away_ends_no_election() {
+async fn an_unavailable_store_ends_no_election() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let locks = locks(&url(proxy.addr()), ms(3_000)).await;
@@ -230,7 +230,7 @@ async fn a_store_that_is_away_ends_no_election() {
         let election = election.clone();
         async move { election.lead(|lease| async move { lease.fence() }).await }
     });
-    // It has been told that it is away, and rests.
+    // The observer has got the error twice, and pauses.
     let mut failed = 0;
     while failed < 2 {
         failed += u32::from(soon(observer.next()).await.is_err());
@@ -240,7 +240,7 @@ async fn a_store_that_is_away_ends_no_election() {
     let fence = soon(leading).await.unwrap().unwrap();
     let guard = soon(election.campaign()).await.unwrap();
     assert!(guard.fence() > fence);
-    // What it sees first may be the leader before, or nobody.
+    // The observer may first see the previous leader, or none.
     soon(async {
         loop {
             let seen = observer.next().await;
@@ -256,9 +256,9 @@ async fn a_store_that_is_away_ends_no_election() {
     assert!(matches!(closed, Err(Error::Closed { .. })), "{closed:?}");
 }
 
-/// Who led until its work was done has done it, whether or not the store can be told.
+/// The result of finished work is returned, also if the store cannot be told.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn work_that_is_done_is_not_lost_with_the_store() {
+async fn the_result_of_finished_work_is_returned_without_a_store() {
     let server = RedisServer::start();
     let proxy = Arc::new(Proxy::start(addr(&server)));
     let locks = locks(&url(proxy.addr()), ms(10_000)).await;

@@ -1,4 +1,4 @@
-//! What an operator reads of an outage: that it began, that it is over and what it cost; not a line per lease.
+//! The log lines of an outage: its begin, its end and its cost, but not a line per lease.
 
 use std::time::Duration;
 
@@ -15,10 +15,10 @@ use crate::support::alone::alone;
 use crate::support::events::{Told, Watch};
 use crate::support::proxy::Proxy;
 
-/// What an outage may cost in lines at INFO and above, beside the lost leases' own.
+/// The largest number of lines of an outage at INFO and above, besides the lines of lost leases.
 const LINES: usize = 20;
 
-/// How many leases, for how long, and how long the server is away: small, unless `TENURE_QUIET_FULL` is set.
+/// Returns the number of leases, their length, and the length of the outage: small, unless `TENURE_QUIET_FULL` is set.
 fn size() -> (usize, Duration, Duration) {
     if std::env::var_os("TENURE_QUIET_FULL").is_some() {
         (2_000, ms(10_000), ms(14_000))
@@ -27,7 +27,7 @@ fn size() -> (usize, Duration, Duration) {
     }
 }
 
-/// The number in a field.
+/// Returns the number in a field.
 fn field(told: &Told, name: &str) -> u64 {
     let (_, rest) = told
         .text
@@ -37,8 +37,8 @@ fn field(told: &Told, name: &str) -> u64 {
 }
 
 #[test]
-fn an_outage_is_told_in_a_few_lines() {
-    alone("events::an_outage_is_told_in_a_few_lines", || {
+fn an_outage_is_reported_in_a_few_lines() {
+    alone("events::an_outage_is_reported_in_a_few_lines", || {
         let runtime = tokio::runtime::Runtime::new().unwrap();
         runtime.block_on(an_outage());
     });
@@ -68,10 +68,10 @@ async fn an_outage() {
     let began = std::time::Instant::now();
     let one_fails =
         |told: &&Told| told.event == "store_failing" && told.text.contains("node_name=quiet one ");
-    // By its renewals: the other one may know before, by those who wait there.
+    // This node learns it from its renewals. The other node may know earlier, because callers wait there.
     until("it fails", || watch.told().iter().any(|told| one_fails(&told))).await;
     let failing = watch.told().into_iter().find(|told| one_fails(&told)).unwrap();
-    // It is known to be down when callers are refused.
+    // The store is known to be down when callers get errors.
     let refused = soon(one.mutex("refused").lock()).await;
     assert!(refused.unwrap_err().is_unreachable());
     let layer = LockLayer::by(&one, |_| "refused, too");
@@ -83,28 +83,31 @@ async fn an_outage() {
         let answer = soon(service.clone().oneshot(request)).await.unwrap();
         assert_eq!(answer.status(), StatusCode::SERVICE_UNAVAILABLE);
     }
-    until("all are lost", || guards.iter().all(|guard| !guard.is_held())).await;
+    until("all guards are lost", || {
+        guards.iter().all(|guard| !guard.is_held())
+    })
+    .await;
     while let Some(waited) = soon(waiting.join_next()).await {
         let _ = waited.unwrap();
     }
-    // It is as long as it was to be.
+    // The outage lasts as long as configured.
     tokio::time::sleep(away.saturating_sub(began.elapsed())).await;
     server.thaw();
     let of_one = |told: &Told| told.event == "store_recovered" && told.text.contains("node_name=quiet one ");
     tokio::time::timeout(PATIENCE, async {
         while !watch.told().iter().any(of_one) {
-            // Whoever asks for nothing need not know that it is back.
+            // A node without requests need not know that the store is back.
             let _ = one.ping().await;
             tokio::time::sleep(ms(20)).await;
         }
     })
     .await
-    .expect("the end is told");
+    .expect("the end is reported");
 
     let told = watch.told();
     let loud: Vec<_> = told.iter().filter(|told| told.level <= Level::INFO).collect();
     let (lost, beside): (Vec<_>, Vec<_>) = loud.into_iter().partition(|told| told.event == "lost");
-    assert_eq!(lost.len(), count, "a lost lease is always told");
+    assert_eq!(lost.len(), count, "a lost lease is always reported");
     assert!(lost.iter().all(|told| told.level == Level::ERROR));
     assert!(lost[0].text.contains("kind=lock "), "{:?}", lost[0]);
     assert!(beside.len() <= LINES, "{} lines: {beside:#?}", beside.len());
@@ -131,7 +134,7 @@ async fn an_outage() {
         field(recovered, "requests_failed") >= count as u64,
         "{recovered:?}"
     );
-    // All else is there for who wants to know.
+    // The other events are there at lower levels.
     let mut counts = std::collections::BTreeMap::<_, usize>::new();
     for told in watch.told() {
         *counts.entry(told.event).or_default() += 1;
@@ -140,7 +143,7 @@ async fn an_outage() {
     assert!(watch.count("refused") >= count, "{counts:?}");
 }
 
-/// The events of level WARN of one node, in order.
+/// Returns the events of level WARN of one node, in order.
 fn warnings(watch: &Watch, node: &str) -> Vec<String> {
     let of_node = format!("node_name={node} ");
     let told = watch.told().into_iter();
@@ -148,13 +151,13 @@ fn warnings(watch: &Watch, node: &str) -> Vec<String> {
     warned.map(|told| told.event).collect()
 }
 
-/// Waits for the end of an outage, as each of these nodes tells it.
+/// Waits until each of these nodes has reported the end of an outage.
 async fn until_recovered(watch: &Watch, nodes: &[&str]) {
     let is_told = |node: &&str| warnings(watch, node).contains(&"store_recovered".to_owned());
-    until("the end is told", || nodes.iter().all(is_told)).await;
+    until("the end is reported", || nodes.iter().all(is_told)).await;
 }
 
-/// Connections and inboxes break together. That is one story, whichever is noticed first.
+/// Connections and inboxes break together. They are one outage, whichever is noticed first.
 #[test]
 fn a_restart_is_one_warning_at_its_beginning_and_one_at_its_end() {
     alone(
@@ -194,11 +197,19 @@ async fn a_restart() {
     let watch = Watch::of("");
     server.restart();
     until_recovered(&watch, &nodes).await;
-    // Redis forgot the leases: the waiters get them, one after the other.
+    // Redis lost the leases: the waiters get them, one after the other.
     while let Some(granted) = soon(waiting.join_next()).await {
-        granted.unwrap().expect("it waits on").release().await.unwrap();
+        granted
+            .unwrap()
+            .expect("the waiter is still in the queue")
+            .release()
+            .await
+            .unwrap();
     }
-    until("they are lost", || guards.iter().all(|guard| !guard.is_held())).await;
+    until("the guards are lost", || {
+        guards.iter().all(|guard| !guard.is_held())
+    })
+    .await;
     for node in nodes {
         let expected = ["store_failing", "store_recovered"];
         assert_eq!(warnings(&watch, node), expected, "{node}: {:#?}", watch.told());
@@ -212,7 +223,7 @@ async fn a_restart() {
     );
 }
 
-/// Only the connection that listens for grants broke: that is told for itself.
+/// Only the connection for grants breaks: it has its own report.
 #[test]
 fn an_inbox_that_breaks_alone_is_one_warning_and_one_when_it_is_back() {
     alone(
@@ -228,7 +239,7 @@ fn an_inbox_that_breaks_alone_is_one_warning_and_one_when_it_is_back() {
                 let killed: usize = Eyes::on(&server).text("CLIENT KILL TYPE pubsub");
                 assert_eq!(killed, 1);
                 watch.until("inbox_open").await;
-                until("both are told", || warnings(&watch, "listens").len() >= 2).await;
+                until("both are reported", || warnings(&watch, "listens").len() >= 2).await;
                 assert_eq!(warnings(&watch, "listens"), ["inbox_lost", "inbox_open"]);
             });
         },
@@ -244,11 +255,11 @@ fn another_server_behind_the_address_is_one_warning() {
             let (one, other) = (RedisServer::with_args(&["--timeout", "1"]), RedisServer::start());
             let proxy = Proxy::start(addr(&one));
             let builder = Locks::builder().node_name("moved");
-            // Without an inbox, which tells at once that a server is gone.
+            // Without an inbox, which would notice at once that a server is gone.
             let locks = builder.lazy().redis(&url(proxy.addr())).await.unwrap();
             held_at_once(&locks, "before").await;
             let watch = Watch::of("");
-            // Closed while it is idle, which is no trouble.
+            // The connection is closed while it is idle, which is not a failure.
             let mut eyes = Eyes::on(&one);
             until("the server hung up", || {
                 let clients: String = eyes.text("CLIENT LIST");
@@ -268,13 +279,13 @@ fn another_server_behind_the_address_is_one_warning() {
     });
 }
 
-/// A lock that is taken and given back without an inbox.
+/// Acquires and releases a lock without an inbox.
 async fn held_at_once(locks: &Locks, key: &str) {
     let guard = soon(locks.mutex(key).try_lock()).await.unwrap();
-    soon(guard.expect("it is free").release()).await.unwrap();
+    soon(guard.expect("the key is free").release()).await.unwrap();
 }
 
-/// A server that hangs up on who is idle is told to nobody but who debugs; one that is gone is found out.
+/// A server that closes idle connections is reported only at DEBUG. A server that is gone is reported.
 #[test]
 fn a_connection_that_was_closed_while_idle_is_no_outage() {
     alone(
@@ -286,12 +297,12 @@ fn a_connection_that_was_closed_while_idle_is_no_outage() {
                 let watch = Watch::of("");
                 let locks = Locks::builder().redis(&server.url()).await.unwrap();
                 held(&locks, "before").await.release().await.unwrap();
-                // Redis looks for idle clients once a second or so.
+                // Redis checks for idle clients about once a second.
                 tokio::time::sleep(ms(4_000)).await;
                 held(&locks, "after").await.release().await.unwrap();
                 assert_eq!(watch.count("connection_lost"), 1, "{:#?}", watch.told());
                 assert_eq!(loud(&watch), Vec::<String>::new());
-                // As idle as then, and this time nobody answers.
+                // The connection is idle again, but this time the server does not answer.
                 tokio::time::sleep(ms(4_000)).await;
                 server.kill();
                 soon(locks.mutex("gone").lock()).await.unwrap_err();
@@ -311,7 +322,7 @@ fn loud(watch: &Watch) -> Vec<String> {
     loud.map(|told| told.text).collect()
 }
 
-/// With its runtime everything of a process ends, in whatever order.
+/// All parts of a process end with its runtime, in any order.
 #[test]
 fn a_process_that_ends_without_a_shutdown_ends_quietly() {
     alone(
@@ -335,7 +346,7 @@ fn a_process_that_ends_without_a_shutdown_ends_quietly() {
                         std::future::pending::<()>().await;
                     });
                     runtime.spawn(waits.lock());
-                    until("it waits", || locks.waiting() == 1).await;
+                    until("the caller waits", || locks.waiting() == 1).await;
                     keeps.then_some(locks)
                 });
                 drop(runtime);
@@ -351,7 +362,7 @@ fn a_process_that_ends_without_a_shutdown_ends_quietly() {
     );
 }
 
-/// How many threads of ours this process has.
+/// Returns the number of driver threads of this process.
 fn drivers() -> usize {
     let threads = std::fs::read_dir("/proc/self/task").unwrap();
     let name = |thread: std::io::Result<std::fs::DirEntry>| {
@@ -363,9 +374,9 @@ fn drivers() -> usize {
         .count()
 }
 
-/// Who gets a lock because its owner died hears of that.
+/// A caller that gets a lock because its owner died gets an event about it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lock_that_is_inherited_is_told() {
+async fn an_inherited_lock_is_reported() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let lease = ms(1_000);
@@ -376,7 +387,7 @@ async fn a_lock_that_is_inherited_is_told() {
         .await
         .unwrap();
     let watch = Watch::of("key=inheritance ");
-    // Handed over by somebody who lives.
+    // A live holder hands the lock over.
     let giver = Locks::builder()
         .lease(ms(10_000))
         .redis(&server.url())
@@ -384,7 +395,7 @@ async fn a_lock_that_is_inherited_is_told() {
         .unwrap();
     let guard = held(&giver, "inheritance").await;
     let waiting = tokio::spawn(locks.mutex("inheritance").lock());
-    until("it waits", || eyes.queue("inheritance") == 1).await;
+    until("the caller waits", || eyes.queue("inheritance") == 1).await;
     guard.release().await.unwrap();
     soon(waiting).await.unwrap().unwrap().release().await.unwrap();
     watch.until("taken_over").await;
@@ -393,7 +404,7 @@ async fn a_lock_that_is_inherited_is_told() {
     let mut dead = Other::plays("holds", &server.url(), "inheritance", lease);
     dead.hears("holds");
     let waiting = tokio::spawn(locks.mutex("inheritance").lock());
-    until("it waits", || eyes.queue("inheritance") == 1).await;
+    until("the caller waits", || eyes.queue("inheritance") == 1).await;
     let record: String = eyes.text("GET lock:inheritance");
     let of = record.split(':').next().unwrap();
     dead.kill();
@@ -409,9 +420,9 @@ async fn a_lock_that_is_inherited_is_told() {
     guard.release().await.unwrap();
 }
 
-/// A name is for people: whatever is in it, it disturbs nothing, and its connection has it.
+/// A node name may have any text. Its connection has a sanitized form of the name.
 #[tokio::test]
-async fn a_connection_is_called_after_its_node() {
+async fn a_connection_has_the_name_of_its_node() {
     let server = RedisServer::start();
     let name = "web 1\r\nFLUSHALL";
     let locks = Locks::builder()
@@ -424,9 +435,9 @@ async fn a_connection_is_called_after_its_node() {
     assert!(clients.contains(" name=tenure:web_1__FLUSHALL "), "{clients}");
 }
 
-/// A process that builds `Locks` is told first which server they use.
+/// The first event of new `Locks` names their server.
 #[tokio::test]
-async fn locks_that_are_built_say_where() {
+async fn built_locks_report_their_server() {
     let server = RedisServer::with_args(&["--requirepass", "hunter2"]);
     let watch = Watch::of("node_name=built here ");
     let url = format!("redis://:hunter2@127.0.0.1:{}/", server.port());
@@ -442,9 +453,9 @@ async fn locks_that_are_built_say_where() {
     assert!(!format!("{:?}", watch.told()).contains("hunter2"));
 }
 
-/// One story for a process that was stopped: what follows blames neither the scheduler nor the renewals.
+/// A stopped process has one report: later events name neither the scheduler nor the renewals as the cause.
 #[test]
-fn a_process_that_was_stopped_says_so_once_and_blames_nothing_else() {
+fn a_stopped_process_reports_the_pause_once_and_no_other_cause() {
     let server = RedisServer::start();
     let mut child = Other::plays("stands still", &server.url(), "stopped", ms(2_000));
     child.hears("ready");
@@ -457,9 +468,9 @@ fn a_process_that_was_stopped_says_so_once_and_blames_nothing_else() {
     assert_eq!(events[0], "process_paused", "{events:?}");
     assert_eq!(count("process_paused"), 1, "{events:?}");
     assert_eq!(count("lost"), 1, "{events:?}");
-    assert_eq!(events.len(), 2, "nothing else is blamed: {events:?}");
+    assert_eq!(events.len(), 2, "no other cause is reported: {events:?}");
     let paused: u64 = child.hears("paused").parse().unwrap();
-    // It beats each half a second, and a busy machine lets it stand still for longer.
+    // The heartbeat comes every half second, and a busy machine makes the pause longer.
     assert!((5_000..20_000).contains(&paused), "{paused}");
     let cause = child.hears("cause");
     assert!(cause.contains("stood still"), "{cause}");

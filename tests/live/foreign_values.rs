@@ -1,4 +1,4 @@
-//! Values of other programs under our names: refused, left alone, and waited for calmly.
+//! Values of other programs under the names of the library: refused, left unchanged, and polled slowly.
 
 use crate::bad_input::tells;
 use crate::help::{Eyes, PATIENCE, held, locks, ms, now, soon, until};
@@ -27,7 +27,7 @@ async fn a_key_of_another_type_is_refused_and_left_alone() {
         }
         tells(&error, &["`list`", "not a lock", "another key or prefix"]);
     }
-    // It becomes one while we hold.
+    // The key becomes a list while a guard holds it.
     let guard = soon(locks.mutex("a").lease(ms(3_000)).lock()).await.unwrap();
     let _: () = redis::pipe()
         .atomic()
@@ -43,8 +43,8 @@ async fn a_key_of_another_type_is_refused_and_left_alone() {
     assert_eq!(eyes.left_behind().len(), 2);
 }
 
-/// What somebody else keeps under the name of a record is refused to whoever reads, writes or wants it with others, in clear
-/// words, and is not touched: it gets no members, no end, and the other keys stay free.
+/// A foreign value under the name of a record is refused to readers, writers and multi-locks, with a clear error. The value
+/// is not touched: it gets no members and no expiry. The other keys stay free.
 #[tokio::test]
 async fn foreign_values_under_a_records_name_are_refused_and_left_alone() {
     let server = RedisServer::start();
@@ -53,7 +53,7 @@ async fn foreign_values_under_a_records_name_are_refused_and_left_alone() {
     for (make, dump) in [
         ("RPUSH lock:theirs 1 2 3", "LRANGE lock:theirs 0 -1"),
         ("ZADD lock:theirs 1 one 2 two", "ZRANGE lock:theirs 0 -1"),
-        // As if it were one of ours, but for what stands first.
+        // Like a record of the library, except for its first member.
         ("ZADD lock:theirs 0 hearts 99 n1:1:1:", "ZRANGE lock:theirs 0 -1"),
         ("HSET lock:theirs field value", "HVALS lock:theirs"),
     ] {
@@ -86,13 +86,17 @@ async fn foreign_values_under_a_records_name_are_refused_and_left_alone() {
         soon(locks.idle()).await;
         assert_eq!((locks.keys(), locks.waiting()), (0, 0));
         assert_eq!(eyes.text::<Vec<String>>(dump), theirs);
-        assert_eq!(eyes.text::<i64>("PTTL lock:theirs"), -1, "{make}: it got an end");
+        assert_eq!(
+            eyes.text::<i64>("PTTL lock:theirs"),
+            -1,
+            "{make}: it got an expiry"
+        );
         assert_eq!(eyes.left_behind(), ["lock:theirs"]);
         let _: i64 = eyes.text("DEL lock:theirs");
     }
 }
 
-/// The same under the name of a semaphore's record, also when it comes there under a holder.
+/// A foreign value under the name of a semaphore's record is refused, also if it replaces the record of a holder.
 #[tokio::test]
 async fn foreign_values_under_a_semaphores_name_are_refused_and_left_alone() {
     let server = RedisServer::start();
@@ -106,7 +110,7 @@ async fn foreign_values_under_a_semaphores_name_are_refused_and_left_alone() {
     for (make, dump) in [
         ("RPUSH {} 1 2 3", "LRANGE {} 0 -1"),
         ("ZADD {} 1 one 2 two", "ZRANGE {} 0 -1"),
-        // As if it were one of ours, of a format to come.
+        // Like a record of the library in a later format.
         ("ZADD {} 0 hof-a-later-version 99 n1:1:1:", "ZRANGE {} 0 -1"),
         ("HSET {} field value", "HVALS {}"),
     ] {
@@ -135,11 +139,11 @@ async fn foreign_values_under_a_semaphores_name_are_refused_and_left_alone() {
         assert_eq!(
             eyes.text::<i64>(&format!("PTTL {name}")),
             -1,
-            "{make}: it got an end"
+            "{make}: it got an expiry"
         );
         let _: i64 = eyes.text(&format!("DEL {name}"));
     }
-    // It comes there while we hold.
+    // The foreign value replaces the record while a permit is held.
     let permit = soon(locks.semaphore("calls", 3).lease(ms(3_000)).acquire())
         .await
         .unwrap();
@@ -153,21 +157,21 @@ async fn foreign_values_under_a_semaphores_name_are_refused_and_left_alone() {
     assert!(soon(permit.release()).await.is_err());
     soon(locks.idle()).await;
     assert_eq!((locks.keys(), locks.waiting()), (0, 0));
-    // Text is what somebody holds who knows no queue: it is waited for, and left alone.
+    // Text is the record of an owner without a queue: callers wait for it, and leave it unchanged.
     let _: () = eyes.text(&format!("SET {name} theirs"));
     assert!(soon(semaphore.try_acquire()).await.unwrap().is_none());
     let waited = soon(semaphore.acquire_timeout(ms(300))).await.unwrap_err();
     assert!(matches!(waited, Error::Busy { .. }), "{waited:?}");
     assert_eq!(soon(semaphore.available_permits()).await.unwrap(), 0);
     let waits = tokio::spawn(semaphore.acquire());
-    until("it waits", || locks.waiting() == 1).await;
+    until("the caller waits", || locks.waiting() == 1).await;
     assert_eq!(eyes.text::<String>(&format!("GET {name}")), "theirs");
     let _: i64 = eyes.text(&format!("DEL {name}"));
     soon(waits).await.unwrap().unwrap().release().await.unwrap();
     eyes.until_empty().await;
 }
 
-/// The same under the name of an election's record, also where it is text that looks like a record of ours.
+/// A foreign value under the name of an election's record is refused, or waited for if it is text.
 #[tokio::test]
 async fn foreign_values_under_an_elections_name_are_refused_and_left_alone() {
     let server = RedisServer::start();
@@ -193,7 +197,7 @@ async fn foreign_values_under_an_elections_name_are_refused_and_left_alone() {
                 soon(election.campaign_timeout(PATIENCE)).await.map(drop),
             ),
             ("lead", soon(election.lead(async |_| ())).await),
-            ("who leads", soon(election.leader()).await.map(drop)),
+            ("leader", soon(election.leader()).await.map(drop)),
             ("observe", soon(election.observe().next()).await.map(drop)),
         ] {
             let error = error.expect_err(what);
@@ -207,7 +211,7 @@ async fn foreign_values_under_an_elections_name_are_refused_and_left_alone() {
         assert_eq!(eyes.text::<Vec<String>>(&dump), theirs);
         let _: i64 = eyes.text(&format!("DEL {name}"));
     }
-    // Whoever has it is none of ours: nobody is told a leader that no node can be, and the other questions of the batch are answered.
+    // The owner is foreign: no leader is reported that no node can be, and the other requests of the batch are answered.
     let beside = locks.election("beside");
     let (ours, _) = record.rsplit_once(':').unwrap();
     let numbers = ["0", "007", "9007199254740992", "99999999999999999999"];
@@ -229,9 +233,9 @@ async fn foreign_values_under_an_elections_name_are_refused_and_left_alone() {
     eyes.until_empty().await;
 }
 
-/// The same where what a leader proclaims should be: it leads all the same, and resigns.
+/// A foreign value in place of a leader's proclamation is refused. The leader still leads, and resigns.
 #[tokio::test]
-async fn a_foreign_memory_of_an_election_is_refused_and_keeps_nobody_from_leading() {
+async fn a_foreign_memory_of_an_election_is_refused_and_does_not_prevent_leading() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let locks = locks(&server.url(), ms(3_000)).await;
@@ -246,7 +250,7 @@ async fn a_foreign_memory_of_an_election_is_refused_and_keeps_nobody_from_leadin
     let guard = soon(election.campaign()).await.unwrap();
     for (what, error) in [
         ("proclaim", soon(election.proclaim("x")).await),
-        ("who leads", soon(election.leader()).await.map(drop)),
+        ("leader", soon(election.leader()).await.map(drop)),
         ("observe", soon(election.observe().next()).await.map(drop)),
     ] {
         let error = error.expect_err(what);
@@ -260,7 +264,7 @@ async fn a_foreign_memory_of_an_election_is_refused_and_keeps_nobody_from_leadin
     assert_eq!(eyes.text::<usize>(&format!("LLEN {name}")), 3);
     let _: i64 = eyes.text(&format!("DEL {name}"));
 
-    // What is none of ours within it is no news, and is gone with the leader.
+    // Foreign fields in the memory are no news, and are removed with the leader.
     for rubbish in [
         "version x seq y said theirs",
         "version 007 seq 1 said theirs",
@@ -292,7 +296,7 @@ async fn a_foreign_memory_of_an_election_is_refused_and_keeps_nobody_from_leadin
     }
 }
 
-/// The same where the queue of a record should be. What a later version may write there is passed over, and stays.
+/// A foreign value in place of a record's queue is refused. Entries of a later version are passed over, and stay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_foreign_queue_is_refused_and_one_of_another_format_is_passed_over() {
     let server = RedisServer::start();
@@ -301,10 +305,10 @@ async fn a_foreign_queue_is_refused_and_one_of_another_format_is_passed_over() {
         locks(&server.url(), ms(10_000)).await,
         locks(&server.url(), ms(10_000)).await,
     );
-    // How it is called.
+    // The name of the queue.
     let guard = held(&one, "a").await;
     let waits = tokio::spawn(other.mutex("a").lock());
-    until("it waits", || eyes.queue("a") == 1).await;
+    until("the caller waits", || eyes.queue("a") == 1).await;
     let queue: Vec<Vec<u8>> = eyes.text("KEYS tenure1:q:*");
     let queue = queue.into_iter().next().unwrap();
     guard.release().await.unwrap();
@@ -340,15 +344,15 @@ async fn a_foreign_queue_is_refused_and_one_of_another_format_is_passed_over() {
     for round in 0..3 {
         let reader = soon(lock.read()).await.unwrap();
         let beside = soon(other.rw_lock("a").read()).await.unwrap();
-        // Handed over past it, to a writer and to several.
+        // The lock is handed over past those entries, to a writer and to a multi-lock.
         let waits = tokio::spawn(other.rw_lock("a").write());
-        until("it waits", || eyes.queue("a") == 2).await;
+        until("the caller waits", || eyes.queue("a") == 2).await;
         reader.release().await.unwrap();
         beside.release().await.unwrap();
         let writer = soon(waits).await.unwrap().unwrap();
         let both = multi.clone();
         let waits = tokio::spawn(async move { both.lock().await });
-        until("they wait", || one.waiting() == 1).await;
+        until("the multi-lock waits", || one.waiting() == 1).await;
         let reader = soon(writer.downgrade()).await.unwrap();
         reader.release().await.unwrap();
         soon(waits).await.unwrap().unwrap().release().await.unwrap();
@@ -361,9 +365,9 @@ async fn a_foreign_queue_is_refused_and_one_of_another_format_is_passed_over() {
     assert_eq!(eyes.left_behind().len(), 1, "{:?}", eyes.left_behind());
 }
 
-/// Somebody set it by hand and forgot it: nobody can know when it ends, and nobody hurries to ask.
+/// A user set the record by hand and forgot it: its end is unknown, so waiters poll it slowly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_foreign_record_without_end_is_waited_for_calmly() {
+async fn a_foreign_record_without_expiry_is_polled_slowly() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let lease = ms(4_000);
@@ -371,39 +375,39 @@ async fn a_foreign_record_without_end_is_waited_for_calmly() {
         locks(&server.url(), lease).await,
         locks(&server.url(), lease).await,
     );
-    let _: String = eyes.text("SET lock:a somebody");
+    let _: String = eyes.text("SET lock:a foreign");
     assert!(one.mutex("a").try_lock().await.unwrap().is_none());
-    // Each gives it back itself: which of them stands first is a matter of luck.
+    // Each waiter releases the lock itself: the order in the queue is random.
     let waiters = [one.mutex("a"), other.mutex("a")]
         .map(|mutex| tokio::spawn(async move { mutex.lock().await.unwrap().release().await.unwrap() }));
     until("both wait", || eyes.queue("a") == 2).await;
-    // The first two seconds, in which they look often.
+    // In the first two seconds the waiters poll often.
     tokio::time::sleep(ms(2_050)).await;
     let calls = |eyes: &mut Eyes| eyes.calls().get("evalsha").copied().unwrap_or(0);
     let (since, before) = (now(), calls(&mut eyes));
-    // Two nodes ask every 250 ms: twenty times take 2.25 s.
+    // Two nodes poll every 250 ms: twenty polls take 2.25 s.
     let mut asked = 0;
-    until("they ask twenty times", || {
+    until("they poll twenty times", || {
         asked = calls(&mut eyes) - before;
         asked >= 20
     })
     .await;
     let took = now() - since;
     assert!(took > ms(1_500), "{asked} in {took:?}");
-    assert_eq!(eyes.owner("a").as_deref(), Some("somebody"));
+    assert_eq!(eyes.owner("a").as_deref(), Some("foreign"));
     let _: i64 = eyes.text("DEL lock:a");
     let free = now();
     for waiter in waiters {
         soon(waiter).await.unwrap();
     }
-    // A timer, and what a busy machine takes.
+    // A timer, and the delay of a busy machine.
     assert!(now() - free < lease, "{:?}", now() - free);
     soon(one.idle()).await;
     soon(other.idle()).await;
     assert!(eyes.left_behind().is_empty());
 }
 
-/// The clock is what fences come from. One that is a list is refused to everybody in the same words, and stays.
+/// Fences come from the clock. A clock that is a list gives all callers the same refusal, and stays a list.
 #[tokio::test]
 async fn a_clock_of_a_wrong_type_is_never_overwritten() {
     use crate::tools::{CLAIM, batch, claim_id, connect, store, tick};
@@ -420,7 +424,7 @@ async fn a_clock_of_a_wrong_type_is_never_overwritten() {
         Err(other) => format!("{other:?}"),
         Ok(guard) => format!("{guard:?}"),
     };
-    for who in ["one", "who tries", "many", "a tick"] {
+    for who in ["one", "one that tries", "many", "a tick"] {
         let _: i64 = eyes.text("DEL tenure1:clock");
         let _: i64 = eyes.text("RPUSH tenure1:clock x");
         match who {
@@ -428,7 +432,7 @@ async fn a_clock_of_a_wrong_type_is_never_overwritten() {
                 let answer = soon(locks.mutex("a").lock()).await;
                 tell(who, kind(answer.map(Some)));
             }
-            "who tries" => {
+            "one that tries" => {
                 let answer = soon(locks.mutex("b").try_lock()).await;
                 tell(who, kind(answer));
             }

@@ -1,4 +1,4 @@
-//! What the tests of the locks share: waiting for events, looking at the server, other processes.
+//! Shared helpers of the live tests: waiting for events, inspecting the server, other processes.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
@@ -14,21 +14,21 @@ use tenure::{Clock, Guard, Key, Locks, Mutex};
 
 use crate::server::RedisServer;
 
-/// Longer than anything takes; only a failure waits for it.
+/// Longer than any step takes. Only a failed test waits for it.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 pub const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// Fails loudly instead of hanging for ever.
+/// Awaits the future, and panics instead of hanging for ever.
 pub async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(PATIENCE, future)
         .await
-        .expect("did not happen in time")
+        .expect("the future finishes in time")
 }
 
-/// Looks until it is so.
+/// Polls until the condition holds.
 pub async fn until(what: &str, mut so: impl FnMut() -> bool) {
     let look = async {
         while !so() {
@@ -37,11 +37,11 @@ pub async fn until(what: &str, mut so: impl FnMut() -> bool) {
     };
     assert!(
         tokio::time::timeout(PATIENCE, look).await.is_ok(),
-        "in vain: {what}"
+        "timed out waiting for: {what}"
     );
 }
 
-/// The machine's clock, which every process on it reads alike.
+/// Returns the reading of the machine's clock, which is the same in every process.
 pub fn now() -> Duration {
     Duration::from_nanos(Clock::new().now().as_nanos())
 }
@@ -54,7 +54,7 @@ pub fn url(addr: SocketAddr) -> String {
     format!("redis://{addr}/")
 }
 
-/// Locks with that lease. A machine that is busy does not answer in time what is given less than a quarter of it.
+/// Returns locks with that lease. A busy machine does not answer within less than a quarter of it.
 pub async fn locks(url: &str, lease: Duration) -> Locks {
     let builder = Locks::builder().lease(lease).request_timeout(ms(10_000));
     builder.redis(url).await.unwrap()
@@ -64,7 +64,7 @@ pub async fn held(locks: &Locks, key: impl Into<Key>) -> Guard {
     soon(locks.mutex(key).lock()).await.unwrap()
 }
 
-/// The same where a machine that is busy may take too long for so short a lease.
+/// Acquires the lock, and retries if a busy machine takes too long for a short lease.
 pub async fn held_at_last(mutex: Mutex) -> Guard {
     let tries = async {
         loop {
@@ -76,7 +76,7 @@ pub async fn held_at_last(mutex: Mutex) -> Guard {
     soon(tries).await
 }
 
-/// A direct connection that looks at the server from the outside.
+/// A direct connection that inspects the server.
 pub struct Eyes(pub redis::Connection);
 
 impl Eyes {
@@ -97,24 +97,24 @@ impl Eyes {
         self.ask(&words)
     }
 
-    /// Who holds the key.
+    /// Returns the owner of the key.
     pub fn owner(&mut self, key: &str) -> Option<String> {
         self.text(&format!("GET lock:{key}"))
     }
 
-    /// What is left of the record; negative when there is none, or no end to it.
+    /// Returns the rest of the record's life in milliseconds; negative if there is no record, or no expiry.
     pub fn pttl(&mut self, key: &str) -> i64 {
         self.text(&format!("PTTL lock:{key}"))
     }
 
-    /// The record ends no earlier than this on our clock, if nobody extends or removes it.
+    /// Returns the earliest time by this process's clock when the record ends, if no client changes it.
     pub fn ends(&mut self, key: &str) -> Duration {
         let asked = now();
         let left = self.pttl(key);
-        asked + ms(u64::try_from(left).expect("there is a record, and it ends"))
+        asked + ms(u64::try_from(left).expect("the record exists and has an expiry"))
     }
 
-    /// How many wait in the key's queue.
+    /// Returns the number of waiters in the key's queue.
     pub fn queue(&mut self, key: &str) -> usize {
         let queues: Vec<Vec<u8>> = self.text("KEYS tenure1:q:*");
         let record = format!("lock:{key}");
@@ -125,21 +125,21 @@ impl Eyes {
         self.ask::<usize>(&[b"ZCARD", &queue]) / 2
     }
 
-    /// How many entries all queues together have: two for each who waits.
+    /// Returns the number of entries in all queues: two for each waiter.
     pub fn entries(&mut self) -> usize {
         let queues: Vec<Vec<u8>> = self.text("KEYS tenure1:q:*");
         let entries = |queue: Vec<u8>| self.ask::<usize>(&[b"ZCARD", &queue]);
         queues.into_iter().map(entries).sum()
     }
 
-    /// Every key there is, but the clock, which stays.
+    /// Returns all keys except for the clock, which stays.
     pub fn left_behind(&mut self) -> Vec<String> {
         let keys: Vec<Vec<u8>> = self.text("KEYS *");
         let keys = keys.into_iter().filter(|key| key != b"tenure1:clock");
         keys.map(|key| key.escape_ascii().to_string()).collect()
     }
 
-    /// Waits until nothing is left of anybody.
+    /// Waits until only the clock is left.
     pub async fn until_empty(&mut self) {
         let mut left = Vec::new();
         let look = async {
@@ -155,17 +155,17 @@ impl Eyes {
         assert!(empty, "left behind: {left:?}");
     }
 
-    /// The server's time on a processor.
+    /// Returns the server's CPU time.
     pub fn cpu(&mut self) -> Duration {
         let info: String = self.text("INFO cpu");
         let seconds = |name: &str| -> f64 {
             let line = info.lines().find_map(|line| line.strip_prefix(name));
-            line.expect("it is told").trim().parse().unwrap()
+            line.expect("the server reports it").trim().parse().unwrap()
         };
         Duration::from_secs_f64(seconds("used_cpu_user:") + seconds("used_cpu_sys:"))
     }
 
-    /// The server's time in scripts, in µs.
+    /// Returns the server's time in scripts, in µs.
     pub fn in_scripts(&mut self) -> u64 {
         let stats: String = self.text("INFO commandstats");
         let mut lines = stats.lines();
@@ -175,7 +175,7 @@ impl Eyes {
         usec.map_or(0, |usec| usec.parse().unwrap())
     }
 
-    /// How often each command was called, those inside scripts included.
+    /// Returns the number of calls of each command, including calls inside scripts.
     pub fn calls(&mut self) -> BTreeMap<String, u64> {
         let stats: String = self.text("INFO commandstats");
         let line = |line: &str| {
@@ -187,7 +187,7 @@ impl Eyes {
     }
 }
 
-/// What is measured: it is told how often it was called.
+/// A measured operation. Its argument is the number of the call.
 pub trait Cycle {
     fn run(&self, n: u64) -> Pin<Box<dyn Future<Output = ()> + '_>>;
 }
@@ -198,8 +198,8 @@ impl<F: AsyncFn(u64)> Cycle for F {
     }
 }
 
-/// The server's time in scripts for each of these cycles, in µs: the least of many short rounds that take turns. What others do
-/// on the machine only adds to it.
+/// Returns the server's time in scripts for each of these cycles, in µs: the least of many short, alternating rounds.
+/// Other processes on the machine only add to the time.
 pub async fn server_time<const N: usize>(eyes: &mut Eyes, cycles: [&dyn Cycle; N]) -> [f64; N] {
     const ROUNDS: u64 = 60;
     const CYCLES: u64 = 10;
@@ -217,7 +217,7 @@ pub async fn server_time<const N: usize>(eyes: &mut Eyes, cycles: [&dyn Cycle; N
     least
 }
 
-/// This test binary again, as a process of its own that plays a role of `child.rs`. Killed when dropped.
+/// This test binary as another process, in a role of `child.rs`. It is killed when dropped.
 pub struct Other {
     child: Child,
     tell: Option<ChildStdin>,
@@ -229,7 +229,7 @@ impl Other {
         Other::runs(Other::command(role, url, key, lease))
     }
 
-    /// What starts it, for who has to add to its environment.
+    /// Returns the command that starts the role. Callers may add to its environment.
     pub fn command(role: &str, url: &str, key: &str, lease: Duration) -> Command {
         let mut command = Other::door("child::plays_a_role");
         command
@@ -240,14 +240,14 @@ impl Other {
         command
     }
 
-    /// What starts it for a test that is a door to it.
+    /// Returns the command that runs one test as the entry point of another process.
     pub fn door(test: &str) -> Command {
         let mut command = Command::new(std::env::current_exe().unwrap());
         command.args([test, "--exact", "--nocapture", "--test-threads=1"]);
         command
     }
 
-    /// Any other program that talks as those of `child.rs` do.
+    /// Starts another program that uses the protocol of `child.rs`.
     pub fn runs(mut command: Command) -> Other {
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = piped
@@ -258,12 +258,12 @@ impl Other {
         Other { child, tell, hear }
     }
 
-    /// From now on a thread is told the words of each line that begins with `@`, and [`hears`](Self::hears) nothing.
+    /// From now on a thread passes the words of each line that begins with `@` to `told`. [`hears`](Self::hears) gets no lines.
     pub fn told_to(mut self, mut told: impl FnMut(&[&str]) + Send + 'static) -> Other {
-        let hear = self.hear.take().expect("nobody else hears it");
+        let hear = self.hear.take().expect("the output has one reader");
         std::thread::spawn(move || {
             for line in hear.lines().map_while(Result::ok) {
-                // The test harness writes in front of it.
+                // The test harness may write in front of the line.
                 if let Some((_, said)) = line.split_once('@') {
                     told(&said.split(' ').collect::<Vec<_>>());
                 }
@@ -272,15 +272,15 @@ impl Other {
         self
     }
 
-    /// The rest of the next line that begins with `@word`.
+    /// Returns the rest of the next line that begins with `@word`.
     pub fn hears(&mut self, word: &str) -> String {
         let mut line = String::new();
         loop {
             line.clear();
-            let hear = self.hear.as_mut().expect("nobody else hears it");
+            let hear = self.hear.as_mut().expect("the output has one reader");
             let read = hear.read_line(&mut line).unwrap();
-            assert!(read > 0, "the other process ended without saying `{word}`");
-            // The test harness writes in front of it.
+            assert!(read > 0, "the other process ended without a line `{word}`");
+            // The test harness may write in front of the line.
             if let Some((_, said)) = line.split_once('@') {
                 let (said, rest) = said.trim().split_once(' ').unwrap_or((said.trim(), ""));
                 assert_eq!(said, word, "{line}");
@@ -289,7 +289,7 @@ impl Other {
         }
     }
 
-    /// Says "go on".
+    /// Sends the line that tells the process to continue.
     pub fn nod(&mut self) {
         self.tells("");
     }
@@ -318,10 +318,10 @@ impl Drop for Other {
     }
 }
 
-/// Sleeps a little all the time, and notices when it slept for longer: the stalls of this machine.
+/// Measures the stalls of this machine: it sleeps briefly in a loop, and notices longer sleeps.
 pub struct Canary {
     worst: Arc<AtomicU64>,
-    /// Since when it sleeps.
+    /// When the current sleep began.
     asleep: Arc<AtomicU64>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -351,7 +351,7 @@ impl Canary {
         }
     }
 
-    /// The largest stall so far. One that it has not woken up from itself counts.
+    /// Returns the largest stall so far, including a stall that has not ended.
     pub fn worst(&self) -> Duration {
         let nanos = |span: &AtomicU64| Duration::from_nanos(span.load(Ordering::Relaxed));
         let asleep = now().saturating_sub(nanos(&self.asleep));

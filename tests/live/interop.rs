@@ -1,4 +1,4 @@
-//! One record, many languages: the real redis-py and we exclude each other, and in `pairs` each library of the README's
+//! One record, many languages: the real redis-py and tenure exclude each other. `pairs` tests each library of the README's
 //! table.
 
 mod foreign;
@@ -29,11 +29,11 @@ async fn each_excludes_the_other() {
     assert_eq!(theirs.asks("release lock:account:42"), "yes");
     soon(ours.idle()).await;
 
-    let guard = soon(mutex.try_lock()).await.unwrap().expect("it is free");
+    let guard = soon(mutex.try_lock()).await.unwrap().expect("the key is free");
     assert_eq!(theirs.asks("acquire lock:account:42 60 0"), "no");
     assert_eq!(theirs.asks("acquire lock:account:42 60 0.1"), "no");
     assert!(guard.is_held());
-    // It looks again and again, and finds the record gone.
+    // redis-py polls, and finds the record gone.
     theirs.tells("acquire lock:account:42 60 20");
     guard.release().await.unwrap();
     assert_eq!(theirs.said(), "yes");
@@ -43,13 +43,13 @@ async fn each_excludes_the_other() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn neither_removes_or_extends_what_is_the_others() {
+async fn neither_removes_or_extends_the_record_of_the_other() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let mut theirs = Foreign::runs(Library::RedisPy, &server);
     let ours = locks(&server.url(), ms(4_000)).await;
 
-    // Theirs ran out, and ours came after it.
+    // The foreign lock expired, and tenure acquired the key.
     assert_eq!(theirs.asks("acquire lock:a 0.1 0"), "yes");
     let guard = held(&ours, "a").await;
     let owner = eyes.owner("a");
@@ -61,7 +61,7 @@ async fn neither_removes_or_extends_what_is_the_others() {
     assert!(guard.is_held());
     guard.release().await.unwrap();
 
-    // Ours was taken away, and theirs came after it: a renewal finds out, and so does a release.
+    // The record of tenure was removed, and the foreign lock was acquired: a renewal notices that, and so does a release.
     for released in [false, true] {
         // A release that is repeated after a timeout could not tell whether it was done before.
         let lease = ms(if released { 30_000 } else { 4_000 });
@@ -78,16 +78,20 @@ async fn neither_removes_or_extends_what_is_the_others() {
         }
         soon(ours.idle()).await;
         assert_eq!(eyes.owner("b"), token);
-        assert_eq!(eyes.text::<i64>(ends), before, "somebody changed its end");
+        assert_eq!(
+            eyes.text::<i64>(ends),
+            before,
+            "another client changed its expiry"
+        );
         assert_eq!(theirs.asks("owned lock:b"), "yes");
         assert_eq!(theirs.asks("release lock:b"), "yes");
     }
     eyes.until_empty().await;
 }
 
-/// A foreign release does not know of our queue. Our waiters look, and soon while the owner is foreign.
+/// A foreign release does not use tenure's queue. The waiters poll often while the owner is foreign.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn our_waiters_get_in_after_a_foreign_release() {
+async fn waiters_get_the_lock_after_a_foreign_release() {
     const LEASE: Duration = ms(6_000);
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
@@ -105,15 +109,15 @@ async fn our_waiters_get_in_after_a_foreign_release() {
     assert_eq!(theirs.asks("release lock:a"), "yes");
     let since = now();
     let guard = soon(first).await.unwrap().unwrap();
-    // Who looked every third of its lease would come later.
+    // A poll every third of a lease would be later.
     assert!(now() - since < LEASE / 4, "{:?}", now() - since);
     assert!(!second.is_finished());
-    // Among ourselves it is a push that does not wait for a timer.
+    // Between tenure nodes a push arrives without a timer.
     guard.release().await.unwrap();
     let guard = soon(second).await.unwrap().unwrap();
     guard.release().await.unwrap();
 
-    // One that ends by itself is waited for to its end, not for a third of a long lease.
+    // For a record with an expiry, waiters poll at its end, not after a third of a long lease.
     let patient = locks(&server.url(), Duration::from_secs(120)).await;
     assert_eq!(theirs.asks("acquire lock:b 0.3 0"), "yes");
     let since = now();
@@ -126,9 +130,9 @@ async fn our_waiters_get_in_after_a_foreign_release() {
     eyes.until_empty().await;
 }
 
-/// Services that hold 30 keys for half of each second, and ours beside them with what is the default.
+/// Foreign services hold 30 keys for half of each second, beside tenure with its default settings.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn our_waiters_get_in_soon_after_a_foreign_release() {
+async fn waiters_get_the_lock_soon_after_a_foreign_release() {
     const KEYS: usize = 30;
     const SPAN: Duration = ms(6_000);
     let server = RedisServer::start();
@@ -167,7 +171,7 @@ async fn our_waiters_get_in_soon_after_a_foreign_release() {
             let (key, at) = released.split_once(':').unwrap();
             let at = Duration::from_nanos(at.parse().unwrap());
             let of_key = &waits[key.parse::<usize>().unwrap()];
-            // Who waited when it was released.
+            // The callers that waited at the release.
             let wait = of_key.iter().find(|(asked, got)| *asked < at && at < *got)?;
             Some(wait.1 - at)
         })
@@ -179,16 +183,16 @@ async fn our_waiters_get_in_soon_after_a_foreign_release() {
         late.len(),
         released.split(',').count(),
     );
-    assert!(late.len() >= KEYS, "hardly anybody waited: {late:?}");
-    // 16 ms when nothing else runs. Who looked every third of its lease would come seconds later.
+    assert!(late.len() >= KEYS, "too few callers waited: {late:?}");
+    // 16 ms on an idle machine. A poll every third of a lease would be seconds later.
     assert!(p50 <= ms(50), "{late:?}");
     soon(ours.idle()).await;
     eyes.until_empty().await;
 }
 
-/// What looking costs Redis, with as many keys as have foreign owners, and waits so short that all of it is often.
+/// The cost of polling for Redis, with foreign owners of all keys, and with short waits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn looking_at_foreign_owners_costs_redis_little() {
+async fn polling_foreign_owners_costs_redis_little() {
     const KEYS: usize = 10;
     const SPAN: Duration = ms(4_000);
     let server = RedisServer::start();
@@ -224,9 +228,9 @@ async fn looking_at_foreign_owners_costs_redis_little() {
         "{KEYS} keys: {scripts:.0} scripts a second, {:.2} % of a core",
         cpu * 100.0
     );
-    // 0.9 % beside seven other busy processes on two processors; what a slower one needs is no news.
+    // 0.9 % beside seven other busy processes on two processors. A slower processor needs more.
     assert!(cpu <= 0.02, "{cpu} of a core");
-    // All keys in one, 33 times a second; beside that each wait that begins and ends.
+    // One script for all keys, 33 times a second, and further scripts for each wait that begins and ends.
     assert!(scripts <= 33.4 + 3.0 * KEYS as f64, "{scripts} scripts a second");
     soon(ours.idle()).await;
 }
@@ -256,15 +260,15 @@ async fn a_foreign_lock_without_an_end_makes_no_busy_loop() {
         one.waiting() == 10 && other.waiting() == 10 && eyes.queue("a") == 2
     })
     .await;
-    // The first two seconds, in which they look often.
+    // In the first two seconds the waiters poll often.
     tokio::time::sleep(ms(2_050)).await;
     let (since, before) = (now(), eyes.calls());
     tokio::time::sleep(LOOK).await;
     let after = eyes.calls();
-    // On a busy machine it was more than that.
+    // On a busy machine the time was longer.
     let looked = now() - since;
     let calls = |name: &str| after.get(name).unwrap_or(&0) - before.get(name).unwrap_or(&0);
-    // Each node looks once in 250 ms.
+    // Each node polls once in 250 ms.
     let looks = 2 * looked.div_duration_f64(ms(250)).ceil() as u64;
     let scripts = calls("evalsha") + calls("eval");
     assert!(
@@ -274,7 +278,7 @@ async fn a_foreign_lock_without_an_end_makes_no_busy_loop() {
     let all: u64 = after.keys().map(|name| calls(name)).sum();
     assert!(all < 12 * looks, "{all} commands for {looks} looks");
 
-    // Nobody else removes it, and when its owner does, everybody gets in.
+    // No other client removes the record. When its owner does, all callers get the lock.
     assert_eq!(theirs.asks("owned lock:a"), "yes");
     assert_eq!(theirs.asks("release lock:a"), "yes");
     for task in tasks {

@@ -1,4 +1,4 @@
-//! Latches, on a real server.
+//! Latches on a real server.
 
 use tenure::error::{StoreErrorKind, StoreRefusal};
 use tenure::{Error, Locks};
@@ -24,21 +24,21 @@ fn waits(locks: &Locks, name: &'static str) -> JoinHandle<Result<(), Error>> {
     tokio::spawn(async move { latch.wait().await })
 }
 
-/// Who watches the latch of that name, on the server.
+/// Returns the number of watchers of the latch on the server.
 fn watchers(eyes: &mut Eyes, name: &str) -> usize {
     let queues: Vec<Vec<u8>> = eyes.text("KEYS tenure1:q:*");
     let queue = queues.into_iter().find(|queue| queue.ends_with(name.as_bytes()));
     queue.map_or(0, |queue| eyes.ask::<usize>(&[b"ZCARD", &queue]))
 }
 
-/// Each call is a trip, also by who never heard of the latch.
+/// Each call takes one round trip, also from a node that has not used the latch before.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_call_is_a_trip() {
+async fn each_call_takes_one_round_trip() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let one = locks(&server.url(), ms(60_000)).await;
     assert!(soon(one.latch("parts").try_set_count(3)).await.unwrap());
-    // It knows the server's clock by its own connection, and that came later.
+    // The second node knows the server's clock from its own connection, which came later.
     let other = locks(&server.url(), ms(60_000)).await;
     let mut trips = Vec::new();
     let mut before = eyes.calls()["evalsha"];
@@ -57,9 +57,9 @@ async fn each_call_is_a_trip() {
     assert_eq!(trips, [1, 1, 1, 1]);
 }
 
-/// However many of a process wait, they look once, and who comes meanwhile once more.
+/// All waiters of a process share one poll. Waiters that come during the poll share a second one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_who_wait_share_one_look() {
+async fn all_waiters_of_a_process_share_one_poll() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let proxy = Proxy::start(crate::help::addr(&server));
@@ -70,21 +70,21 @@ async fn all_who_wait_share_one_look() {
     let before = eyes.calls()["evalsha"];
     proxy.set(Direction::Requests, Flow::Hold);
     let waiting: Vec<_> = (0..50).map(|_| waits(&other, "parts")).collect();
-    until("all of them wait", || other.waiting() == 50).await;
+    until("all callers wait", || other.waiting() == 50).await;
     proxy.release();
-    until("they look", || eyes.calls()["evalsha"] >= before + 2).await;
+    until("they poll", || eyes.calls()["evalsha"] >= before + 2).await;
     assert_eq!(watchers(&mut eyes, "parts"), 1);
     assert_eq!(soon(one.latch("parts").count_down()).await.unwrap(), 0);
     for waiting in waiting {
         soon(waiting).await.unwrap().unwrap();
     }
-    // Two of those who came, one to count, and one when they were told; one more where the inbox opened after the first look.
+    // Two for the waiters, one to count down, and one after the push. One more if the inbox opened after the first poll.
     let calls = eyes.calls()["evalsha"] - before;
     assert!((4..=5).contains(&calls), "{calls}");
     assert_eq!(watchers(&mut eyes, "parts"), 0);
 }
 
-/// Whoever waits hears of it by a push, long before it would look.
+/// Waiters get a push, long before their next poll.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn zero_is_pushed() {
     let server = RedisServer::start();
@@ -93,18 +93,18 @@ async fn zero_is_pushed() {
     assert!(soon(one.latch("parts").try_set_count(1)).await.unwrap());
     let waiting = waits(&other, "parts");
     let mut eyes = Eyes::on(&server);
-    until("it is known as a watcher", || watchers(&mut eyes, "parts") == 1).await;
+    until("the waiter is a watcher", || watchers(&mut eyes, "parts") == 1).await;
     let start = now();
     soon(one.latch("parts").count_down()).await.unwrap();
     soon(waiting).await.unwrap().unwrap();
     let took = now() - start;
-    // Its own look would come after a third of a minute, or half of that.
+    // The next poll would come after 10 s to 20 s.
     assert!(took < ms(10_000), "{took:?}");
 }
 
-/// Nothing depends on the push: with an inbox that nothing comes through, and that nobody closed, it looks by itself.
+/// The push is not necessary: with an inbox that is open but gets nothing, a waiter polls.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_hears_nothing_looks() {
+async fn a_waiter_without_pushes_polls() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let _: String = eyes.text("ACL SETUSER mute on >hunter2 ~* +@all resetchannels");
@@ -114,16 +114,16 @@ async fn who_hears_nothing_looks() {
     let deaf = locks(&url, lease).await;
     assert!(soon(one.latch("parts").try_set_count(1)).await.unwrap());
     let waiting = waits(&deaf, "parts");
-    until("it is known as a watcher", || watchers(&mut eyes, "parts") == 1).await;
+    until("the waiter is a watcher", || watchers(&mut eyes, "parts") == 1).await;
     let start = now();
     soon(one.latch("parts").count_down()).await.unwrap();
     soon(waiting).await.unwrap().unwrap();
     let took = now() - start;
-    // A third of a lease, and what this machine stands still.
+    // A third of a lease, and the stalls of this machine.
     assert!(took < lease / 3 + ms(3_000), "{took:?}");
 }
 
-/// What a killed process waited for is forgotten when its lease would have ended, and the latch with its life: DBSIZE is back.
+/// A killed waiter is forgotten when its lease would have ended. The latch is removed after its life.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_waiter_and_a_latch_after_its_life_leave_nothing() {
     let server = RedisServer::start();
@@ -134,17 +134,17 @@ async fn a_killed_waiter_and_a_latch_after_its_life_leave_nothing() {
     assert!(soon(latch.try_set_count(1)).await.unwrap());
     let mut other = Other::plays("waits for a latch", &server.url(), "parts", lease);
     other.hears("waits");
-    until("it is known as a watcher", || watchers(&mut eyes, "parts") == 1).await;
+    until("the waiter is a watcher", || watchers(&mut eyes, "parts") == 1).await;
     other.kill();
-    until("it is forgotten", || watchers(&mut eyes, "parts") == 0).await;
-    // In the end the clock alone is there.
+    until("the waiter is forgotten", || watchers(&mut eyes, "parts") == 0).await;
+    // At the end only the clock is left.
     eyes.until_empty().await;
-    until("the clock alone is there", || eyes.text::<u64>("DBSIZE") == 1).await;
+    until("only the clock is left", || eyes.text::<u64>("DBSIZE") == 1).await;
     let unset = soon(latch.count()).await;
     assert!(matches!(unset, Err(Error::Unset { .. })), "{unset:?}");
 }
 
-/// The answer to a count-down is cut off, and it is asked for again on another connection: it counted once.
+/// The answer to a count-down is lost, and the request is repeated on another connection. It counts once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_count_down_whose_answer_is_lost_counts_once() {
     let server = RedisServer::start();
@@ -152,7 +152,7 @@ async fn a_count_down_whose_answer_is_lost_counts_once() {
     let direct = locks(&server.url(), ms(60_000)).await;
     let latch = direct.latch("parts");
     assert!(soon(latch.try_set_count(3)).await.unwrap());
-    // It knows of the server's clock since then, and counts on it that nobody steps it.
+    // The node knows the server's clock since then, and assumes that the clock is not stepped.
     let builder = Locks::builder()
         .lease(ms(60_000))
         .margin(ms(0))
@@ -162,20 +162,20 @@ async fn a_count_down_whose_answer_is_lost_counts_once() {
         let before = proxy.counts().cut;
         proxy.cut_reply_to("parts");
         assert_eq!(soon(far.latch("parts").count_down()).await.unwrap(), left);
-        assert_ne!(proxy.counts().cut, before, "its answer was lost");
+        assert_ne!(proxy.counts().cut, before, "the answer was lost");
         assert_eq!(soon(latch.count()).await.unwrap(), left);
     }
-    // The same of a set: it is answered as the first time.
+    // A repeated set gets the same answer as the first time.
     let before = proxy.counts().cut;
     proxy.cut_reply_to("others");
     assert!(soon(far.latch("others").try_set_count(2)).await.unwrap());
-    assert_ne!(proxy.counts().cut, before, "its answer was lost");
+    assert_ne!(proxy.counts().cut, before, "the answer was lost");
     assert_eq!(soon(direct.latch("others").count()).await.unwrap(), 2);
 }
 
-/// An outage that is shorter than a lease is ridden out by who waits, a longer one is told.
+/// A waiter survives an outage that is shorter than its lease. A longer outage is an error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_rides_out_an_outage_of_one_lease() {
+async fn a_waiter_survives_an_outage_shorter_than_its_lease() {
     let server = RedisServer::start();
     let proxy = Proxy::start(crate::help::addr(&server));
     let direct = locks(&server.url(), ms(60_000)).await;
@@ -197,7 +197,7 @@ async fn who_waits_rides_out_an_outage_of_one_lease() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_value_of_another_type_under_its_name_is_refused_and_left_alone() {
+async fn a_value_of_another_type_is_refused_and_left_unchanged() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let locks = locks(&server.url(), ms(60_000)).await;
@@ -209,7 +209,7 @@ async fn a_value_of_another_type_under_its_name_is_refused_and_left_alone() {
         &["RPUSH", "x"],
         &["ZADD", "1", "x"],
         &["HSET", "f", "x"],
-        // Edited by hand.
+        // The record was edited by hand.
         &["HSET", "gen", "1e30", "first", "1", "by", "x", "left", "2"],
         &["HSET", "gen", "x", "first", "1", "by", "x", "left", "2"],
         &[
@@ -248,26 +248,29 @@ async fn a_value_of_another_type_under_its_name_is_refused_and_left_alone() {
     }
 }
 
-/// What takes something back works without memory, and what adds something is refused.
+/// Without memory, calls that free memory succeed, and calls that add data are refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_memory_it_is_counted_down_and_not_set() {
+async fn without_memory_a_latch_is_counted_down_but_not_set() {
     let server = RedisServer::with_args(&["--maxmemory-policy", "noeviction"]);
     let mut eyes = Eyes::on(&server);
     let locks = locks(&server.url(), ms(60_000)).await;
     let latch = locks.latch("parts");
     assert!(soon(latch.try_set_count(1)).await.unwrap());
     let waiting = waits(&locks, "parts");
-    until("it is known as a watcher", || watchers(&mut eyes, "parts") == 1).await;
+    until("the waiter is a watcher", || watchers(&mut eyes, "parts") == 1).await;
     let _: String = eyes.text("CONFIG SET maxmemory 1");
     assert_eq!(soon(latch.count_down()).await.unwrap(), 0);
     soon(waiting).await.unwrap().unwrap();
     let other = locks.latch("others");
     let Err(Error::Store { source, .. }) = soon(other.try_set_count(1)).await else {
-        panic!("it was set")
+        panic!("the latch was set")
     };
     assert_eq!(source.kind(), &StoreErrorKind::Refused(StoreRefusal::OutOfMemory));
     let unset = soon(other.count()).await;
     assert!(matches!(unset, Err(Error::Unset { .. })), "{unset:?}");
-    assert!(!soon(latch.try_set_count(1)).await.unwrap(), "it is at zero");
-    assert_eq!(soon(latch.count()).await.unwrap(), 0, "as it was");
+    assert!(
+        !soon(latch.try_set_count(1)).await.unwrap(),
+        "the latch is at zero"
+    );
+    assert_eq!(soon(latch.count()).await.unwrap(), 0, "the count is unchanged");
 }

@@ -1,7 +1,7 @@
-//! Three processes that stand for one election on one Redis, which are killed, stopped, cut off and told to end, and a server that
-//! is started again: no two lead at once by the machine's clock, and somebody leads again in time.
+//! Three processes are candidates in one election on one Redis. They are killed, stopped, cut off and terminated, and the
+//! server is restarted. No two lead at once by the machine's clock, and a leader is elected again in time.
 //!
-//! `TENURE_LEADERS_SECONDS=300` makes the run as long as it should be now and then, and the bounds as close as they are meant.
+//! `TENURE_LEADERS_SECONDS=300` makes the run long and the bounds strict. Run it so from time to time.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -17,7 +17,7 @@ use crate::support::proxy::{Direction, Flow, Proxy};
 const LEASE: Duration = ms(2_000);
 const MARGIN: Duration = ms(250);
 
-/// For how long things are broken, and what a machine may add to each bound that does something else, too.
+/// Returns the length of the run, and the allowance that a busy machine adds to each bound.
 fn span() -> (Duration, Duration) {
     match std::env::var("TENURE_LEADERS_SECONDS") {
         Ok(seconds) => {
@@ -28,12 +28,12 @@ fn span() -> (Duration, Duration) {
     }
 }
 
-/// One write per line, so that a kill leaves none in halves.
+/// Prints a line by one write, so that a kill leaves no half lines.
 fn say(what: &str, fence: u64, at: Duration) {
     println!("@{what} {fence} {}", at.as_nanos());
 }
 
-/// Not a test but the door for [`Replica`].
+/// Not a test: the entry point of the process that [`Replica`] starts.
 #[test]
 fn is_a_replica() {
     let (Ok(url), Ok(name)) = (
@@ -57,14 +57,14 @@ fn is_a_replica() {
                 match observer.next().await {
                     Ok(leader) => say("sees", leader.map_or(0, |leader| leader.fence().get()), now()),
                     Err(Error::Closed { .. }) => return,
-                    // It is away, and is asked again after a pause.
+                    // The store is unavailable. The observer asks again after a pause.
                     Err(_) => {}
                 }
             }
         });
         let work = |lease: Lease| async move {
             loop {
-                // Read first: whoever is stopped in between leads from before that.
+                // The clock is read first: a process that is stopped in between reports a moment before the stop.
                 let at = now();
                 if lease.is_held() {
                     say("leads", lease.fence().get(), at);
@@ -88,12 +88,12 @@ struct Line {
     at: Duration,
 }
 
-/// What all replicas say.
+/// The lines of all replicas.
 #[derive(Clone, Default)]
 struct Heard(Arc<Mutex<Vec<Line>>>);
 
 impl Heard {
-    /// Looks at what was said until there is an answer.
+    /// Polls the lines until there is an answer.
     fn until<T>(&self, what: &str, so: impl Fn(&[Line]) -> Option<T>) -> T {
         let began = Instant::now();
         loop {
@@ -104,33 +104,33 @@ impl Heard {
             let from = lines.len().saturating_sub(40);
             assert!(
                 began.elapsed() < PATIENCE,
-                "in vain: {what}: {:#?}",
+                "timed out waiting for: {what}: {:#?}",
                 &lines[from..]
             );
             std::thread::sleep(ms(5));
         }
     }
 
-    /// The first that leads by a fence above this one.
+    /// Waits for the first leader with a larger fence.
     fn next(&self, fence: u64) -> Line {
-        self.until("somebody leads", |lines| {
+        self.until("a replica leads", |lines| {
             let mut lines = lines.iter();
             lines.find(|line| line.leads && line.fence > fence).copied()
         })
     }
 
-    /// Who leads at this moment, by a fence above this one.
+    /// Waits for a current leader with a larger fence.
     fn present(&self, fence: u64) -> Line {
-        self.until("somebody leads now", |lines| {
+        self.until("a replica leads now", |lines| {
             let mut lines = lines.iter().rev();
             let latest = lines.find(|line| line.leads && line.fence > fence);
             latest.filter(|line| line.at + ms(300) > now()).copied()
         })
     }
 
-    /// When this one saw that leader, or a later one.
+    /// Returns when this replica saw that leader, or a later one.
     fn saw(&self, who: usize, fence: u64) -> Duration {
-        self.until("it sees who leads", |lines| {
+        self.until("the replica sees the leader", |lines| {
             let mut lines = lines.iter();
             let saw = lines.find(|line| !line.leads && line.who == who && line.fence >= fence);
             saw.map(|line| line.at)
@@ -138,7 +138,7 @@ impl Heard {
     }
 }
 
-/// A process that stands, behind a wire of its own.
+/// A candidate process behind its own proxy.
 struct Replica {
     who: usize,
     wire: Proxy,
@@ -218,7 +218,7 @@ impl Fault {
             Fault::Kill | Fault::Term => leader.again(),
             Fault::Stop => leader.process.signal("-CONT"),
             Fault::CutOff => {
-                // What it had said arrives when nobody hopes for it any more, or never.
+                // The bytes of the leader arrive late, or never.
                 if fastrand::bool() {
                     leader.wire.discard();
                 }
@@ -230,7 +230,7 @@ impl Fault {
 }
 
 #[test]
-fn no_two_lead_at_once_and_somebody_soon_leads_again() {
+fn no_two_lead_at_once_and_a_new_leader_comes_in_time() {
     let (span, slack) = span();
     let mut server = RedisServer::with_args(&["--appendonly", "yes", "--appendfsync", "always"]);
     let heard = Heard::default();
@@ -239,7 +239,7 @@ fn no_two_lead_at_once_and_somebody_soon_leads_again() {
     let (mut took, mut seen): (BTreeMap<Fault, Duration>, BTreeMap<Fault, Duration>) = Default::default();
     let mut fence = 0;
     while began.elapsed() < span || rounds < Fault::ALL.len() {
-        // All of them once, then as it comes.
+        // Each fault once, then random ones.
         let any = Fault::ALL[fastrand::usize(..Fault::ALL.len())];
         let fault = Fault::ALL.get(rounds).copied().unwrap_or(any);
         rounds += 1;
@@ -251,8 +251,8 @@ fn no_two_lead_at_once_and_somebody_soon_leads_again() {
         let blow = now();
         fault.begins(&mut replicas[leader.who], &mut server);
         if fault == Fault::Restart {
-            // It may lead on.
-            let leads = heard.until("somebody leads", |lines| {
+            // The same leader may continue.
+            let leads = heard.until("a replica leads", |lines| {
                 let mut lines = lines.iter();
                 lines.find(|line| line.leads && line.at > blow + ms(600)).copied()
             });
@@ -271,7 +271,7 @@ fn no_two_lead_at_once_and_somebody_soon_leads_again() {
                 .or_insert(lag);
         }
         let bound = LEASE + MARGIN + slack;
-        assert!(after <= bound, "{fault:?}: somebody leads after {after:?}");
+        assert!(after <= bound, "{fault:?}: a replica leads after {after:?}");
         let (lag, bound) = (seen[&fault], LEASE / 3 + slack);
         assert!(lag <= bound, "{fault:?}: seen {lag:?} later");
         fault.ends(&mut replicas[leader.who]);
@@ -282,18 +282,18 @@ fn no_two_lead_at_once_and_somebody_soon_leads_again() {
     let leaders = judge(&heard);
     assert!(leaders * 2 > rounds, "{leaders} led");
     println!(
-        "{rounds} faults in {:?}; worst until somebody led: {took:.2?}, until all saw it: {seen:.2?}",
+        "{rounds} faults in {:?}; worst until a replica led: {took:.2?}, until all saw the leader: {seen:.2?}",
         began.elapsed()
     );
 }
 
-/// In the order of their fences: each has one leader, which had ended before the next began. How many led.
+/// Checks that each fence has one leader, which ended before the next began. Returns the number of leaders.
 fn judge(heard: &Heard) -> usize {
     let lines = heard.0.lock().unwrap();
     let mut terms: BTreeMap<u64, (usize, Duration, Duration)> = BTreeMap::new();
     for line in lines.iter().filter(|line| line.leads) {
         let (who, first, last) = terms.entry(line.fence).or_insert((line.who, line.at, line.at));
-        assert_eq!(*who, line.who, "two lead by the fence {}", line.fence);
+        assert_eq!(*who, line.who, "two lead with the fence {}", line.fence);
         (*first, *last) = (line.at.min(*first), line.at.max(*last));
     }
     let in_order: Vec<_> = terms.into_iter().collect();

@@ -1,4 +1,4 @@
-//! Elections on a real server that forgets scripts, has no memory left, or is asked by many.
+//! Elections on a real server that loses its scripts, has no memory left, or has many observers.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,12 +15,12 @@ fn value(leader: Option<&Leader>) -> Option<&[u8]> {
     leader.and_then(Leader::value)
 }
 
-/// Until it is told of that.
+/// Waits until the observer sees the value.
 async fn sees(mut observer: Observer, wanted: impl AsRef<[u8]>) {
     while value(observer.next().await.unwrap().as_ref()) != Some(wanted.as_ref()) {}
 }
 
-/// Who watches the election, on the server, and until when.
+/// Returns the watchers of the election on the server, and when they expire.
 fn watchers(eyes: &mut Eyes) -> Vec<(String, u64)> {
     let memories: Vec<Vec<u8>> = eyes.text("KEYS tenure1:v:*");
     let fields = |memory: Vec<u8>| eyes.ask::<Vec<(String, String)>>(&[b"HGETALL", &memory]);
@@ -31,9 +31,9 @@ fn watchers(eyes: &mut Eyes) -> Vec<(String, u64)> {
         .collect()
 }
 
-/// Who leads goes on, is seen, tells what it has to tell, and resigns; who adds to what there is waits for memory.
+/// Without memory the leader still leads, is observed, proclaims, and resigns. New claims wait for memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_memory_a_leader_leads_and_nobody_new_does() {
+async fn without_memory_a_leader_stays_and_no_new_one_is_elected() {
     let server = RedisServer::with_args(&["--maxmemory-policy", "noeviction"]);
     let mut eyes = Eyes::on(&server);
     let locks = locks(&server.url(), ms(3_000)).await;
@@ -83,9 +83,9 @@ async fn flushed_scripts_stop_no_election() {
     eyes.until_empty().await;
 }
 
-/// All who observe within a process share one look, and one push tells all of them.
+/// All observers of a process share one poll, and one push reaches all of them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thousand_observers_of_a_process_share_one_look() {
+async fn a_thousand_observers_of_a_process_share_one_poll() {
     const OBSERVERS: usize = 1_000;
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
@@ -103,7 +103,7 @@ async fn a_thousand_observers_of_a_process_share_one_look() {
             sees(observer, "here").await;
         });
     }
-    until("all wait, and are known as one", || {
+    until("all observers wait as one watcher", || {
         asked.load(Ordering::SeqCst) == OBSERVERS
             && other.waiting() == OBSERVERS
             && watchers(&mut eyes).len() == 1
@@ -122,7 +122,7 @@ async fn a_thousand_observers_of_a_process_share_one_look() {
     eyes.until_empty().await;
 }
 
-/// A leader may observe itself while it works: it waits for news, and not for its own lease.
+/// A leader may observe its own election while it works: it waits for news, not for its own lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_leader_observes_itself() {
     let server = RedisServer::start();
@@ -140,8 +140,7 @@ async fn a_leader_observes_itself() {
     Eyes::on(&server).until_empty().await;
 }
 
-/// What a killed process watched is told to it no more after its lease, and is forgotten when somebody else comes to watch, or
-/// the leader goes.
+/// A killed observer gets no more news after its lease. It is removed when another observer comes, or the leader resigns.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_killed_observer_is_forgotten() {
     let server = RedisServer::start();
@@ -149,13 +148,13 @@ async fn a_killed_observer_is_forgotten() {
     let lease = ms(1_000);
     let one = locks(&server.url(), ms(30_000)).await;
     let guard = soon(one.election("seen").campaign()).await.unwrap();
-    // So that what is known lasts as long as it leads.
+    // A proclaimed value makes the memory last as long as the leader.
     soon(one.election("seen").proclaim("first")).await.unwrap();
     let mut other = Other::plays("observes", &server.url(), "seen", lease);
     other.hears("observes");
     until("it watches", || watchers(&mut eyes).len() == 1).await;
     other.kill();
-    until("its time is over", || {
+    until("the killed observer has expired", || {
         let (seconds, micros): (u64, u64) = eyes.text("TIME");
         let now = seconds * 1_000 + micros / 1_000;
         watchers(&mut eyes).iter().all(|(_, until)| *until < now)
@@ -163,7 +162,7 @@ async fn a_killed_observer_is_forgotten() {
     .await;
     let seen = tokio::spawn(sees(one.election("seen").observe(), "here"));
     let ours = format!("w{}", one.node());
-    until("who comes is there alone", || {
+    until("the new observer is the only watcher", || {
         let watchers = watchers(&mut eyes);
         watchers.len() == 1 && watchers[0].0 == ours
     })
@@ -174,7 +173,7 @@ async fn a_killed_observer_is_forgotten() {
     eyes.until_empty().await;
 }
 
-/// The latest is told, however many come at once: who observes misses what is between, and nothing else.
+/// Observers see the latest of many concurrent values. They may miss only earlier values.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_thousand_values_end_with_the_latest() {
     const VALUES: u32 = 1_000;
@@ -186,13 +185,13 @@ async fn a_thousand_values_end_with_the_latest() {
     let guard = soon(election.campaign()).await.unwrap();
     let last = VALUES.to_be_bytes();
     let seen = tokio::spawn(async move { sees(other.election("fast").observe(), last).await });
-    // All of them are under way, in this order.
+    // All values are in flight, in this order.
     let mut values = Vec::new();
     for n in 1..=VALUES {
         let election = election.clone();
         let mut value = Box::pin(async move { election.proclaim(n.to_be_bytes()).await });
         match first_look(&mut value).await {
-            // This task was stopped meanwhile, for as long as a round trip.
+            // This task was stopped for as long as a round trip.
             Some(done) => done.unwrap(),
             None => values.push(tokio::spawn(value)),
         }
@@ -217,9 +216,9 @@ async fn first_look<T>(future: &mut (impl Future<Output = T> + Unpin)) -> Option
     }
 }
 
-/// By any bytes, and apart from those of another prefix.
+/// Keys may have any bytes, and are separate from the keys of another prefix.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn keys_of_any_bytes_and_prefixes_are_apart() {
+async fn keys_may_have_any_bytes_and_prefixes_separate_them() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let make = async |prefix: &[u8]| -> Locks {
@@ -240,7 +239,7 @@ async fn keys_of_any_bytes_and_prefixes_are_apart() {
         soon(there.proclaim("beside")).await.unwrap();
         soon(here.proclaim(key)).await.unwrap();
         soon(seen).await.unwrap();
-        // And who waits is told by a push.
+        // A waiting observer gets a push.
         let stands = same.election(key);
         let stands = tokio::spawn(async move { stands.campaign().await });
         until("it stands", || eyes.entries() == 2).await;

@@ -1,4 +1,4 @@
-//! Told before the server can expire the lease, whatever was in the way.
+//! Holders learn a loss before the server can expire the lease, whatever the fault.
 
 use std::time::Duration;
 
@@ -19,13 +19,13 @@ async fn a_grant_that_is_not_taken_up_in_time_is_no_guard() {
     slow_callers::a_lease_that_is_adopted_too_late_is_no_guard(&one, &other, ms(1_000)).await;
 }
 
-/// Records that outlive their leases by far: what is done before the one ends need not be done at once.
+/// Returns locks whose records outlast their leases by far: the holder has time between the two ends.
 async fn lasting(url: &str, lease: Duration) -> Locks {
     let builder = Locks::builder().lease(lease).margin(ms(3_000));
     builder.redis(url).await.unwrap()
 }
 
-/// Waits until a guard is lost that nothing renews any more; answers when it was told, which is at its deadline.
+/// Waits until a guard without renewals is lost. Returns when the guard was told, which is at its deadline.
 async fn told_in_time(guard: &Guard, canary: &Canary) -> Duration {
     let deadline = now() + guard.remaining();
     assert_eq!(soon(guard.lost()).await, LostCause::Deadline);
@@ -43,9 +43,9 @@ fn evalshas(eyes: &mut Eyes) -> u64 {
     eyes.calls().get("evalsha").copied().unwrap_or(0)
 }
 
-/// A socket that stays open and carries nothing.
+/// A socket stays open without traffic.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn black_hole_told_before_the_record_expires() {
+async fn a_holder_behind_a_silent_socket_is_told_before_the_record_expires() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let (mut eyes, canary) = (Eyes::on(&server), Canary::start());
@@ -56,11 +56,14 @@ async fn black_hole_told_before_the_record_expires() {
     let ends = eyes.ends("hole");
     let told = told_in_time(&guard, &canary).await;
     assert!(told < ends, "told {:?} late", told - ends);
-    assert!(eyes.pttl("hole") > 0, "the record was gone before we were told");
+    assert!(
+        eyes.pttl("hole") > 0,
+        "the record was gone before the holder was told"
+    );
     assert!(proxy.counts().held[0] > 0, "nothing was held");
     assert!(watch.count("renew_failed") > 0);
     assert_eq!(watch.count("lost"), 1);
-    // Lost is for ever: what was held arrives late and revives nothing.
+    // A loss is final: the held bytes arrive late and revive no lease.
     proxy.heal();
     eyes.until_empty().await;
     assert!(!guard.is_held());
@@ -70,9 +73,9 @@ async fn black_hole_told_before_the_record_expires() {
     assert!(eyes.left_behind().is_empty());
 }
 
-/// Only what comes back is lost: the server renews, and knows nothing of our doubts.
+/// Only the answers are lost: the server renews, but the holder gets no answers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_that_do_not_come_are_no_renewals() {
+async fn renewals_without_an_answer_do_not_count() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let (mut eyes, canary) = (Eyes::on(&server), Canary::start());
@@ -96,7 +99,7 @@ async fn answers_that_do_not_come_are_no_renewals() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn stopped_server_told_before_the_record_expires() {
+async fn a_holder_of_a_stopped_server_is_told_before_the_record_expires() {
     let server = RedisServer::start();
     let (mut eyes, canary) = (Eyes::on(&server), Canary::start());
     let locks = lasting(&server.url(), ms(3_000)).await;
@@ -155,7 +158,7 @@ async fn deleted_key_is_lost_at_the_next_renewal() {
         ),
         "{error}"
     );
-    // And never taken back by a renewal.
+    // A renewal never takes the lease back.
     assert_eq!(eyes.owner("a"), None);
     soon(locks.idle()).await;
     eyes.until_empty().await;
@@ -167,23 +170,23 @@ async fn foreign_owner_is_left_alone() {
     let mut eyes = Eyes::on(&server);
     let locks = locks(&server.url(), ms(4_000)).await;
     let guard = held(&locks, "a").await;
-    let _: String = eyes.text("SET lock:a somebody");
+    let _: String = eyes.text("SET lock:a foreign");
     assert_eq!(soon(guard.lost()).await, LostCause::Gone);
     assert!(!guard.is_held());
     assert!(soon(guard.release()).await.unwrap_err().is_lost());
     soon(locks.idle()).await;
-    assert_eq!(eyes.owner("a").as_deref(), Some("somebody"));
+    assert_eq!(eyes.owner("a").as_deref(), Some("foreign"));
     assert_eq!(eyes.pttl("a"), -1);
-    // Released before anybody noticed: neither taken for a success nor at the cost of the other.
-    // A long lease, as a release that is repeated after a timeout could not tell whether it was done before.
+    // The guard is released before the loss is noticed: the release is not a success, and does not remove the other owner.
+    // The lease is long: a release that is repeated after a timeout could not tell whether it was done before.
     let guard = soon(locks.mutex("b").lease(ms(30_000)).lock()).await.unwrap();
-    let _: String = eyes.text("SET lock:b somebody");
+    let _: String = eyes.text("SET lock:b foreign");
     let error = soon(guard.release()).await.unwrap_err();
     assert!(error.is_lost(), "{error}");
-    assert_eq!(eyes.owner("b").as_deref(), Some("somebody"));
+    assert_eq!(eyes.owner("b").as_deref(), Some("foreign"));
 }
 
-/// A process that is stopped past its lease, and goes on when another has the lock.
+/// A process is stopped past its lease, and continues when another process has the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopped_process_is_told_before_anything_else() {
     let server = RedisServer::start();
@@ -201,13 +204,13 @@ async fn stopped_process_is_told_before_anything_else() {
     let lost = other.hears("lost");
     let (last, cause) = lost.split_once(' ').unwrap();
     let last: u64 = last.parse().unwrap();
-    // A signal takes its time to arrive; a lease that nobody renews ends all the same.
+    // A signal arrives late. A lease without renewals ends meanwhile.
     assert!(
         u128::from(last) < (stopped + lease).as_nanos(),
-        "it believed in its lease when it woke up"
+        "the process reported a held lease after its stop"
     );
     assert_eq!(cause, "Deadline");
-    // Its leave, which it sent on waking up, hurts nobody.
+    // Its leave, which it sent after the stop, does not affect the other holder.
     other.nod();
     assert_eq!(other.hears("released"), "true");
     assert!(granted > stopped);
@@ -234,13 +237,13 @@ async fn stopped_process_takes_no_further_step_of_its_work() {
     other.signal("-CONT");
     let lost = other.hears("lost");
     let (late, is_lost) = lost.split_once(' ').unwrap();
-    assert!(late.parse::<u32>().unwrap() <= 1, "it took {late} steps");
+    assert!(late.parse::<u32>().unwrap() <= 1, "the process took {late} steps");
     assert_eq!(is_lost, "true");
 }
 
-/// The whole process dies: the next one gets in when the record ends, and no later than that and a timer.
+/// The holder's process dies. The next caller gets the lock when the record ends, at most a timer later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn killed_holder_delays_by_a_lease_and_a_timer() {
+async fn a_killed_holder_delays_the_next_by_a_lease_and_a_timer() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let (lease, canary) = (ms(3_000), Canary::start());
@@ -248,12 +251,12 @@ async fn killed_holder_delays_by_a_lease_and_a_timer() {
     other.hears("holds");
     let locks = locks(&server.url(), lease).await;
     let waiter = tokio::spawn(locks.mutex("a").lock());
-    until("it waits", || eyes.queue("a") == 1).await;
+    until("the caller waits", || eyes.queue("a") == 1).await;
     other.kill();
     let killed = now();
     let guard = soon(waiter).await.unwrap().unwrap();
     let waited = now() - killed;
-    // Lease, margin, a third of a lease, and what a busy machine takes.
+    // Lease, margin, a third of a lease, and the delay of a busy machine.
     let stall = canary.worst();
     let bound = lease * 11 / 10 + lease / 3 + ms(1_000) + 2 * stall;
     assert!(waited < bound, "{waited:?} with stalls of {stall:?}");

@@ -1,4 +1,4 @@
-//! Several locks at once, on a real server.
+//! Multi-locks on a real server.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,8 +12,8 @@ use crate::server::RedisServer;
 const ACCOUNTS: usize = 4;
 const BALANCE: i64 = 10_000;
 
-/// Reads both accounts in one step, and makes itself known: from then on whoever has earlier fences is refused. Without that
-/// what is written too late could come between somebody's read and write.
+/// Reads both accounts in one step, and records the fences of the reader. From then on earlier fences are refused:
+/// otherwise a stale write could come between the read and the write of another process.
 const READ: &str = "
 for i = 1, 2 do
   local fence = redis.call('HGET', KEYS[i], 'fence')
@@ -52,9 +52,9 @@ async fn free_keys_take_one_trip_each_way() {
     assert_eq!(trips() - before, 1, "to lock");
     soon(guard.release()).await.unwrap();
     assert_eq!(trips() - before, 2, "to release");
-    let guard = soon(multi.try_lock()).await.unwrap().expect("all are free");
+    let guard = soon(multi.try_lock()).await.unwrap().expect("all keys are free");
     drop(guard);
-    // Behind its own release, which is under way.
+    // Behind its own release, which is in flight.
     let guard = soon(multi.lock()).await.unwrap();
     assert_eq!(trips() - before, 5, "to drop, and to lock again at once");
     soon(guard.release()).await.unwrap();
@@ -64,7 +64,7 @@ async fn free_keys_take_one_trip_each_way() {
     assert_eq!(
         trips() - before,
         1,
-        "to lock, to read what somebody else reads and what is free"
+        "to lock, to read a key with another reader and a free key"
     );
     assert!(reader.is_held() && guard.is_held());
     soon(reader.release()).await.unwrap();
@@ -74,7 +74,7 @@ async fn free_keys_take_one_trip_each_way() {
     eyes.until_empty().await;
 }
 
-/// Five keys from `first` on, of which every other one is read.
+/// Returns a multi-lock of five keys from `first` on. Every second key is read.
 fn written_and_read(locks: &Locks, first: u64) -> Multi {
     locks.multi((0..5).map(|n| match n % 2 {
         0 => MultiKey::read(first + n),
@@ -82,9 +82,9 @@ fn written_and_read(locks: &Locks, first: u64) -> Multi {
     }))
 }
 
-/// Per key, a multi-lock of five free keys takes at most twice the server's time of a mutex, also where it reads some.
+/// Per key, a multi-lock of five free keys takes at most twice the server's time of a mutex, also if it reads some keys.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_of_several_costs_the_server_no_more_than_a_mutex() {
+async fn a_key_of_a_multi_lock_costs_the_server_at_most_two_mutexes() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let locks = locks(&server.url(), ms(60_000)).await;
@@ -116,9 +116,9 @@ async fn a_key_of_several_costs_the_server_no_more_than_a_mutex() {
     }
 }
 
-/// What is free is not touched when another is not; who waits holds only what comes before.
+/// Free keys are not taken if another key is busy. A waiting multi-lock holds only the keys before the one it waits for.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_are_taken_or_none_and_one_waits_in_order() {
+async fn all_keys_are_taken_or_none_and_a_waiter_takes_them_in_order() {
     let server = RedisServer::start();
     let (url, mut eyes) = (server.url(), Eyes::on(&server));
     let (one, other) = (locks(&url, ms(60_000)).await, locks(&url, ms(60_000)).await);
@@ -126,9 +126,9 @@ async fn all_are_taken_or_none_and_one_waits_in_order() {
     let multi = one.multi(["c", "b", "a"]);
     assert!(soon(multi.try_lock()).await.unwrap().is_none());
     assert_eq!((eyes.owner("a"), eyes.owner("c")), (None, None));
-    // Somebody waits for c, whose holder is gone by the time a multi-lock would take it: it does not pass them.
+    // A caller waits for c. When the multi-lock comes to c, its holder is gone, but the multi-lock does not overtake the caller.
     let waits = tokio::spawn(multi.lock());
-    until("it waits for b", || eyes.queue("b") == 1).await;
+    until("the multi-lock waits for b", || eyes.queue("b") == 1).await;
     assert!(eyes.owner("a").is_some() && eyes.owner("c").is_none());
     let fence = b.fence();
     b.release().await.unwrap();
@@ -138,9 +138,9 @@ async fn all_are_taken_or_none_and_one_waits_in_order() {
     eyes.until_empty().await;
 }
 
-/// Crossing sets, of two processes' nodes: everybody gets all of theirs, alone.
+/// Overlapping sets of keys of two nodes: each caller gets all its keys, exclusively.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn crossing_sets_exclude_each_other_and_do_not_deadlock() {
+async fn overlapping_sets_exclude_each_other_and_do_not_deadlock() {
     const KEYS: usize = 6;
     let server = RedisServer::start();
     let (url, mut eyes) = (server.url(), Eyes::on(&server));
@@ -183,7 +183,7 @@ fn open_accounts(eyes: &mut Eyes) {
     }
 }
 
-/// Of one moment: whoever transfers meanwhile is seen wholly or not at all.
+/// Returns the total at one moment: a concurrent transfer is counted wholly or not at all.
 fn total(eyes: &mut Eyes) -> i64 {
     let mut all = redis::pipe();
     all.atomic();
@@ -193,7 +193,7 @@ fn total(eyes: &mut Eyes) -> i64 {
     all.query::<Vec<i64>>(&mut eyes.0).unwrap().iter().sum()
 }
 
-/// The fences of the first two accounts, as texts of one length.
+/// Returns the fences of the first two accounts, as texts of one length.
 fn fences(eyes: &mut Eyes) -> [Option<String>; 2] {
     [0, 1].map(|n| eyes.text(&format!("HGET {} fence", account(n))))
 }
@@ -202,7 +202,7 @@ fn balances(eyes: &mut Eyes) -> [i64; 2] {
     [0, 1].map(|n| eyes.text(&format!("HGET {} balance", account(n))))
 }
 
-/// Where the accounts are.
+/// The server with the accounts.
 struct Bank(MultiplexedConnection);
 
 impl Bank {
@@ -213,7 +213,7 @@ impl Bank {
         Bank(connection.await.unwrap())
     }
 
-    /// Reads two accounts, pauses and writes both. False when the bank refused: it looks at fences if it is told any.
+    /// Reads two accounts, pauses, and writes both. Returns false if the bank refused the write because of a given fence.
     async fn transfer(
         &mut self,
         accounts: &[String; 2],
@@ -241,7 +241,7 @@ impl Bank {
     }
 }
 
-/// Transfers between two accounts, over and over.
+/// Repeats transfers between two accounts.
 pub async fn transfers(locks: Option<Locks>, url: &str, fenced: bool) {
     let mut bank = Bank::connect(url).await;
     let mut rng = fastrand::Rng::new();
@@ -249,7 +249,7 @@ pub async fn transfers(locks: Option<Locks>, url: &str, fenced: bool) {
         let from = rng.usize(..ACCOUNTS);
         let accounts = [from, (from + rng.usize(1..ACCOUNTS)) % ACCOUNTS].map(account);
         let guard = match &locks {
-            // A process that stood still is told so, and tries again.
+            // A process that was stopped gets an error, and retries.
             Some(locks) => match locks.multi(accounts.iter().map(String::as_str)).lock().await {
                 Ok(guard) => Some(guard),
                 Err(_) => continue,
@@ -265,8 +265,8 @@ pub async fn transfers(locks: Option<Locks>, url: &str, fenced: bool) {
     }
 }
 
-/// One transfer between the first two accounts, with a pause of any length between its read and its write. Whether the bank
-/// took it.
+/// Transfers once between the first two accounts, with a pause between read and write. Returns whether the bank accepted
+/// the write.
 pub async fn one_transfer(locks: Option<Locks>, url: &str, pause: impl Future<Output = ()>) -> bool {
     let mut bank = Bank::connect(url).await;
     let accounts = [0, 1].map(account);
@@ -284,7 +284,7 @@ fn transfers_done(eyes: &mut Eyes) -> u64 {
     eyes.text::<Option<u64>>("GET bank:transfers").unwrap_or(0)
 }
 
-/// The locks alone, without fences, while nobody is stopped.
+/// The locks protect the total without fences while no process is stopped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transfers_keep_the_total() {
     let server = RedisServer::start();
@@ -303,10 +303,10 @@ async fn transfers_keep_the_total() {
     assert_eq!(total(&mut eyes), ACCOUNTS as i64 * BALANCE);
 }
 
-/// Processes that transfer between accounts, some of which are stopped for longer than a lease, or killed, at any moment:
-/// no money is made and none is lost, and nothing stays locked.
+/// Processes transfer between accounts. Some are stopped for longer than a lease, or killed, at any moment. The total does
+/// not change, and no key stays locked.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn transfers_keep_the_total_whoever_is_stopped_or_killed() {
+async fn transfers_keep_the_total_while_processes_are_stopped_or_killed() {
     let server = RedisServer::start();
     let (url, mut eyes) = (server.url(), Eyes::on(&server));
     open_accounts(&mut eyes);
@@ -318,12 +318,12 @@ async fn transfers_keep_the_total_whoever_is_stopped_or_killed() {
     }
     let until_more = async |eyes: &mut Eyes| {
         let enough = transfers_done(eyes) + 20;
-        until("they go on", || transfers_done(eyes) >= enough).await;
+        until("transfers continue", || transfers_done(eyes) >= enough).await;
     };
     for round in 0..2 {
         until_more(&mut eyes).await;
         others[round % 3].signal("-STOP");
-        // Past its lease and margin others go on, and write under later fences.
+        // After its lease and margin the others continue, and write under later fences.
         tokio::time::sleep(ms(1_400)).await;
         until_more(&mut eyes).await;
         others[round % 3].signal("-CONT");
@@ -336,7 +336,7 @@ async fn transfers_keep_the_total_whoever_is_stopped_or_killed() {
     until_more(&mut eyes).await;
     drop(others);
     let locks = locks(&url, lease).await;
-    // Whatever they held when they were killed is free in the end.
+    // The keys of the killed processes are free at the end.
     let killed = now();
     let all = soon(locks.multi((0..ACCOUNTS).map(account)).lock())
         .await
@@ -347,10 +347,10 @@ async fn transfers_keep_the_total_whoever_is_stopped_or_killed() {
     all.release().await.unwrap();
 }
 
-/// A process is stopped between its read and its write for so long that others transfer with both accounts. What it then
-/// writes is refused.
+/// A process is stopped between its read and its write until others have transferred with both accounts. Its write is then
+/// refused.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_process_that_stood_still_writes_is_refused() {
+async fn a_write_of_a_process_that_was_stopped_too_long_is_refused() {
     let server = RedisServer::start();
     let (url, mut eyes) = (server.url(), Eyes::on(&server));
     open_accounts(&mut eyes);
@@ -359,7 +359,10 @@ async fn what_a_process_that_stood_still_writes_is_refused() {
     slow.hears("read");
     slow.signal("-STOP");
     let before = fences(&mut eyes);
-    assert!(before.iter().all(Option::is_some), "it made itself known");
+    assert!(
+        before.iter().all(Option::is_some),
+        "the process recorded its fences"
+    );
     let _others = [(); 2].map(|()| Other::plays("transfers", &url, "with locks", lease));
     until("others transfer with both accounts", || {
         let after = fences(&mut eyes);
@@ -372,7 +375,7 @@ async fn what_a_process_that_stood_still_writes_is_refused() {
     assert_eq!(total(&mut eyes), ACCOUNTS as i64 * BALANCE);
 }
 
-/// Or the tests above show nothing: the same without locks, and by chance in the first place.
+/// Checks the tests above: without locks, the total changes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn transfers_without_the_locks_do_not_keep_the_total() {
     let server = RedisServer::start();
@@ -381,13 +384,13 @@ async fn transfers_without_the_locks_do_not_keep_the_total() {
     let start = |role| Other::plays(role, &server.url(), "without locks", ms(1_000));
     open_accounts(&mut eyes);
     let others = [(); 3].map(|()| start("transfers"));
-    until("money is made or lost", || total(&mut eyes) != right).await;
+    until("the total changes", || total(&mut eyes) != right).await;
     drop(others);
-    until("nothing of them is under way", || {
+    until("no request is in flight", || {
         eyes.text::<String>("CLIENT LIST").lines().count() == 1
     })
     .await;
-    // One is enough that stands still between its read and its write.
+    // One process that stalls between its read and its write is enough.
     open_accounts(&mut eyes);
     let mut slow = start("transfers once");
     slow.hears("read");

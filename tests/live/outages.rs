@@ -1,4 +1,4 @@
-//! When a short outage is over, so is what it kept from happening: nothing waits on a scale of its lease.
+//! After a short outage all delayed work continues at once: no caller waits for a time on the scale of its lease.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::support::proxy::{Direction, Flow, Proxy};
 const LEASES: [Duration; 3] = [ms(2_000), ms(30_000), ms(300_000)];
 const OUTAGES: [Duration; 3] = [ms(300), ms(700), ms(1_200)];
 
-/// What a pause of at most a second makes of it, with as much again for a machine that is busy.
+/// The bound: a pause of at most a second, and one more second for a busy machine.
 const BACK: Duration = ms(3_000);
 
 async fn leasing(url: &str, lease: Duration) -> Locks {
@@ -27,9 +27,9 @@ fn cut(proxy: &Proxy) {
     proxy.reset();
 }
 
-/// A lock that is released or dropped while the store is away is free soon after it is back, however long its lease.
+/// A lock that is released or dropped in an outage is free soon after it, however long its lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_released_in_an_outage_is_free_soon_after() {
+async fn a_lock_released_in_an_outage_is_free_soon_after_it() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let mut eyes = Eyes::on(&server);
@@ -82,9 +82,9 @@ async fn what_is_released_in_an_outage_is_free_soon_after() {
     );
 }
 
-/// Keys that go from node to node go on soon after the store is back, however long their leases.
+/// Keys that nodes hand over to each other continue soon after an outage, however long their leases.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn lines_go_on_soon_after_an_outage() {
+async fn queues_continue_soon_after_an_outage() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let mut pairs = Vec::new();
@@ -109,16 +109,16 @@ async fn lines_go_on_soon_after_an_outage() {
         still.retain(|key| contest.turns(key, back).is_empty());
         assert!(
             still.is_empty(),
-            "{} of {} keys stood still for {BACK:?} after an outage of {outage:?}: {still:#?}",
+            "{} of {} keys stalled for {BACK:?} after an outage of {outage:?}: {still:#?}",
             still.len(),
             keys.len()
         );
     }
 }
 
-/// Who already waits rides out an outage of up to a lease, counted from when the store was last heard: also when the
-/// one who holds the lock is of the same process, and its lease was renewed some time before.
-async fn a_line_rides_out(outage: impl FnOnce(&Proxy)) {
+/// A waiter survives an outage of up to a lease, counted from the last answer of the store: also if the holder is in the
+/// same process, and renewed its lease some time before.
+async fn a_queue_survives(outage: impl FnOnce(&Proxy)) {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let lease = ms(10_000);
@@ -138,7 +138,7 @@ async fn a_line_rides_out(outage: impl FnOnce(&Proxy)) {
         });
     }
     until("they wait", || locks.waiting() == 20).await;
-    // Shortly before the next renewal.
+    // Shortly before the next renewal of the lease.
     watch.until("renewed").await;
     tokio::time::sleep(ms(2_700)).await;
     held(&locks, "heard").await.release().await.unwrap();
@@ -157,25 +157,25 @@ async fn a_line_rides_out(outage: impl FnOnce(&Proxy)) {
     };
     let mut denied = std::pin::pin!(denied);
     let healed = tokio::time::timeout(back.saturating_sub(now()), &mut denied).await;
-    assert!(healed.is_err(), "somebody got the lock without a store");
+    assert!(healed.is_err(), "a caller got the lock without a store");
     proxy.heal();
     soon(denied).await;
     drop(guard);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_line_rides_out_refused_connections() {
-    a_line_rides_out(cut).await;
+async fn a_queue_survives_refused_connections() {
+    a_queue_survives(cut).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_line_rides_out_a_mute_server() {
-    a_line_rides_out(|proxy| proxy.set(Direction::Both, Flow::Hold)).await;
+async fn a_queue_survives_a_mute_server() {
+    a_queue_survives(|proxy| proxy.set(Direction::Both, Flow::Hold)).await;
 }
 
-/// No waiter is denied before the outage has lasted for a lease: neither waiters behind a holder of their own process whose
-/// renewal was just due, nor waiters that came after the latest answer, nor waiters of another process.
-async fn all_ride_out(outage: impl FnOnce(&Proxy)) {
+/// No waiter gets an error before the outage has lasted for a lease: neither waiters behind a holder of their own process
+/// whose renewal was just due, nor waiters that came after the latest answer, nor waiters of another process.
+async fn all_waiters_survive(outage: impl FnOnce(&Proxy)) {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let lease = ms(3_000);
@@ -202,7 +202,7 @@ async fn all_ride_out(outage: impl FnOnce(&Proxy)) {
     wait(&elsewhere, 4);
     wait(&here, 10);
     until("they wait", || here.waiting() == 10 && elsewhere.waiting() == 4).await;
-    // Shortly before the next renewal.
+    // Shortly before the next renewal of the lease.
     watch.until("renewed").await;
     tokio::time::sleep(ms(900)).await;
     wait(&here, 10);
@@ -230,19 +230,19 @@ async fn all_ride_out(outage: impl FnOnce(&Proxy)) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_ride_out_refused_connections() {
-    all_ride_out(cut).await;
+async fn all_waiters_survive_refused_connections() {
+    all_waiters_survive(cut).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_ride_out_a_mute_server() {
-    all_ride_out(|proxy| proxy.set(Direction::Both, Flow::Hold)).await;
+async fn all_waiters_survive_a_mute_server() {
+    all_waiters_survive(|proxy| proxy.set(Direction::Both, Flow::Hold)).await;
 }
 
 /// Grants are pushed again as soon as commands pass again, in every process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pushes_are_back_with_the_commands() {
-    // So many that some would meet the worst of any pause that has to do with chance.
+    // The number is large, so that some keys would meet the longest random pause.
     const PAIRS: usize = 12;
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
@@ -263,7 +263,7 @@ async fn pushes_are_back_with_the_commands() {
         keys.iter().any(|key| !contest.turns(key, back).is_empty())
     })
     .await;
-    // A second for the last of the connections, and another for a machine that is busy.
+    // One second for the last connection, and one more for a busy machine.
     let from = now() + ms(2_000);
     let to = from + ms(750);
     tokio::time::sleep(to.saturating_sub(now())).await;
@@ -277,7 +277,7 @@ async fn pushes_are_back_with_the_commands() {
     );
 }
 
-/// Inboxes that break all the time do not leave anybody to a timer on the scale of its lease.
+/// With inboxes that break all the time, no caller waits for a timer on the scale of its lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waits_stay_short_while_inboxes_break() {
     const BOUND: Duration = ms(5_000);
@@ -298,6 +298,6 @@ async fn waits_stay_short_while_inboxes_break() {
         longest = contest.longest_wait(began);
     }
     assert!(killed > 2, "{killed} inboxes were killed");
-    assert!(longest < BOUND, "somebody waited for {longest:?}");
+    assert!(longest < BOUND, "a caller waited for {longest:?}");
     assert!(contest.errors().is_empty(), "{:?}", contest.errors());
 }

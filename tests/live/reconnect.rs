@@ -1,4 +1,4 @@
-//! What callers are told when the server is away, and that one which is back, or was there all the time, serves them.
+//! Callers get errors while the server is unavailable. They are served when it is back, or if it was never gone.
 
 use tenure::{Error, Locks};
 
@@ -6,8 +6,7 @@ use crate::help::{Eyes, addr, held, held_at_last, locks, ms, soon, until, url};
 use crate::server::RedisServer;
 use crate::support::proxy::{Direction, Flow, Proxy};
 
-/// A waiter that an outage catches hears of the outage when its patience ends, and not that somebody has the lock: nobody
-/// knows.
+/// A waiter in an outage gets a store error when its wait ends, not `Busy`: the owner is unknown.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_waiter_in_an_outage_is_not_told_busy() {
     let server = RedisServer::start();
@@ -15,41 +14,41 @@ async fn a_waiter_in_an_outage_is_not_told_busy() {
     let mut eyes = Eyes::on(&server);
     let direct = locks(&server.url(), ms(60_000)).await;
     let guard = held(&direct, "a").await;
-    // It asks after three seconds, and rides an outage out for nine.
+    // The waiter polls after three seconds, and survives an outage of nine seconds.
     let cut_off = locks(&url(proxy.addr()), ms(9_000)).await;
     let waiting = cut_off.mutex("a");
     let waiting = tokio::spawn(async move { waiting.lock_timeout(ms(6_000)).await });
-    until("it waits", || eyes.queue("a") == 1).await;
+    until("the caller waits", || eyes.queue("a") == 1).await;
     proxy.refuse(true);
     proxy.reset();
     let refused = soon(waiting).await.unwrap().unwrap_err();
-    assert!(proxy.counts().refused > 0, "nobody tried to come back");
+    assert!(proxy.counts().refused > 0, "no node tried to reconnect");
     assert!(refused.is_unreachable(), "{refused:?}");
     assert!(matches!(refused, Error::Store { .. }), "{refused:?}");
     proxy.heal();
     soon(guard.release()).await.unwrap();
 }
 
-/// Connections that a firewall forgot while they were idle: the next caller is served, by another connection.
+/// A firewall dropped idle connections. The next caller is served by another connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_connection_that_was_dropped_costs_no_lock() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let mut eyes = Eyes::on(&server);
     let locks = Locks::builder().redis(&url(proxy.addr())).await.unwrap();
-    // Every connection that there may be is open: a release is sent by the caller, a drop in the background.
+    // All connections are open: the caller sends a release, and the background sends a drop.
     held(&locks, "a").await.release().await.unwrap();
     drop(held(&locks, "a").await);
     soon(locks.idle()).await;
     proxy.set_existing(Direction::Both, Flow::Hold);
     let guard = soon(locks.mutex("a").lock()).await;
-    let guard = guard.expect("the server is there, and so is the way to it");
+    let guard = guard.expect("the server is reachable");
     soon(guard.release()).await.unwrap();
     soon(locks.idle()).await;
     assert!(eyes.left_behind().is_empty());
 }
 
-/// The server's names of its clients whose descriptions contain `word`.
+/// Returns the server's names of its clients whose descriptions contain `word`.
 fn served(eyes: &mut Eyes, word: &str) -> Vec<String> {
     let clients: String = eyes.text("CLIENT LIST");
     let with_word = clients.lines().filter(|line| line.contains(word));
@@ -57,24 +56,24 @@ fn served(eyes: &mut Eyes, word: &str) -> Vec<String> {
     ids.map(str::to_owned).collect()
 }
 
-/// An attempt to connect that is given up may fail much later. That is no news of the connection that was made instead.
+/// An abandoned attempt to connect may fail much later. That does not affect its successor.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_late_failure_to_connect_harms_no_successor() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let mut eyes = Eyes::on(&server);
-    // So long may an attempt take. What it comes to after that is nobody's news.
+    // The longest attempt. A later result of it is ignored.
     let builder = Locks::builder().lease(ms(8_000)).request_timeout(ms(2_000));
     let locks = builder.lazy().redis(&url(proxy.addr())).await.unwrap();
     proxy.set_new(Direction::Both, Flow::Hold);
     let first = tokio::spawn(locks.mutex("first").lock());
     proxy.until(|counts| counts.held[0] > 0).await;
     proxy.set_new(Direction::Both, Flow::Pass);
-    // Two seconds are given to an attempt; then another is made.
+    // An attempt may take 2 s; then another is made.
     if let Ok(guard) = soon(first).await.unwrap() {
         soon(guard.release()).await.unwrap();
     }
-    // Who comes in the pause after an attempt shares its error.
+    // A caller in the pause after an attempt gets its error.
     drop(held_at_last(locks.mutex("a")).await);
     for key in ["a", "b"] {
         held(&locks, key).await.release().await.unwrap();
@@ -83,7 +82,7 @@ async fn a_late_failure_to_connect_harms_no_successor() {
     }
     let before = served(&mut eyes, "cmd=evalsha");
     assert!(!before.is_empty());
-    // Now the first fails, if it is still there.
+    // Now the first attempt fails, if it still exists.
     proxy.discard();
     let (mut done, mut failed) = (0, Vec::new());
     let end = tokio::time::Instant::now() + ms(1_000);

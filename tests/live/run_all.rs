@@ -1,6 +1,6 @@
-//! Three processes on one Redis with a job each second of which none is to be missed, while one after the other is killed.
+//! Three processes on one Redis have a job each second, and must not miss a tick while one after the other is killed.
 //!
-//! `TENURE_RUN_ALL_SECONDS=120` makes the run as long as it should be now and then.
+//! `TENURE_RUN_ALL_SECONDS=120` makes the run long. Run it so from time to time.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -28,12 +28,12 @@ fn wall() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap()
 }
 
-/// One write per line, so that a kill leaves none in halves.
+/// Prints a line by one write, so that a kill leaves no half lines.
 fn say(what: &str, tick: u64, attempt: u32, fence: u64) {
     println!("@{what} {tick} {attempt} {fence}");
 }
 
-/// Not a test but the door for [`worker`].
+/// Not a test: the entry point of the process that [`worker`] starts.
 #[test]
 fn is_a_replica() {
     let Ok(url) = std::env::var("TENURE_RUN_ALL_URL") else {
@@ -76,7 +76,7 @@ fn is_a_replica() {
         locks.add_job(&scheduler, job).await.unwrap();
         scheduler.start().await.unwrap();
         say("ready", 0, 0, 0);
-        // What the store was told of, and answered.
+        // The runs that the store acknowledged.
         let mut seen = 0;
         loop {
             let told = watch.told();
@@ -147,13 +147,16 @@ fn until(heard: &Heard, what: &str, so: impl Fn(&[Line]) -> bool) {
         if so(&lines) {
             return;
         }
-        assert!(began.elapsed() < PATIENCE, "in vain: {what}: {lines:#?}");
+        assert!(
+            began.elapsed() < PATIENCE,
+            "timed out waiting for: {what}: {lines:#?}"
+        );
         std::thread::sleep(ms(20));
     }
 }
 
 #[test]
-fn of_a_job_that_runs_all_ticks_none_is_missed_whoever_is_killed() {
+fn a_job_that_runs_all_ticks_misses_none_while_replicas_are_killed() {
     let (server, heard) = (RedisServer::start(), Heard::default());
     let mut workers = Vec::new();
     for who in 0..3 {
@@ -184,11 +187,11 @@ fn of_a_job_that_runs_all_ticks_none_is_missed_whoever_is_killed() {
         std::thread::sleep(ms(fastrand::u64(0..2_000)));
         let ready = of(&heard, "ready").len();
         workers[who] = worker(who, &server.url(), &heard);
-        until(&heard, "it is back", |lines| {
+        until(&heard, "the killed replica is back", |lines| {
             lines.iter().filter(|line| line.what == "ready").count() > ready
         });
     }
-    // All that came is run.
+    // All due ticks are run.
     let last = wall().as_secs();
     until(&heard, "the last tick", |lines| {
         lines.iter().any(|line| line.what == "told" && line.tick >= last)
@@ -197,13 +200,13 @@ fn of_a_job_that_runs_all_ticks_none_is_missed_whoever_is_killed() {
     judge(&heard, last, kills);
 }
 
-/// In the order of their fences: what came first, what came again and why, and that nothing is missing.
+/// Checks the runs in the order of their fences: first runs, repeated runs with their reasons, and no missing tick.
 fn judge(heard: &Heard, last: u64, kills: u32) {
     let (mut starts, ends, told) = (of(heard, "start"), of(heard, "end"), of(heard, "told"));
     starts.sort_by_key(|line| line.fence);
     let first = starts[0].tick;
     for two in starts.windows(2) {
-        assert!(two[0].fence < two[1].fence, "a fence twice: {two:?}");
+        assert!(two[0].fence < two[1].fence, "a duplicate fence: {two:?}");
         let again = two[1].tick == two[0].tick && two[1].attempt > two[0].attempt;
         assert!(again || two[1].tick == two[0].tick + 1, "out of order: {two:?}");
     }
@@ -214,11 +217,17 @@ fn judge(heard: &Heard, last: u64, kills: u32) {
         let Some((kept, before)) = runs.split_last() else {
             panic!("{tick} of {first}..={last} is missing");
         };
-        // The tick after it is granted only when the store was told of its end.
-        assert!(has(&ends, kept), "{kept:?} did not end, and the next was run");
+        // The next tick is granted only after the store was told of the end of this one.
+        assert!(
+            has(&ends, kept),
+            "{kept:?} did not end, but the next tick was run"
+        );
         unheard += usize::from(!has(&told, kept));
         for run in before {
-            assert!(!has(&told, run), "acknowledged, and run again: {runs:?}");
+            assert!(
+                !has(&told, run),
+                "a tick was acknowledged, but run again: {runs:?}"
+            );
             *(if has(&ends, run) {
                 &mut unacknowledged
             } else {

@@ -1,4 +1,4 @@
-//! Whatever the user's runtimes do, the driver keeps what is held.
+//! The driver keeps held leases, independent of the user's runtimes.
 
 use std::sync::mpsc;
 use std::sync::{Arc, Barrier, OnceLock};
@@ -18,16 +18,19 @@ fn one_thread() -> Runtime {
     Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// Looks until it is so, outside of any runtime.
+/// Polls until the condition holds, outside of any runtime.
 fn until(what: &str, mut so: impl FnMut() -> bool) {
     let start = now();
     while !so() {
-        assert!(now() - start < crate::help::PATIENCE, "in vain: {what}");
+        assert!(
+            now() - start < crate::help::PATIENCE,
+            "timed out waiting for: {what}"
+        );
         thread::sleep(ms(2));
     }
 }
 
-/// What executors other than tokio do.
+/// Runs a future as executors other than tokio do.
 fn block_on<F: Future>(future: F) -> F::Output {
     struct Unpark(Thread);
     impl Wake for Unpark {
@@ -47,7 +50,8 @@ fn block_on<F: Future>(future: F) -> F::Output {
     }
 }
 
-/// That its own process holds it a caller is told without a trip, at once: so a loop of that must leave the holder its turn.
+/// A caller learns at once, without a round trip, that its own process holds the key. A loop of such calls must let the
+/// holder run.
 #[test]
 fn a_loop_of_try_lock_lets_the_holder_of_its_thread_release() {
     let server = RedisServer::start();
@@ -94,7 +98,7 @@ fn blocked_workers_do_not_lose_the_lease() {
     blocked.wait();
     let since = now();
     let owner = eyes.owner("a");
-    // Every rise of what is left is a renewal; after five of them the record would be gone for long without them.
+    // Every increase of the remaining time is a renewal. Without five of them the record would be gone.
     let (mut renewals, mut before) = (0, 0);
     until("five renewals", || {
         let left = eyes.pttl("a");
@@ -112,7 +116,7 @@ fn blocked_workers_do_not_lose_the_lease() {
     assert!(eyes.left_behind().is_empty());
 }
 
-/// The runtime on which the locks were made is one of many: when it stands still, hand-overs on others go on.
+/// The runtime that created the locks is blocked. Hand-overs on other runtimes continue.
 #[test]
 fn a_blocked_runtime_slows_no_other() {
     let server = RedisServer::start();
@@ -155,7 +159,7 @@ fn a_blocked_runtime_slows_no_other() {
     free.block_on(soon(nodes[1].idle()));
     assert!(
         handed_over >= 30,
-        "{handed_over} hand-overs in four seconds beside a runtime that stands still"
+        "{handed_over} hand-overs in four seconds beside a blocked runtime"
     );
 }
 
@@ -181,12 +185,12 @@ fn a_guard_outlives_its_runtime_and_is_released_without_one() {
     });
     assert!(guard.is_held());
     drop((guard, long));
-    // The record of the long one, if nobody removed it, would stand for longer than anybody waits here.
-    until("they are free", || {
+    // Without a removal, the record with the long lease would outlast the timeout of this test.
+    until("both keys are free", || {
         eyes.owner("a").is_none() && eyes.owner("long").is_none()
     });
     assert!(eyes.left_behind().is_empty());
-    // The server knew first: its answer may be on its way yet.
+    // The answer of the server may still be in flight.
     until("nothing is left here", || locks.keys() == 0);
 }
 
@@ -207,7 +211,7 @@ fn a_runtime_that_ends_under_guards_and_waiters_leaves_nothing() {
         runtime.spawn(async move {
             let _guard = inside.lock().await.unwrap();
             told.send(()).unwrap();
-            // Held and waiting when the end comes.
+            // One guard is held and callers wait when the runtime ends.
             let _ = waiting.lock().await;
         });
         runtime.spawn(async move { drop(other.lock().await) });
@@ -223,9 +227,9 @@ fn a_runtime_that_ends_under_guards_and_waiters_leaves_nothing() {
             _ => runtime.shutdown_timeout(Duration::from_secs(5)),
         }
         assert!(guard.is_held());
-        until("what the tasks held is free", || eyes.owner("b").is_none());
+        until("the key of the tasks is free", || eyes.owner("b").is_none());
         drop(guard);
-        until("all is free", || eyes.left_behind().is_empty());
+        until("all keys are free", || eyes.left_behind().is_empty());
         until("nothing is left here", || {
             locks.keys() == 0 && locks.waiting() == 0
         });
@@ -256,7 +260,7 @@ fn several_runtimes_in_a_row_share_one_static() {
             soon(locks.idle()).await;
         });
     }
-    // Nobody waited for the deadline of a request on a dead runtime's connection, which is 10 s.
+    // No caller waited for the 10 s deadline of a request on the connection of an ended runtime.
     assert!(now() - start < ms(9_000), "{:?}", now() - start);
     assert!(Eyes::on(&server).left_behind().is_empty());
 }
@@ -287,9 +291,9 @@ fn two_runtimes_at_once_take_turns() {
     assert!(Eyes::on(&server).left_behind().is_empty());
 }
 
-/// The runtime on which the locks were made exists and is not driven: no connection lives on it.
+/// The runtime that created the locks exists but does not run: no connection depends on it.
 #[test]
-fn a_runtime_that_sleeps_holds_up_nobody() {
+fn a_runtime_that_does_not_run_delays_no_caller() {
     let server = RedisServer::start();
     let (asleep, awake) = (one_thread(), one_thread());
     let locks = asleep.block_on(async {
@@ -323,13 +327,13 @@ fn works_without_a_runtime_once_it_is_connected() {
     assert!(Eyes::on(&server).left_behind().is_empty());
 }
 
-/// A future that sent for all who queued, and is then neither polled nor dropped.
+/// A future sends the batch for all queued callers, and is then neither polled nor dropped.
 #[tokio::test]
-async fn a_leader_that_is_never_polled_again_holds_up_nobody() {
+async fn a_batch_leader_that_is_not_polled_again_delays_no_caller() {
     let server = RedisServer::start();
     let locks = locks(&server.url(), ms(60_000)).await;
     let mut leader = std::pin::pin!(locks.mutex("led").lock());
-    // The first who comes goes alone; these two travel in batches led by one that is then forgotten.
+    // The first caller sends a request of its own, and its future is then not polled.
     std::future::poll_fn(|cx| {
         assert!(leader.as_mut().poll(cx).is_pending());
         Poll::Ready(())
@@ -337,13 +341,13 @@ async fn a_leader_that_is_never_polled_again_holds_up_nobody() {
     .await;
     let start = now();
     held(&locks, "other").await.release().await.unwrap();
-    // Not for the deadline of what the leader sent, which is 10 s.
+    // Less than the 10 s deadline of the leader's request.
     assert!(
         now() - start < ms(5_000),
-        "somebody else waited {:?}",
+        "another caller waited {:?}",
         now() - start
     );
-    // It was granted and nobody came: when it comes it holds, or learns that it does not.
+    // The lock was granted, but not taken up. When the future is polled again, it holds the lock or learns that it does not.
     let guard = soon(&mut leader).await.unwrap();
     assert!(guard.is_held());
     guard.release().await.unwrap();
@@ -351,9 +355,9 @@ async fn a_leader_that_is_never_polled_again_holds_up_nobody() {
     assert!(Eyes::on(&server).left_behind().is_empty());
 }
 
-/// The same with passengers: who travels in the batch of a sleeper waits for the batch's deadline at most.
+/// Callers in a batch whose leader is not polled wait for the batch's deadline at most.
 #[tokio::test]
-async fn who_shares_a_batch_with_a_sleeper_is_served_by_the_deadline() {
+async fn callers_in_the_batch_of_an_unpolled_leader_are_served_by_its_deadline() {
     let server = RedisServer::start();
     let locks = locks(&server.url(), ms(10_000)).await;
     let mut futures: Vec<_> = (0..64)
@@ -366,7 +370,7 @@ async fn who_shares_a_batch_with_a_sleeper_is_served_by_the_deadline() {
         Poll::Ready(())
     })
     .await;
-    // Sixteen lead, and the rest travel with whoever leads next: those are never polled again.
+    // The first sixteen lead batches and are not polled again. The others are in batches of such leaders.
     let passengers = futures.split_off(16);
     let start = now();
     let mut guards = Vec::new();
@@ -381,7 +385,7 @@ async fn who_shares_a_batch_with_a_sleeper_is_served_by_the_deadline() {
     assert!(Eyes::on(&server).left_behind().is_empty());
 }
 
-/// Code without any runtime locks, waits behind another process's lock and gives back.
+/// A thread without a runtime acquires a lock, waits for the lock of another process, and releases.
 #[test]
 fn a_thread_without_a_runtime_locks_and_waits() {
     let server = RedisServer::start();
@@ -397,7 +401,7 @@ fn a_thread_without_a_runtime_locks_and_waits() {
         guard.blocking_release().unwrap();
         fence
     });
-    until("it waits in the queue", || eyes.queue("k") == 1);
+    until("the caller waits in the queue", || eyes.queue("k") == 1);
     guard.blocking_release().unwrap();
     assert!(waits.join().unwrap() > fence);
     until("nothing is left", || eyes.left_behind().is_empty());

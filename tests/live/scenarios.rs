@@ -1,4 +1,4 @@
-//! Ways in which the design was broken on paper, played with real servers.
+//! Attacks on the design, run with real servers.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ async fn evalshas(eyes: &mut Eyes) -> u64 {
     eyes.calls().get("evalsha").copied().unwrap_or(0)
 }
 
-/// The claim hangs in the network, its leave overtakes it on another connection, and then the claim arrives.
+/// The claim is delayed in the network, its leave overtakes it on another connection, and then the claim arrives.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_claim_executed_after_its_leave_leaves_nothing_behind() {
     let server = RedisServer::start();
@@ -28,24 +28,28 @@ async fn a_claim_executed_after_its_leave_leaves_nothing_behind() {
     proxy.until(|counts| counts.held[0] > 0).await;
     waiting.abort();
     assert!(waiting.await.is_err());
-    // The connection is given up, and the leave goes by another.
+    // The connection is given up, and the leave uses another one.
     soon(one.idle()).await;
     let asked = evalshas(&mut eyes).await;
     proxy.release();
     proxy.until(|counts| counts.late[0] > 0).await;
-    until("the ghost arrives", || {
+    until("the late claim arrives", || {
         eyes.calls().get("evalsha").copied().unwrap_or(0) > asked
     })
     .await;
     let other = locks(&server.url(), ms(30_000)).await;
     let guard = soon(other.mutex("a").try_lock()).await.unwrap();
-    guard.expect("the ghost holds nothing").release().await.unwrap();
+    guard
+        .expect("the late claim holds nothing")
+        .release()
+        .await
+        .unwrap();
     eyes.until_empty().await;
 }
 
-/// Two hundred claims travel together, and one of the keys is a list.
+/// Two hundred claims are in one batch, and one of the keys is a list.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_of_another_type_spoils_no_other_of_its_batch() {
+async fn a_key_of_another_type_does_not_fail_its_batch() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let locks = locks(&server.url(), ms(10_000)).await;
@@ -73,7 +77,7 @@ async fn a_key_of_another_type_spoils_no_other_of_its_batch() {
     assert_eq!(eyes.left_behind(), ["lock:100"]);
 }
 
-/// Full memory: what holds goes on and gives back, what is new is told why not.
+/// With full memory, held leases are renewed and released. New claims get an error with the reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_full_server_still_renews_and_releases() {
     let server = RedisServer::with_args(&["--maxmemory-policy", "noeviction"]);
@@ -84,8 +88,8 @@ async fn a_full_server_still_renews_and_releases() {
     );
     let guard = held(&one, "oom").await;
     let waiter = tokio::spawn(other.mutex("oom").lock());
-    until("it waits", || eyes.queue("oom") == 1).await;
-    // Below what it uses already. Filling it up would leave it to the sizes of its buffers.
+    until("the caller waits", || eyes.queue("oom") == 1).await;
+    // Below the current use. If the test filled the memory, the result would depend on the sizes of buffers.
     let _: String = eyes.text("CONFIG SET maxmemory 100kb");
     let watch = Watch::of("key=oom ");
     watch.until("renewed").await;
@@ -108,9 +112,9 @@ async fn a_full_server_still_renews_and_releases() {
     assert_eq!(eyes.left_behind(), Vec::<String>::new());
 }
 
-/// A user without channels, which is what a new ACL user is: waiting goes by timers.
+/// A user without channels, like a new ACL user: waiters use timers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_user_who_may_not_publish_waits_by_timers() {
+async fn a_user_without_channels_waits_by_timers() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let _: String = eyes.text("ACL SETUSER mute on >hunter2 ~* +@all resetchannels");
@@ -122,11 +126,11 @@ async fn a_user_who_may_not_publish_waits_by_timers() {
     for _ in 0..2 {
         let guard = held(&one, "a").await;
         let waiter = tokio::spawn(other.mutex("a").lock());
-        until("it waits", || eyes.queue("a") == 1).await;
+        until("the caller waits", || eyes.queue("a") == 1).await;
         soon(guard.release()).await.expect("a release");
         let released = now();
         let guard = soon(waiter).await.unwrap().expect("a waiter's lock");
-        // A timer of a third of a lease, and a third again for a machine that is busy.
+        // A timer of a third of a lease, and another third for a busy machine.
         assert!(now() - released < lease * 2 / 3, "{:?}", now() - released);
         soon(guard.release()).await.unwrap();
     }
@@ -140,19 +144,19 @@ async fn a_user_who_may_not_publish_waits_by_timers() {
     assert!(eyes.left_behind().is_empty());
 }
 
-/// Three seconds without a byte: the short lease is lost in time, the long one is kept, and nothing piles up.
+/// Three seconds without a byte: the short lease is lost in time, the long one is kept, and no requests accumulate.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_silent_seconds_end_short_leases_and_no_long_one() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let mut eyes = Eyes::on(&server);
-    // The record outlives the lease by far: a machine that is busy looks for it late.
+    // The record outlasts the lease by far: a busy machine checks it late.
     let builder = Locks::builder().lease(ms(30_000)).margin(ms(3_000));
     let locks = builder.redis(&url(proxy.addr())).await.unwrap();
     let long = held(&locks, "long").await;
     let short = soon(async {
         loop {
-            // And may be too busy for so short a lease.
+            // The machine may be too busy for such a short lease.
             if let Ok(short) = locks.mutex("short").lease(ms(2_000)).lock().await {
                 return short;
             }
@@ -187,7 +191,7 @@ async fn three_silent_seconds_end_short_leases_and_no_long_one() {
     eyes.until_empty().await;
 }
 
-/// The pool's other users block and change the database of what they check out.
+/// Other users of the pool block, and change the database of their connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn users_of_a_pool_do_not_disturb_locks() {
     let server = RedisServer::start();
@@ -217,12 +221,12 @@ async fn users_of_a_pool_do_not_disturb_locks() {
             std::future::pending::<()>().await;
         }));
     }
-    until("one of them blocks", || {
+    until("one user blocks", || {
         let clients: String = eyes.text("CLIENT LIST");
         clients.contains("cmd=blpop") && clients.contains("db=3")
     })
     .await;
-    // The pool is exhausted, and we do not notice.
+    // The pool is exhausted, and the locks are not affected.
     let renewed = watch.count("renewed");
     let waiter = tokio::spawn(other.mutex("pooled").lock());
     while watch.count("renewed") < renewed + 2 {
@@ -243,7 +247,7 @@ async fn users_of_a_pool_do_not_disturb_locks() {
     users.into_iter().for_each(|user| user.abort());
 }
 
-/// Somebody listens to everything, so that PUBLISH counts a listener for each of the dead.
+/// A client listens to all channels, so that PUBLISH counts a listener for each dead waiter.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_monitor_of_all_channels_makes_no_dead_waiter_alive() {
     let server = RedisServer::start();
@@ -269,18 +273,18 @@ async fn a_monitor_of_all_channels_makes_no_dead_waiter_alive() {
     let released = now();
     soon(guard.release()).await.unwrap();
     let guard = soon(waiter).await.unwrap().unwrap();
-    // Not by a timer, which takes 18 s.
+    // Sooner than by a timer, which takes 18 s.
     assert!(now() - released < ms(10_000), "{:?}", now() - released);
     guard.release().await.unwrap();
     soon(one.idle()).await;
     soon(other.idle()).await;
-    // The dead one's place may stand for what is left of its lease, and stops nobody.
+    // The dead waiter's place may last for the rest of its lease. It delays no other caller.
     held(&one, "a").await.release().await.unwrap();
 }
 
-/// The holder dies with a dead one first in the queue: the living get in, in their order.
+/// The holder dies with a dead waiter at the head of the queue. The live waiters get the lock in their order.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_living_get_in_when_holder_and_first_waiter_are_dead() {
+async fn live_waiters_get_the_lock_after_a_dead_holder_and_a_dead_head() {
     let server = RedisServer::start();
     let (mut eyes, canary) = (Eyes::on(&server), Canary::start());
     let lease = ms(3_000);
@@ -311,19 +315,19 @@ async fn the_living_get_in_when_holder_and_first_waiter_are_dead() {
     let killed = now();
     let fence = soon(b_waits).await.unwrap();
     let (took, stall) = (now() - killed, canary.worst());
-    // Two leases, the margin and a timer at most, and what a busy machine takes.
+    // At most two leases, the margin and a timer, and the delay of a busy machine.
     let bound = lease * 21 / 10 + lease / 3 + ms(1_000) + 2 * stall;
     assert!(took < bound, "{took:?} with stalls of {stall:?}");
     assert!(soon(c_waits).await.unwrap() > fence, "in their order");
     eyes.until_empty().await;
 }
 
-/// The server becomes a replica under us: what it says of our lease is not believed, and its connections are left.
+/// The server becomes a replica. Its answers about leases are not trusted, and its connections are closed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_demoted_master_is_not_believed() {
+async fn a_demoted_master_is_not_trusted() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
-    // Newcomers are refused when the server was not heard for so long.
+    // New callers get an error when the server has not answered for this long.
     let builder = Locks::builder().lease(ms(8_000)).request_timeout(ms(1_000));
     let locks = builder.redis(&server.url()).await.unwrap();
     let guard = held(&locks, "demoted").await;
@@ -338,7 +342,7 @@ async fn a_demoted_master_is_not_believed() {
         }
         assert!(error.to_string().contains("connect to the master"), "{error}");
     };
-    // Its copy of the record is still there, so only the write itself is refused.
+    // The replica still has the record, so only the write is refused.
     let write = guard.atomically().command("SET").key("books").arg("closed");
     let written = soon(write.query::<redis::Value>()).await;
     assert_refused(&written.unwrap_err());
@@ -361,9 +365,9 @@ async fn a_demoted_master_is_not_believed() {
     eyes.until_empty().await;
 }
 
-/// Held by this very process: no need to ask.
+/// The key is held in this process, so no request is needed.
 #[tokio::test]
-async fn try_lock_of_what_is_held_here_asks_nobody() {
+async fn try_lock_of_a_key_held_in_the_process_sends_no_request() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let locks = locks(&server.url(), ms(30_000)).await;
@@ -382,7 +386,7 @@ async fn try_lock_of_what_is_held_here_asks_nobody() {
     }
     assert_eq!(evalshas(&mut eyes).await, before);
     guard.release().await.unwrap();
-    // Nor does a line in one process, but for its first and its last, and the yields in between.
+    // A queue in one process sends requests only for its first and last caller, and for the yields.
     let before = evalshas(&mut eyes).await;
     let tasks: Vec<_> = (0..50)
         .map(|_| {
@@ -397,9 +401,9 @@ async fn try_lock_of_what_is_held_here_asks_nobody() {
     assert!(asked <= 20, "{asked} round trips for fifty hand-offs");
 }
 
-/// A stranger speaks on our channel.
+/// A foreign client publishes a grant on the node's channel.
 #[tokio::test]
-async fn a_forged_grant_is_told_and_grants_nothing() {
+async fn a_forged_grant_is_reported_and_grants_nothing() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let (one, other) = (
@@ -412,7 +416,7 @@ async fn a_forged_grant_is_told_and_grants_nothing() {
     monitor.psubscribe("*").unwrap();
     let watch = Watch::of("key=forged ");
     let waiting = tokio::spawn(other.mutex("forged").lock());
-    until("it waits", || eyes.queue("forged") == 1).await;
+    until("the caller waits", || eyes.queue("forged") == 1).await;
     let queues: Vec<String> = eyes.text("KEYS tenure1:q:*");
     let entries: Vec<String> = eyes.text(&format!("ZRANGE {} 0 0", queues[0]));
     let parts: Vec<&str> = entries[0].split(':').collect();
@@ -433,7 +437,7 @@ async fn a_forged_grant_is_told_and_grants_nothing() {
     let fence = guard.fence();
     soon(guard.release()).await.unwrap();
     let guard = soon(waiting).await.unwrap().unwrap();
-    // Nor does it move the clock: what a stranger said would be sent to the server as the highest we saw.
+    // The forged number does not move the clock: otherwise it would be sent to the server as the highest seen number.
     assert!(
         guard.fence().number().0 - fence.number().0 < 60_000_000,
         "{guard:?}"
@@ -445,7 +449,7 @@ async fn a_forged_grant_is_told_and_grants_nothing() {
         "{guard:?}"
     );
     guard.release().await.unwrap();
-    // Events about a key name nobody who holds it.
+    // Events about a key do not name its holder.
     for told in watch.told() {
         for node in [one.node(), other.node()] {
             assert!(!told.text.contains(&node.to_string()), "{told:?}");

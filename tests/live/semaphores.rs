@@ -1,4 +1,4 @@
-//! Semaphores, on a real server.
+//! Semaphores on a real server.
 
 use tenure::Locks;
 
@@ -22,7 +22,7 @@ fn is_empty(server: RedisServer) {
 
 crate::laws_of_semaphores!(nodes, is_empty);
 
-/// A trip to acquire and one to release, as a mutex, and at most 2.2 times the server's time of one.
+/// A permit takes one round trip to acquire and one to release, like a mutex, and at most 2.2 times its server time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permits_cost_what_a_mutex_costs() {
     let server = RedisServer::start();
@@ -53,9 +53,9 @@ async fn permits_cost_what_a_mutex_costs() {
     assert!(three <= 2.2 * mutex, "{three:.1} us, a mutex {mutex:.1} us");
 }
 
-/// Whoever comes while there are permits does not wait until those before were answered.
+/// A caller that comes while permits are free does not wait for the answers to earlier callers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn permits_for_many_callers_are_asked_for_at_once() {
+async fn permits_for_many_callers_are_requested_at_once() {
     let server = RedisServer::start();
     let proxy = Proxy::start(([127, 0, 0, 1], server.port()).into());
     let locks = locks(&format!("redis://{}/", proxy.addr()), ms(60_000)).await;
@@ -78,7 +78,7 @@ async fn permits_for_many_callers_are_asked_for_at_once() {
     soon(locks.idle()).await;
 }
 
-/// Nobody has to give back what a dead process had.
+/// The permits of a dead process become free without a release.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn permits_of_a_killed_process_are_free_when_its_leases_end() {
     let server = RedisServer::start();
@@ -96,16 +96,16 @@ async fn permits_of_a_killed_process_are_free_when_its_leases_end() {
     let after = now() - killed;
     println!("free {after:?} after the kill");
     assert!(own.is_held() && permits.is_held());
-    // The lease, the margin, the timer of who waits, and what this machine stands still.
+    // The lease, the margin, the waiter's timer, and the stalls of this machine.
     assert!(after < lease + ms(250) + lease / 3 + ms(3_000), "{after:?}");
     soon(own.release()).await.unwrap();
     soon(permits.release()).await.unwrap();
     Eyes::on(&server).until_empty().await;
 }
 
-/// Memory is short: what is held stays held, whoever shares it.
+/// Without memory, held leases stay held, also shared ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_memory_what_is_held_is_renewed() {
+async fn without_memory_held_leases_are_renewed() {
     let server = RedisServer::with_args(&["--maxmemory-policy", "noeviction"]);
     let mut eyes = Eyes::on(&server);
     let locks = locks(&server.url(), ms(1_000)).await;
@@ -113,7 +113,7 @@ async fn without_memory_what_is_held_is_renewed() {
     let reader = soon(locks.rw_lock("read").read()).await.unwrap();
     let permit = soon(locks.semaphore("calls", 3).acquire_many(2)).await.unwrap();
     let _: String = eyes.text("CONFIG SET maxmemory 1");
-    // Nobody is there to be told of a renewal: as long as some leases last.
+    // A renewal has no event, so the test waits for the length of some leases.
     tokio::time::sleep(ms(3_500)).await;
     assert!(writer.is_held() && reader.is_held() && permit.is_held());
     for guard in [writer, reader, permit] {

@@ -1,4 +1,4 @@
-//! Servers that are away at the start, restarted, flushed or set up badly.
+//! Servers that are unavailable at the start, restarted, flushed or badly configured.
 
 use crate::bad_input::tells;
 use crate::help::{Eyes, addr, held, locks, ms, soon, until, url};
@@ -10,9 +10,9 @@ use tenure::error::StoreErrorKind;
 use tenure::locks::ConnectError;
 use tenure::{Error, Key, Locks};
 
-/// Redis 6.2 grants locks without the replicas that it was told to want, Redis 7 refuses them.
+/// Redis 6.2 runs scripts without the configured number of replicas. Redis 7 refuses them.
 #[tokio::test]
-async fn replicas_that_bound_no_script_are_warned_of() {
+async fn replica_settings_that_do_not_apply_to_scripts_are_warned_of() {
     let server =
         RedisServer::with_args(&["--maxmemory-policy", "noeviction", "--min-replicas-to-write", "1"]);
     let watch = Watch::of(format!("127.0.0.1:{}", server.port()));
@@ -54,7 +54,7 @@ async fn a_server_that_evicts_is_warned_of_once() {
 }
 
 #[tokio::test]
-async fn lazy_starts_while_redis_is_away() {
+async fn lazy_locks_start_while_redis_is_unavailable() {
     let mut server = RedisServer::start();
     server.kill();
     let locks = Locks::builder()
@@ -85,9 +85,9 @@ async fn lazy_starts_while_redis_is_away() {
     assert!(Eyes::on(&server).left_behind().is_empty());
 }
 
-/// Restarted while nobody did anything: the first lock after it finds out, and must not fail for it.
+/// The server restarts while the node is idle. The first lock after the restart must not fail.
 #[tokio::test]
-async fn a_restart_in_between_goes_unnoticed() {
+async fn a_restart_while_idle_fails_no_caller() {
     let mut server = RedisServer::start();
     let locks = locks(&server.url(), ms(10_000)).await;
     for _ in 0..5 {
@@ -104,7 +104,7 @@ async fn a_restart_in_between_goes_unnoticed() {
         soon(locks.mutex("b").try_lock())
             .await
             .unwrap()
-            .expect("it is free")
+            .expect("the key is free")
             .release()
             .await
             .unwrap();
@@ -113,7 +113,7 @@ async fn a_restart_in_between_goes_unnoticed() {
     assert!(Eyes::on(&server).left_behind().is_empty());
 }
 
-/// A probe that fails once must not fail for ever: nobody may send a lock to a service that is not ready.
+/// A probe that fails once must not fail for ever: a service that is not ready gets no calls that would connect again.
 #[tokio::test]
 async fn a_probe_finds_a_server_again() {
     let mut server = RedisServer::start();
@@ -122,7 +122,7 @@ async fn a_probe_finds_a_server_again() {
     server.restart();
     let _ = locks.ping().await;
     locks.ping().await.expect("a probe after a restart");
-    // Not broken but silent, as behind a firewall that forgot the connection.
+    // The connection is silent, not broken, as behind a firewall that dropped its state.
     let proxy = Proxy::start(addr(&server));
     let locks = Locks::builder()
         .request_timeout(ms(2_000))
@@ -138,7 +138,7 @@ async fn a_probe_finds_a_server_again() {
     soon(locks.idle()).await;
 }
 
-/// Restarted under a guard: without its data the lease is lost, and told so; with its data it goes on.
+/// The server restarts under a guard. Without its data the lease is lost, and reported. With its data the lease continues.
 #[tokio::test]
 async fn a_restart_under_a_guard_loses_the_lease_with_the_data() {
     for keeps_data in [false, true] {
@@ -154,7 +154,7 @@ async fn a_restart_under_a_guard_loses_the_lease_with_the_data() {
         let other = crate::help::locks(&server.url(), ms(6_000)).await;
         let guard = held(&locks, key.as_str()).await;
         let waiter = tokio::spawn(other.mutex(key.as_str()).lock());
-        until("it waits", || {
+        until("the caller waits", || {
             other.waiting() == 1 && Eyes::on(&server).queue(&key) == 1
         })
         .await;
@@ -185,7 +185,7 @@ async fn flushed_scripts_and_killed_clients_are_no_failures() {
     for kind in ["", "normal", "pubsub", "normal", "pubsub", ""] {
         let guard = held(&locks, "a").await;
         let waiter = tokio::spawn(other.mutex("a").lock());
-        until("it waits", || eyes.queue("a") == 1).await;
+        until("the caller waits", || eyes.queue("a") == 1).await;
         let _: String = eyes.text("SCRIPT FLUSH");
         if !kind.is_empty() {
             let _: u64 = eyes.text(&format!("CLIENT KILL TYPE {kind}"));
@@ -207,9 +207,9 @@ async fn flushed_scripts_and_killed_clients_are_no_failures() {
     assert!(eyes.left_behind().is_empty());
 }
 
-/// A connection that is refused again and again, and then is not.
+/// A connection is refused several times, and then accepted.
 #[tokio::test]
-async fn refused_connections_cost_no_lease_that_is_held() {
+async fn refused_connections_lose_no_held_lease() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let locks = locks(&url(proxy.addr()), ms(30_000)).await;
@@ -232,8 +232,8 @@ async fn refused_connections_cost_no_lease_that_is_held() {
     assert!(Eyes::on(&server).left_behind().is_empty());
 }
 
-/// The longest there is: refused as an option, or as good as none; and no panic, not even in the background of somebody
-/// who dropped everything while the store stood still.
+/// The longest timeout is refused as an option, or works like none. It never panics, also not in the background after a
+/// caller dropped everything while the store was stopped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_endless_request_timeout_is_no_panic() {
     let server = RedisServer::start();
@@ -255,8 +255,8 @@ async fn an_endless_request_timeout_is_no_panic() {
     drop((guard, locks));
     tokio::time::sleep(ms(500)).await;
     server.thaw();
-    until("it is free", || eyes.owner("a").is_none()).await;
-    until("nothing of it is left", || {
+    until("the key is free", || eyes.owner("a").is_none()).await;
+    until("nothing is left", || {
         let clients: String = eyes.text("CLIENT LIST");
         clients.lines().count() == 1
     })

@@ -1,4 +1,4 @@
-//! A path that carries nothing and says nothing, and what callers are told meanwhile.
+//! A silent network path without any error, and the answers to callers meanwhile.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::server::RedisServer;
 use crate::support::events::Watch;
 use crate::support::proxy::{Direction, Flow, Proxy};
 
-/// Connections that go silent without a word are replaced by their deadline, those that listen for grants as those
-/// for commands: hand-overs between nodes go on.
+/// Connections that go silent without an error are replaced by their deadline: those for grants and those for commands.
+/// Hand-overs between nodes continue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hand_overs_go_on_when_the_path_went_silent() {
+async fn hand_overs_continue_after_the_path_went_silent() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let url = url(proxy.addr());
@@ -25,7 +25,7 @@ async fn hand_overs_go_on_when_the_path_went_silent() {
     let keys: Vec<String> = (0..4).map(|n| n.to_string()).collect();
     let contest = Contest::start(keys.iter().map(|key| (key.clone(), &nodes[..])), ms(10));
     contest.until_handed_over(&keys, now(), 3).await;
-    // What exists is silent, and what is opened works.
+    // Existing connections are silent, and new ones work.
     proxy.set_existing(Direction::Both, Flow::Hold);
     let silent = now();
     let (from, to) = (silent + ms(6_000), silent + ms(8_000));
@@ -40,7 +40,7 @@ async fn hand_overs_go_on_when_the_path_went_silent() {
     );
 }
 
-/// The times without a grant of a key between two moments, as `(after, for)`.
+/// Returns the times without a grant of a key between two moments, as `(after, for)`.
 fn gaps(contest: &Contest, key: &str, from: Duration, to: Duration) -> Vec<(Duration, Duration)> {
     let turns = contest.turns(key, from);
     let granted = turns.iter().map(|turn| turn.granted).filter(|at| *at < to);
@@ -50,10 +50,10 @@ fn gaps(contest: &Contest, key: &str, from: Duration, to: Duration) -> Vec<(Dura
     gaps.filter(|(_, gap)| *gap > ms(300)).collect()
 }
 
-/// A subscription that carries nothing while the commands of its node pass: the node asks its inbox for a sign of life as
-/// soon as it finds a grant that was not pushed to it, so a key stands still once and no more.
+/// A subscription is silent while the commands of its node pass. The node checks its inbox as soon as it finds a grant
+/// without a push. So a key stalls at most once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_silent_subscription_holds_a_contended_key_up_once() {
+async fn a_silent_subscription_delays_a_contended_key_once() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let nodes = [
@@ -78,10 +78,10 @@ async fn a_silent_subscription_holds_a_contended_key_up_once() {
     );
 }
 
-/// The inbox is replaced with the connection: callers who wait for half a second are served as soon as that is done, and
-/// none of them is told that the lock is held by others.
+/// The inbox is replaced with the connection. Callers that wait for half a second are served as soon as that is done, and
+/// none of them gets [`Error::Busy`].
 ///
-/// `behind`: how many of three nodes fall silent. What their callers are told counts.
+/// `behind`: the number of silent nodes among three. Only the results of their callers count.
 async fn an_inbox_is_replaced_with_its_connection(behind: usize) {
     const WAIT: Duration = ms(500);
     let server = RedisServer::start();
@@ -121,7 +121,7 @@ async fn an_inbox_is_replaced_with_its_connection(behind: usize) {
             }
         });
     }
-    // A service asks for much that is free, too.
+    // A service also asks for many free keys.
     for (n, locks) in nodes.iter().enumerate() {
         let free = locks.mutex(format!("free {n}"));
         clients.spawn(async move {
@@ -139,14 +139,14 @@ async fn an_inbox_is_replaced_with_its_connection(behind: usize) {
         found.map(|(at, key, _)| (*at - from, *key)).collect()
     };
     let begin = now();
-    until("they take turns", || since(begin, Ok(())).len() > 200).await;
+    until("the callers hand over", || since(begin, Ok(())).len() > 200).await;
     proxy.set_existing(Direction::Both, Flow::Hold);
     let silent = now();
     let served = || {
         let grants = since(silent + ms(1_000), Ok(()));
         (0..4).all(|key| grants.iter().any(|(_, of)| *of == key))
     };
-    until("they are served again", served).await;
+    until("the callers are served again", served).await;
     let back = now() - silent;
     tokio::time::sleep(ms(1_500)).await;
     clients.shutdown().await;
@@ -170,7 +170,7 @@ async fn the_inbox_of_one_node_is_replaced_together_with_its_silent_connection()
     an_inbox_is_replaced_with_its_connection(1).await;
 }
 
-/// A store that said so at first and then stopped is not contention either: what it said is older than its silence.
+/// A store that reported an owner and then stopped is not contention: its report is older than its silence.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_stops_after_its_first_answer_is_not_contention() {
     let server = RedisServer::start();
@@ -182,17 +182,17 @@ async fn a_store_that_stops_after_its_first_answer_is_not_contention() {
     let _guard = held(&other, "a").await;
     let mutex = locks.mutex("a");
     let waiting = tokio::spawn(async move { mutex.lock_timeout(ms(4_500)).await.map(drop) });
-    until("it waits", || eyes.queue("a") == 1).await;
+    until("the caller waits", || eyes.queue("a") == 1).await;
     server.freeze();
     let answer = soon(waiting).await.unwrap();
     server.thaw();
     assert!(
         answer.as_ref().is_err_and(Error::is_unreachable),
-        "told {answer:?} by a store that was stopped"
+        "got {answer:?} from a stopped store"
     );
 }
 
-/// Who waits for a store that says nothing is told so. Busy is what somebody is who was heard to have the lock.
+/// A caller gets a store error while the store does not answer. `Busy` means that the store reported an owner.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_does_not_answer_is_not_contention() {
     let server = RedisServer::start();
@@ -227,9 +227,9 @@ async fn a_store_that_does_not_answer_is_not_contention() {
     );
 }
 
-/// A caller's short wait says nothing of the server: no request is late.
+/// A caller's short wait is not a failure of the server: no request is late.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_wait_that_is_short_is_no_failure_of_the_server() {
+async fn a_short_wait_is_no_failure_of_the_server() {
     let server = RedisServer::start();
     let locks = Locks::redis(&server.url()).await.unwrap();
     let other = Locks::redis(&server.url()).await.unwrap();
@@ -239,16 +239,16 @@ async fn a_wait_that_is_short_is_no_failure_of_the_server() {
     let answer = soon(locks.mutex("held").lock_timeout(ms(5))).await.map(drop);
     server.thaw();
     assert!(answer.is_err_and(|error| error.is_unreachable()));
-    // The server answers again, and nothing is told of it.
+    // The server answers again, without an event.
     guard.release().await.unwrap();
     held(&locks, "held").await.release().await.unwrap();
     let failing = watch.count("store_failing");
     assert_eq!(failing, 0, "{:?}", watch.told());
 }
 
-/// A short lease needs quick answers. That fails nobody whose lease is long.
+/// A short lease needs quick answers. Callers with long leases do not fail for that reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn short_leases_fail_nobody_else() {
+async fn short_leases_do_not_fail_callers_with_long_ones() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let locks = Locks::redis(&url(proxy.addr())).await.unwrap();
@@ -257,7 +257,7 @@ async fn short_leases_fail_nobody_else() {
         let short = locks.mutex(format!("short {n}")).lease(ms(400));
         tasks.spawn(async move {
             loop {
-                // May well fail in a stall of three quarters of its lease, which is its own affair.
+                // This caller may fail in a stall of three quarters of its lease. The test ignores that.
                 match short.lock().await {
                     Ok(guard) => drop(guard.release().await),
                     Err(_) => tokio::time::sleep(ms(2)).await,
@@ -271,7 +271,7 @@ async fn short_leases_fail_nobody_else() {
     let moved = |from: Duration| keys.iter().all(|key| contest.turns(key, from).len() > 2);
     for _ in 0..20 {
         let before = now();
-        until("all go on", || moved(before)).await;
+        until("all keys continue", || moved(before)).await;
         let (held_up, held_down) = (proxy.counts().held[0], proxy.counts().held[1]);
         proxy.set(Direction::Both, Flow::Hold);
         tokio::time::sleep(ms(300)).await;
@@ -283,7 +283,7 @@ async fn short_leases_fail_nobody_else() {
         );
     }
     let after = now();
-    until("all go on", || moved(after)).await;
+    until("all keys continue", || moved(after)).await;
     let errors = contest.errors();
     assert!(
         errors.is_empty(),
@@ -294,9 +294,9 @@ async fn short_leases_fail_nobody_else() {
     tasks.abort_all();
 }
 
-/// A server that forgets its scripts as soon as it is told them has refused nobody for good.
+/// A server that loses its scripts right after they are loaded refuses no caller for good.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn scripts_that_are_forgotten_twice_refuse_nobody() {
+async fn scripts_that_are_lost_twice_refuse_no_waiter() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let mut eyes = Eyes::on(&server);
@@ -306,20 +306,23 @@ async fn scripts_that_are_forgotten_twice_refuse_nobody() {
     );
     let guard = held(&one, "a").await;
     let waiting = tokio::spawn(other.mutex("a").lock());
-    until("it waits", || eyes.queue("a") == 1).await;
-    // Its heartbeat, and the same again after the script was loaded.
+    until("the caller waits", || eyes.queue("a") == 1).await;
+    // The heartbeat, and its repetition after the script was loaded.
     proxy.misname_scripts(2);
     proxy.until(|counts| counts.misnamed == 2).await;
     let asked = eyes.calls()["evalsha"];
-    until("it goes on, or not", || {
+    until("the waiter continues, or ends", || {
         waiting.is_finished() || eyes.calls()["evalsha"] > asked + 4
     })
     .await;
     soon(guard.release()).await.unwrap();
-    let guard = soon(waiting).await.unwrap().expect("it waited on");
+    let guard = soon(waiting)
+        .await
+        .unwrap()
+        .expect("the waiter is still in the queue");
     soon(guard.release()).await.unwrap();
     soon(other.idle()).await;
-    // Who comes new may be told to come again, which is no refusal.
+    // A new caller may get an error that allows a retry, which is not a refusal.
     proxy.misname_scripts(2);
     match soon(other.mutex("b").lock()).await {
         Ok(guard) => soon(guard.release()).await.unwrap(),

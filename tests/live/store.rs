@@ -1,4 +1,4 @@
-//! The Redis store alone: what a server may do to it.
+//! The Redis store alone, with faults of the server.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -13,7 +13,7 @@ use tenure::store::Link;
 use crate::server::RedisServer;
 use crate::tools::{CLAIM, Inbox, PATIENCE, TERM, WAIT, ask, batch, claim_id, connect, request, store, tick};
 
-/// The rule in the README.
+/// Returns the ACL rule of the README.
 pub fn acl() -> String {
     let readme = include_str!("../../README.md");
     let (_, rule) = readme
@@ -26,20 +26,21 @@ pub fn acl() -> String {
 fn kind(error: &tenure::error::StoreError) -> StoreRefusal {
     match error.kind() {
         StoreErrorKind::Refused(refusal) => refusal.clone(),
-        other => panic!("not refused but {other:?}"),
+        other => panic!("not refused: {other:?}"),
     }
 }
 
 fn granted(reply: &Reply) -> u64 {
     match reply {
         Reply::Granted(number) => number.0,
-        other => panic!("not granted but {other:?}"),
+        other => panic!("not granted: {other:?}"),
     }
 }
 
-/// Somebody edited the record by hand: our holder, and a number that no grant has. It is not ours, and spoils no batch.
+/// The record was edited by hand: it has a local holder, and a number that no grant has. The record is foreign, and does
+/// not fail the batch.
 #[tokio::test]
-async fn a_broken_number_in_our_own_record_is_no_grant() {
+async fn a_broken_number_in_a_local_record_is_no_grant() {
     let server = RedisServer::start();
     let link = connect(&store(&server.url())).await.unwrap();
     let other = claim_id(2, 1);
@@ -73,7 +74,7 @@ async fn a_broken_number_in_our_own_record_is_no_grant() {
 }
 
 #[tokio::test]
-async fn a_poisoned_key_spoils_no_other() {
+async fn a_key_of_a_wrong_type_does_not_fail_others() {
     let server = RedisServer::start();
     let link = connect(&store(&server.url())).await.unwrap();
     let () = redis::cmd("RPUSH")
@@ -94,7 +95,7 @@ async fn a_poisoned_key_spoils_no_other() {
 }
 
 #[tokio::test]
-async fn a_poisoned_queue_keeps_nobody_from_leaving() {
+async fn a_queue_of_a_wrong_type_does_not_prevent_a_release() {
     let server = RedisServer::start();
     let link = connect(&store(&server.url())).await.unwrap();
     granted(&ask(&link, b"a", claim_id(1, 1), CLAIM).await);
@@ -164,9 +165,9 @@ async fn a_release_needs_no_memory() {
     granted(&ask(&link, b"b", claim_id(1, 2), Verb::Yield { to: claim_id(1, 9) }).await);
 }
 
-/// Somebody edited what is known of a job. No number of it is one that a node cannot read.
+/// The memory of a job was edited by hand. Nodes get only numbers that they can read.
 #[tokio::test]
-async fn broken_numbers_of_a_job_spoil_no_batch() {
+async fn broken_numbers_of_a_job_do_not_fail_the_batch() {
     let server = RedisServer::start();
     let link = connect(&store(&server.url())).await.unwrap();
     let open = Verb::Call(Call::Open {
@@ -221,9 +222,9 @@ fn is_hash(server: &RedisServer, key: &[u8]) -> bool {
     kind == "hash"
 }
 
-/// A run leaves the job also where what it kept cannot be removed.
+/// A run leaves the job, also if its checkpoint cannot be removed.
 #[tokio::test]
-async fn who_may_not_forget_a_checkpoint_still_ends_its_tick() {
+async fn a_user_without_the_right_to_remove_a_checkpoint_still_ends_its_tick() {
     let server = RedisServer::start();
     let rule = format!("ACL SETUSER app on >secret {} -hdel", acl());
     let () = command(&rule).query(&mut server.client()).unwrap();
@@ -250,7 +251,7 @@ async fn who_may_not_forget_a_checkpoint_still_ends_its_tick() {
 }
 
 #[tokio::test]
-async fn who_may_not_publish_still_hands_over() {
+async fn a_user_without_the_right_to_publish_still_hands_over() {
     let server = RedisServer::start();
     let mut client = server.client();
     let rule = format!("ACL SETUSER mute on >secret {} resetchannels", acl());
@@ -279,7 +280,7 @@ async fn who_may_not_publish_still_hands_over() {
     );
     granted(&ask(&link, b"a", claim_id(2, 1), Verb::Renew).await);
     assert_eq!(ask(&link, b"b", claim_id(1, 2), Verb::Renew).await, Reply::Gone);
-    // Its own subscription is refused, which is an error that says so.
+    // The user's own subscription is refused, with an error that says so.
     let mute = store(&format!("redis://mute:secret@127.0.0.1:{}/", server.port()));
     let refused = Inbox::open(&mute, NodeId::numbered(5)).await.err().unwrap();
     assert_eq!(kind(&refused), StoreRefusal::NoPermission);
@@ -297,8 +298,8 @@ fn store_url(server: &RedisServer, protocol: &str) -> String {
     format!("redis://app:secret@127.0.0.1:{}/{protocol}", server.port())
 }
 
-/// From before somebody leads until after that, seen by who observes it.
-async fn who_leads(locks: &tenure::Locks) {
+/// Leads an election and resigns, with an observer.
+async fn leadership(locks: &tenure::Locks) {
     let election = locks.election("x");
     let mut observer = election.observe();
     assert_eq!(observer.next().await.unwrap(), None);
@@ -313,7 +314,7 @@ async fn who_leads(locks: &tenure::Locks) {
     assert_eq!(news.unwrap(), None);
 }
 
-/// What is asked about a job and kept of its runs, readers, and permits.
+/// Uses the questions about a job and its checkpoints, readers, and permits.
 async fn questions_and_permits(link: &Arc<dyn Link>, url: &str) {
     let of = claim_id(1, 7);
     let save = Request {
@@ -349,7 +350,7 @@ async fn questions_and_permits(link: &Arc<dyn Link>, url: &str) {
         }
     }
     let locks = tenure::Locks::builder().redis(url).await.unwrap();
-    who_leads(&locks).await;
+    leadership(&locks).await;
     let (one, two) = (locks.rw_lock("read").read(), locks.rw_lock("read").read());
     let (one, two) = (one.await.unwrap(), two.await.unwrap());
     drop((one, two));
@@ -357,7 +358,7 @@ async fn questions_and_permits(link: &Arc<dyn Link>, url: &str) {
     let one = locks.semaphore("x", 3).acquire().await.unwrap();
     assert_eq!(locks.semaphore("x", 3).available_permits().await.unwrap(), 0);
     permits.release().await.unwrap();
-    // Leases that travel, of each mode.
+    // Transfers of each mode.
     let minute = Duration::from_secs(60);
     let (writer, reader) = (locks.mutex("w").lock(), locks.rw_lock("r").read());
     for guard in [one, writer.await.unwrap(), reader.await.unwrap()] {
@@ -367,7 +368,7 @@ async fn questions_and_permits(link: &Arc<dyn Link>, url: &str) {
         let given = adopted.into_transfer(minute).await.unwrap();
         locks.release(&given).await.unwrap();
     }
-    // And a latch, waited for.
+    // A latch with a waiter.
     let latch = locks.latch("x");
     assert!(latch.try_set_count(1).await.unwrap());
     let (waited, counted) = tokio::join!(latch.wait(), latch.count_down());
@@ -415,7 +416,7 @@ async fn the_documented_acl_is_enough() {
             ask(&link, b"a", claim_id(2, 1), Verb::Leave).await,
             Reply::NotThere
         );
-        // And a tick, from the first attempt to its end.
+        // A tick, from its first attempt to its end.
         for (of, verb, reply) in [
             (claim_id(1, 3), CLAIM, "Won(_, 1)"),
             (claim_id(1, 3), Verb::Renew, "Won(_, 1)"),
@@ -434,15 +435,15 @@ async fn the_documented_acl_is_enough() {
         }
         let grant = inbox.grant().await;
         assert_eq!((grant.claim_id, grant.attempt), (claim_id(2, 3), 2));
-        // A slow tick: the next one is skipped.
+        // A slow tick: the next tick is skipped.
         for (of, mark) in [(claim_id(1, 5), 2), (claim_id(1, 6), 3)] {
             let next = batch(vec![tick(b"a", of, mark, CLAIM)]);
             link.apply(next).await.unwrap();
         }
         questions_and_permits(&link, &store_url(&server, protocol)).await;
-        // Nothing was denied on the way, not even where it would only have degraded.
+        // No command was denied, not even one whose denial only degrades the service.
         let denied: Vec<redis::Value> = command("ACL LOG").query(&mut server.client()).unwrap();
-        // But for the library's name.
+        // Except for the library's name.
         let denied: Vec<_> = denied
             .iter()
             .map(|entry| format!("{entry:?}"))
@@ -453,12 +454,12 @@ async fn the_documented_acl_is_enough() {
 }
 
 #[tokio::test]
-async fn a_server_that_forgot_its_scripts_is_told_again() {
+async fn flushed_scripts_are_loaded_again() {
     let server = RedisServer::start();
     let link = connect(&store(&server.url())).await.unwrap();
     let () = command("SCRIPT FLUSH").query(&mut server.client()).unwrap();
     granted(&ask(&link, b"a", claim_id(1, 1), CLAIM).await);
-    // The other script is loaded again when it is called for.
+    // The other script is loaded again when it is needed.
     let job = batch(vec![tick(b"a", claim_id(1, 2), 1, CLAIM)]);
     let won = link.apply(job).await.unwrap().replies;
     assert!(matches!(won[0], Reply::Won(_, 1)), "{won:?}");
@@ -499,7 +500,7 @@ async fn a_replica_is_no_store() {
     let () = command(&replicaof).query(&mut server.client()).unwrap();
     let error = connect(&store(&server.url())).await.unwrap_err();
     assert_eq!(kind(&error), StoreRefusal::ReadOnly);
-    // The link that was there before learns it by its next batch, also when the batch would write nothing.
+    // The existing link learns it from its next batch, also if the batch would write nothing.
     for verb in [
         CLAIM,
         Verb::Renew,
@@ -527,7 +528,7 @@ async fn a_replica_is_no_store() {
 }
 
 #[tokio::test]
-async fn what_may_not_be_deleted_is_not_left() {
+async fn a_record_that_may_not_be_deleted_is_not_left() {
     let server = RedisServer::start();
     let link = connect(&store(&server.url())).await.unwrap();
     granted(&ask(&link, b"a", claim_id(1, 1), CLAIM).await);
@@ -551,7 +552,7 @@ async fn what_may_not_be_deleted_is_not_left() {
 }
 
 #[tokio::test]
-async fn every_byte_makes_a_key() {
+async fn keys_may_have_every_byte() {
     let server = RedisServer::start();
     let store = store(&server.url());
     let link = connect(&store).await.unwrap();
@@ -588,9 +589,9 @@ async fn every_byte_makes_a_key() {
     assert_eq!(left, ["tenure1:clock"]);
 }
 
-/// Above 2^53 a Lua number plus one is the same number. Whoever says so spoils its own batch, not the clock.
+/// Above 2^53 a Lua number plus one is the same number. A node with such a number fails its own batch, not the clock.
 #[tokio::test]
-async fn a_number_beyond_reason_does_not_reach_the_clock() {
+async fn a_number_above_the_limit_does_not_reach_the_clock() {
     let server = RedisServer::start();
     let link = connect(&store(&server.url())).await.unwrap();
     granted(&ask(&link, b"a", claim_id(1, 1), CLAIM).await);
@@ -610,7 +611,7 @@ async fn a_number_beyond_reason_does_not_reach_the_clock() {
 }
 
 #[tokio::test]
-async fn a_clock_that_is_no_number_restarts_no_fences() {
+async fn a_clock_that_is_not_a_number_does_not_restart_fences() {
     let server = RedisServer::start();
     let link = connect(&store(&server.url())).await.unwrap();
     for bad in ["x", "nan", "inf", "-5", "9007199254740991"] {
@@ -626,7 +627,7 @@ async fn a_clock_that_is_no_number_restarts_no_fences() {
 }
 
 #[tokio::test]
-async fn what_was_sent_into_a_dying_server_is_unknown() {
+async fn the_outcome_of_a_request_to_a_dying_server_is_unknown() {
     let mut server = RedisServer::start();
     let store = store(&server.url());
     let link = connect(&store).await.unwrap();
@@ -648,7 +649,7 @@ async fn what_was_sent_into_a_dying_server_is_unknown() {
 }
 
 #[tokio::test]
-async fn a_server_that_says_nothing_is_given_up() {
+async fn a_server_that_does_not_answer_is_given_up() {
     let server = RedisServer::start();
     server.freeze();
     let store = tenure::testing::redis_store(&server.url(), std::time::Duration::from_millis(100)).unwrap();
@@ -672,7 +673,7 @@ async fn a_waiter_costs_eight_calls() {
         Reply::QueuedBehind(..)
     ));
     let mut client = server.client();
-    // In the same millisecond a heartbeat changes nothing, and one call more has to find out whether it waits.
+    // In the same millisecond a heartbeat changes nothing, and one more call must check whether the claim waits.
     let time = |client: &mut redis::Connection| command("TIME").query::<(u64, u64)>(client).unwrap();
     let before = time(&mut client);
     while time(&mut client).1 / 1000 == before.1 / 1000 {}
@@ -696,6 +697,6 @@ async fn a_waiter_costs_eight_calls() {
         })
         .sum();
     assert!(count <= 8, "{stats}");
-    // An idle store is a store, too.
+    // An idle store answers, too.
     assert!(store.abilities().queues);
 }

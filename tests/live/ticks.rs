@@ -1,6 +1,6 @@
-//! Jobs of several processes, each with a tokio-cron-scheduler of its own, on one Redis.
+//! Jobs of several processes on one Redis. Each process has its own tokio-cron-scheduler.
 //!
-//! `TENURE_JOBS_SECONDS=60` makes the runs as long as they should be now and then.
+//! `TENURE_JOBS_SECONDS=60` makes the runs long. Run them so from time to time.
 
 use crate::help::{Canary, Eyes, PATIENCE, ms, now};
 use crate::server::RedisServer;
@@ -22,16 +22,16 @@ use tokio_cron_scheduler::{Job, JobScheduler};
 
 pub(crate) const FAKETIME: &str = "/usr/lib/x86_64-linux-gnu/faketime/libfaketimeMT.so.1";
 
-/// A replica that stood still for so long may come too late for a tick, or keep one open until the next.
+/// A replica that stalled for this long may be too late for a tick, or keep a tick open until the next one.
 pub(crate) const STALL: Duration = ms(200);
 
-/// How long the long runs last.
+/// The length of the long runs, in seconds.
 pub(crate) fn span() -> u64 {
     let seconds = std::env::var("TENURE_JOBS_SECONDS");
     seconds.map_or(12, |seconds| seconds.parse().expect("a number of seconds"))
 }
 
-/// Not a test but the door for [`Worker`]: a replica with a job each second.
+/// Not a test: the entry point of the process that [`Worker`] starts, a replica with a job each second.
 #[test]
 fn is_a_replica() {
     if std::env::var("TENURE_REPLICA").is_err() {
@@ -61,14 +61,14 @@ fn is_a_replica() {
             );
             let mut noted = Noted(run, "dropped");
             say(&format!("start {}", noted.0));
-            // Only a first attempt may be long, so that whoever takes over comes to an end.
+            // Only a first attempt may be long, so that a successor finishes.
             match (first, tick.attempt()) {
                 (0, 1) => pending().await,
                 (0, _) => sleep(ms(50)).await,
                 (first, _) => sleep(ms(first)).await,
             }
             noted.1 = "end";
-            // What no scheduler fired is nobody's pursuit here.
+            // A run that no scheduler fired has no pursuit to report to.
             let _ = RAN.try_with(|ran| ran.replace(Some(noted.0.clone())));
         };
         let scheduler = JobScheduler::new().await.unwrap();
@@ -115,7 +115,7 @@ fn is_a_replica() {
             skewed.whenever("clock_skewed").await;
             say("skewed 0 0 0");
         });
-        // On this thread, and on those that run the job.
+        // On this thread, and on the threads that run the job.
         for _ in 0..2 {
             tokio::spawn(tells_stalls());
         }
@@ -135,11 +135,11 @@ async fn tells_stalls() {
 }
 
 tokio::task_local! {
-    /// The run that came to its end in this pursuit.
+    /// The run that ended in this pursuit.
     static RAN: RefCell<Option<String>>;
 }
 
-/// One write per line, so that a kill leaves none in halves.
+/// Prints a line by one write, so that a kill leaves no half lines.
 fn say(line: &str) {
     println!("@{line}");
 }
@@ -162,7 +162,7 @@ pub(crate) struct Line {
     pub(crate) fence: u64,
 }
 
-/// What all replicas said, in the order in which they were heard.
+/// The lines of all replicas, in the order in which they were read.
 #[derive(Clone, Default)]
 pub(crate) struct Heard(pub(crate) Arc<Mutex<Vec<Line>>>);
 
@@ -184,23 +184,23 @@ impl Heard {
             }
             std::thread::sleep(ms(2));
         }
-        panic!("in vain: {why}: {:#?}", self.lines());
+        panic!("timed out waiting for: {why}: {:#?}", self.lines());
     }
 
-    /// Waits until the three of them will fire for whatever tick comes next.
+    /// Waits until all three replicas will fire for the next tick.
     pub(crate) fn until_all_ready(&self) {
         for who in 0..3 {
             self.until("all are ready", |line| line.what == "ready" && line.who == who);
         }
     }
 
-    /// The largest stall that a replica told of.
+    /// Returns the largest reported stall.
     pub(crate) fn worst_stall(&self) -> Duration {
         let stalls = self.of("stalled").into_iter().map(|line| ms(line.fence));
         stalls.max().unwrap_or_default()
     }
 
-    /// Tells of the stalls of the server and of this process, as replicas do of theirs, until the server ends.
+    /// Records the stalls of the server and of this process, until the server ends. Replicas report their own.
     pub(crate) fn watch(&self, server: &RedisServer) {
         let (heard, mut client) = (self.clone(), server.client());
         std::thread::spawn(move || {
@@ -224,7 +224,7 @@ impl Heard {
         });
     }
 
-    /// The ticks that were run to their end, and how often.
+    /// Returns the ticks whose runs ended, with the number of such runs.
     pub(crate) fn ended(&self) -> BTreeMap<u64, usize> {
         let mut ended = BTreeMap::new();
         for line in self.of("end") {
@@ -233,15 +233,15 @@ impl Heard {
         ended
     }
 
-    /// What holds whatever happens: in the order of their fences, ticks only grow, and so do their attempts; and no tick
-    /// that was run to its end, and the store told of it, is run again.
+    /// Checks the invariants. In the order of fences, ticks and their attempts only grow. A tick is not run again after
+    /// its run ended and the store was told.
     pub(crate) fn check(&self) {
         let (mut starts, lines) = (self.of("start"), self.lines());
         starts.sort_by_key(|line| line.fence);
         for two in starts.windows(2) {
-            assert!(two[0].fence < two[1].fence, "a fence twice: {two:?}");
-            assert!(two[0].tick <= two[1].tick, "an older tick later: {two:?}");
-            // The first that is seen of a tick need not be the first attempt: its winner may have died at once.
+            assert!(two[0].fence < two[1].fence, "a duplicate fence: {two:?}");
+            assert!(two[0].tick <= two[1].tick, "an older tick ran later: {two:?}");
+            // The first line of a tick may be of a later attempt: the first winner may have died at once.
             if two[0].tick == two[1].tick {
                 assert!(two[1].attempt > two[0].attempt, "{two:?}");
             }
@@ -254,10 +254,10 @@ impl Heard {
         }
         let unproven = self.ends_untold().len();
         let twice = self.ended().values().filter(|times| **times > 1).count();
-        assert!(twice <= unproven, "run twice to their end: {lines:#?}");
+        assert!(twice <= unproven, "ticks with two runs that ended: {lines:#?}");
     }
 
-    /// Runs that came to their end, and whose process was killed before the store was known to know.
+    /// Returns the runs that ended, but whose process was killed before the store confirmed it.
     pub(crate) fn ends_untold(&self) -> Vec<Line> {
         let told = self.of("told");
         let is_told = |end: &Line| told.iter().any(|told| told.fence == end.fence);
@@ -265,19 +265,19 @@ impl Heard {
     }
 }
 
-/// How a replica is set up.
+/// The settings of a replica.
 #[derive(Clone)]
 pub(crate) struct Setup {
     pub(crate) url: String,
     pub(crate) lease: Duration,
-    /// How long a request may take. Long, for the sake of busy machines.
+    /// The request timeout. It is long for busy machines.
     pub(crate) request_timeout: Duration,
-    /// The job lasts so long; `None`: its first attempt never ends.
+    /// The duration of a run; `None`: the first attempt never ends.
     pub(crate) lasts: Option<Duration>,
-    /// So far its wall clock is off.
+    /// The error of the replica's wall clock, in seconds; empty: none.
     pub(crate) off: &'static str,
     pub(crate) expression: String,
-    /// A tick that could not be begun is made up for within that.
+    /// A missed tick is made up for within this time.
     pub(crate) within: Option<Duration>,
 }
 
@@ -295,10 +295,10 @@ impl Setup {
     }
 }
 
-/// Another process with a scheduler. Killed when dropped.
+/// Another process with a scheduler. It is killed when dropped.
 pub(crate) struct Worker {
     pub(crate) child: Child,
-    /// So far its wall clock was ahead of its lease clock when it started, and that clock.
+    /// At its start: how far its wall clock was ahead of its lease clock, and the reading of the lease clock.
     pub(crate) clocks: (Duration, Duration),
 }
 
@@ -340,7 +340,7 @@ impl Worker {
         let mut child = command.spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
         let clock = loop {
-            let said = next(&mut out).expect("the replica ended at once");
+            let said = next(&mut out).expect("the replica prints a first line");
             if let Some(clock) = said.strip_prefix("clock ") {
                 break clock.to_owned();
             }
@@ -351,7 +351,7 @@ impl Worker {
             while let Some(said) = next(&mut out) {
                 let words: Vec<&str> = said.split(' ').collect();
                 if let [what, tick, attempt, fence] = words[..] {
-                    // Of a stall the moment counts, by this clock.
+                    // For a stall, the moment by this process's clock counts.
                     let tick = if what == "stalled" {
                         wall().as_secs()
                     } else {
@@ -391,7 +391,7 @@ impl Drop for Worker {
     }
 }
 
-/// The rest of the next line that a replica says; the harness writes in front of it.
+/// Returns the rest of the next line of a replica. The test harness may print text in front of a line.
 fn next(out: &mut impl BufRead) -> Option<String> {
     let mut line = String::new();
     loop {
@@ -410,18 +410,18 @@ pub(crate) fn wall() -> Duration {
     now.duration_since(std::time::UNIX_EPOCH).unwrap()
 }
 
-/// So far the wall clock is ahead of the clock of leases.
+/// Returns how far the wall clock is ahead of the lease clock.
 pub(crate) fn ahead() -> Duration {
     loop {
         let (before, wall, after) = (now(), wall(), now());
-        // Else it stood still in between.
+        // Otherwise the process stalled in between.
         if after - before < ms(5) {
             return wall - after;
         }
     }
 }
 
-/// Three replicas, started 170 ms apart, for the whole span; each tick of it was run once.
+/// Runs three replicas, started 170 ms apart, for the whole span, and checks that each tick was run once.
 fn once_per_tick(offs: [&'static str; 3]) {
     let (server, heard) = (RedisServer::start(), Heard::default());
     heard.watch(&server);
@@ -436,7 +436,7 @@ fn once_per_tick(offs: [&'static str; 3]) {
         let (seen, lease_clock) = workers[who].clocks;
         assert!(
             (started..=now()).contains(&lease_clock),
-            "the clock of leases is left alone"
+            "the lease clock is not changed"
         );
         let is_off = seen.as_secs_f64() - ahead().as_secs_f64();
         let expected: f64 = off.parse().unwrap_or_default();
@@ -446,16 +446,16 @@ fn once_per_tick(offs: [&'static str; 3]) {
         );
         std::thread::sleep(ms(170));
     }
-    // The span begins when everybody, by whatever clock, is there: a replica that is behind alone runs older ticks first.
+    // The span begins when all replicas are up by their own clocks: a replica that is behind runs older ticks while it is alone.
     let first = wall().as_secs() + 3;
     std::thread::sleep(Duration::from_secs(span() + 3));
     let last = wall().as_secs() - 3;
-    // What is under way comes to its end.
+    // Runs in progress end.
     std::thread::sleep(ms(1_000));
     drop(workers);
     heard.check();
     let ended = heard.ended();
-    // A machine that is too busy to look for ticks has none. It says so, and excuses no tick that was run twice.
+    // A machine that is too busy misses ticks. A reported stall excuses a missed tick, but no tick that was run twice.
     let stalls = heard.of("stalled");
     let excused = |tick: u64| {
         let excuses = |stall: &Line| stall.tick - stall.fence / 1_000 <= tick + 2 && tick <= stall.tick + 2;
@@ -493,7 +493,7 @@ fn once_per_tick(offs: [&'static str; 3]) {
     );
 }
 
-/// Side by side: they mostly wait.
+/// The runs are in parallel: they mostly wait.
 #[test]
 fn three_processes_run_each_tick_once_whatever_their_clocks() {
     std::thread::scope(|scope| {
@@ -503,9 +503,9 @@ fn three_processes_run_each_tick_once_whatever_their_clocks() {
     });
 }
 
-/// A random one is killed and started again, every ten seconds in a long run and every second in a short one.
+/// A random replica is killed and restarted: every ten seconds in a long run, and every second in a short one.
 #[test]
-fn a_process_that_is_killed_again_and_again_runs_no_tick_twice() {
+fn repeatedly_killed_processes_run_no_tick_twice() {
     let (server, heard) = (RedisServer::start(), Heard::default());
     let setup = Setup {
         lease: ms(2_000),
@@ -515,7 +515,7 @@ fn a_process_that_is_killed_again_and_again_runs_no_tick_twice() {
     let (began, mut kills) = (Instant::now(), 0);
     let every = ms(if span() < 60 { 1_000 } else { 10_000 });
     while every * (kills + 1) <= Duration::from_secs(span()) {
-        // At a random moment of each turn; half of them in the middle of a run.
+        // At a random moment of each round; half of the kills are in the middle of a run.
         let at = every * kills + every.mul_f64(fastrand::f64());
         std::thread::sleep(at.saturating_sub(began.elapsed()));
         let mut who = fastrand::usize(..3);
@@ -536,11 +536,11 @@ fn a_process_that_is_killed_again_and_again_runs_no_tick_twice() {
         kills += 1;
         println!("{:.1?}: replica {who} killed and started again", began.elapsed());
     }
-    // The last victim's tick is taken over, and ticks go on.
+    // The tick of the last killed replica is taken over, and ticks continue.
     let seen = heard.of("told").len();
     let look = Instant::now();
     while heard.of("told").len() < seen + 3 {
-        assert!(look.elapsed() < PATIENCE, "ticks go on: {:#?}", heard.lines());
+        assert!(look.elapsed() < PATIENCE, "ticks continue: {:#?}", heard.lines());
         std::thread::sleep(ms(10));
     }
     drop(workers);
@@ -556,7 +556,7 @@ fn a_process_that_is_killed_again_and_again_runs_no_tick_twice() {
     assert!(ended > 2, "{:#?}", heard.lines());
 }
 
-/// A job that one replica runs for ever, while the two others stand by.
+/// A job that one replica runs for ever, while the two others wait.
 pub(crate) struct Run {
     pub(crate) _server: RedisServer,
     pub(crate) setup: Setup,
@@ -568,7 +568,7 @@ pub(crate) struct Run {
 impl Run {
     const LEASE: Duration = ms(4_000);
 
-    /// There is a single tick, for which all of them are ready: those that come after one that is being run are skipped.
+    /// Starts the replicas with a single tick, for which all are ready. Ticks during its run are skipped.
     pub(crate) fn start() -> Run {
         for lead in [4, 12, 24] {
             let (server, heard) = (RedisServer::start(), Heard::default());
@@ -588,7 +588,11 @@ impl Run {
             let (mut eyes, began) = (Eyes::on(&server), Instant::now());
             // Each has two entries in the queue.
             while eyes.entries() != 4 {
-                assert!(began.elapsed() < PATIENCE, "two stand by: {:#?}", heard.lines());
+                assert!(
+                    began.elapsed() < PATIENCE,
+                    "two replicas wait: {:#?}",
+                    heard.lines()
+                );
                 std::thread::sleep(ms(2));
             }
             return Run {
@@ -602,21 +606,22 @@ impl Run {
         panic!("three replicas are not ready within 24 s");
     }
 
-    /// Kills a replica and starts another in its place, which knows nothing of the run.
+    /// Kills a replica and starts another in its place, which does not know the run.
     pub(crate) fn replace(&mut self, who: usize) {
         self.workers[who].kill();
         self.workers[who] = Worker::start(3 + who, &self.setup, &self.heard);
-        self.heard
-            .until("it is there", |line| line.what == "ready" && line.who == 3 + who);
+        self.heard.until("the new replica is ready", |line| {
+            line.what == "ready" && line.who == 3 + who
+        });
     }
 
-    /// The tick is run again by one of those that came later, to its end.
+    /// Waits until a replica that came later has run the tick again, to its end.
     pub(crate) fn until_finished(&self) -> Line {
         let next = self
             .heard
             .until("a successor", |line| line.what == "start" && line.attempt > 1);
         assert_eq!(next.tick, self.owner.tick);
-        assert!(next.who >= 3, "one that came later: {next:?}");
+        assert!(next.who >= 3, "the successor came later: {next:?}");
         assert!(next.fence > self.owner.fence);
         self.heard
             .until("its end", |line| line.what == "end" && line.fence == next.fence);
@@ -625,9 +630,9 @@ impl Run {
     }
 }
 
-/// A deploy during the nightly job: none of those that fired for the tick is left when the new ones have come.
+/// A deploy during the nightly job: no replica that fired for the tick is left when the new replicas are up.
 #[test]
-fn replicas_that_are_rolled_one_by_one_during_a_run_have_its_tick_finished() {
+fn a_rolling_deploy_during_a_run_finishes_its_tick() {
     let mut run = Run::start();
     let owner = run.owner.who;
     for who in (0..3).filter(|who| *who != owner).chain([owner]) {
@@ -637,9 +642,9 @@ fn replicas_that_are_rolled_one_by_one_during_a_run_have_its_tick_finished() {
     println!("finished by {} as attempt {}", next.who, next.attempt);
 }
 
-/// All of them die at once, as when a machine or its power goes.
+/// All replicas die at once, as when the machine or its power fails.
 #[test]
-fn a_tick_whose_nodes_were_all_killed_is_finished_by_those_that_start_later() {
+fn a_tick_whose_nodes_were_all_killed_is_finished_by_later_nodes() {
     let mut run = Run::start();
     for worker in &mut run.workers {
         worker.kill();
@@ -667,7 +672,7 @@ fn a_killed_owner_has_a_successor() {
     assert_eq!(next.tick, owner.tick);
     assert_ne!(next.who, owner.who);
     assert!(next.fence > owner.fence);
-    // The lease, its margin, and a timer of a third of it; what the machine is slow by.
+    // The lease, its margin, a timer of a third of it, and the stall of the machine.
     let stall = canary.worst() + heard.worst_stall();
     let bound = Run::LEASE * 11 / 10 + Run::LEASE / 3 + ms(1_000) + 2 * stall;
     assert!(took < bound, "{took:?} with stalls of {stall:?}");
@@ -677,7 +682,7 @@ fn a_killed_owner_has_a_successor() {
 }
 
 #[test]
-fn a_stopped_owner_is_told_and_its_fence_is_refused() {
+fn a_stopped_owner_learns_its_loss_and_its_fence_is_refused() {
     let Run {
         _server,
         setup: _,
@@ -688,13 +693,13 @@ fn a_stopped_owner_is_told_and_its_fence_is_refused() {
     workers[owner.who].signal("-STOP");
     let next = heard.until("a successor", |line| line.what == "start" && line.attempt == 2);
     heard.until("its end", |line| line.what == "end" && line.fence == next.fence);
-    assert_eq!(heard.of("dropped"), [], "it sleeps");
+    assert_eq!(heard.of("dropped"), [], "the owner is still stopped");
     workers[owner.who].signal("-CONT");
-    heard.until("it is told, and its future dropped", |line| {
+    heard.until("the owner learns its loss, and its future is dropped", |line| {
         line.what == "dropped" && line.fence == owner.fence
     });
     assert!(!heard.of("end").iter().any(|line| line.fence == owner.fence));
-    // A register that takes writes with the largest fence so far.
+    // A register that accepts only writes with the largest fence so far.
     let mut register = next.fence;
     let mut write = |fence: u64| {
         let taken = fence >= register;

@@ -1,4 +1,4 @@
-//! Ticks around faults of the server and of single processes: a Redis that is away, restarted or behind, and replicas that were drained or stopped.
+//! Ticks around faults: a Redis that is unavailable, restarted or behind, and replicas that were drained or stopped.
 
 use crate::help::{Eyes, locks, ms, soon};
 use crate::server::RedisServer;
@@ -10,9 +10,9 @@ use tenure::Tick;
 use tokio::time::sleep;
 use tokio_cron_scheduler::{Job, JobScheduler};
 
-/// A tick that nobody could claim when it came: once the server is back it is run, once, and by one of them.
+/// No replica can claim the tick when it is due. When the server is back, one replica runs the tick, once.
 #[test]
-fn a_redis_that_is_away_at_the_tick_has_it_run_once_when_it_is_back() {
+fn a_tick_during_an_outage_is_run_once_after_it() {
     let (server, heard) = (RedisServer::start(), Heard::default());
     let setup = Setup {
         lease: ms(8_000),
@@ -31,12 +31,12 @@ fn a_redis_that_is_away_at_the_tick_has_it_run_once_when_it_is_back() {
         }
         server.thaw();
     };
-    // Longer than the two seconds of a request, so that some have failed and others are under way when it is back.
+    // Longer than 2 s, so that some requests have failed and others are in flight when the server is back.
     std::thread::sleep(ms(4_500));
-    assert_eq!(heard.of("start").len(), before, "nobody runs");
+    assert_eq!(heard.of("start").len(), before, "no replica runs");
     server.thaw();
     heard.until("its end", |line| line.what == "told" && line.tick == tick);
-    // Whatever was still under way has had its time.
+    // Requests that were in flight have timed out by then.
     std::thread::sleep(ms(2_500));
     drop(workers);
     heard.check();
@@ -49,10 +49,10 @@ fn a_redis_that_is_away_at_the_tick_has_it_run_once_when_it_is_back() {
     assert_eq!(heard.ended()[&tick], 1);
 }
 
-/// A tick is made up for within twelve seconds by the clock of the server, though two replicas are four seconds apart: the one
-/// that is ahead gives it up no sooner, and the one that is behind no later.
+/// A tick is made up for within 12 s by the server's clock, though the clocks of two replicas are 4 s apart. The replica that
+/// is ahead gives the tick up no sooner, and the replica that is behind no later.
 #[test]
-fn how_late_a_tick_is_the_clock_of_the_server_says() {
+fn the_lateness_of_a_tick_is_measured_by_the_servers_clock() {
     let (server, heard) = (RedisServer::start(), Heard::default());
     let worker = |(who, off): (usize, &'static str)| {
         let setup = Setup {
@@ -65,17 +65,17 @@ fn how_late_a_tick_is_the_clock_of_the_server_says() {
     };
     let workers: Vec<_> = ["+2.0", "-2.0", ""].into_iter().enumerate().map(worker).collect();
     heard.until_all_ready();
-    // From the first tick on they know their expression, and from then on what the server's clock shows.
+    // From the first tick on the replicas know their expression and the server's clock.
     heard.until("a run", |line| line.what == "told");
     let mut frozen = Vec::new();
     for (late, is_run) in [(ms(4_000), true), (ms(12_700), false)] {
-        // Too late by the clock of the server: then the one that is behind is alone, which would take it for young enough.
+        // The tick is too late by the server's clock. Only the replica that is behind runs; by its own clock the tick is in time.
         let others = [&workers[0], &workers[2]];
         let others = if is_run { &others[..0] } else { &others };
         others.iter().for_each(|other| other.signal("-STOP"));
         let tick = loop {
             let tick = (wall().as_secs() + 4).next_multiple_of(20);
-            // Before the one that is ahead fires.
+            // Before the replica that is ahead fires.
             std::thread::sleep(Duration::from_secs(tick - 3).saturating_sub(wall()));
             server.freeze();
             if wall().as_secs() < tick - 2 {
@@ -91,34 +91,33 @@ fn how_late_a_tick_is_the_clock_of_the_server_says() {
         }
         others.iter().for_each(|other| other.signal("-CONT"));
         let next = tick + 20;
-        heard.until("the next comes as usual", |line| {
+        heard.until("the next tick runs as usual", |line| {
             line.what == "told" && line.tick == next
         });
     }
-    // What the one that is behind is told comes four seconds later.
+    // The replica that is behind reports 4 s later.
     std::thread::sleep(ms(4_500));
     drop(workers);
     heard.check();
     let (starts, stalls) = (heard.of("start"), heard.of("stalled"));
     for (tick, is_run) in frozen {
         let runs = starts.iter().filter(|line| line.tick == tick).count();
-        // A replica that stood still for long was late itself. That of the server is the test.
+        // A stall of the replica itself excuses the tick. The server's stall is the test.
         let is_near = |stall: &Line| (tick - 3..tick + 18).contains(&stall.tick) && stall.fence > 500;
         let excused = runs <= 1 && stalls.iter().any(|stall| stall.who == 1 && is_near(stall));
-        println!("{tick} was run {runs} times, and is to be run: {is_run}; excused: {excused}");
+        println!("{tick} was run {runs} times, expected a run: {is_run}; excused: {excused}");
         assert!(
             runs == usize::from(is_run) || excused,
-            "{tick} was run {runs} times, and is to be run: {is_run}: {:#?}",
+            "{tick} was run {runs} times, expected a run: {is_run}: {:#?}",
             heard.lines()
         );
     }
 }
 
-/// Of many that were missed only the last few are run: those that were asked for within the time that a request may
-/// take, and which the server finds when it is back, or that a replica fired for last, each at a phase of its own. One
-/// after the other, and none twice.
+/// Of many missed ticks only the last few are run: the ticks whose requests are still in flight when the server is back,
+/// and the latest tick of each replica, each at its own phase. They run one after the other, and none runs twice.
 #[test]
-fn ticks_that_a_redis_missed_are_not_made_up_for() {
+fn ticks_of_a_long_outage_are_not_made_up_for() {
     let (server, heard) = (RedisServer::start(), Heard::default());
     let setup = Setup {
         lease: ms(8_000),
@@ -129,19 +128,19 @@ fn ticks_that_a_redis_missed_are_not_made_up_for() {
     heard.until("a run", |line| line.what == "told");
     server.freeze();
     let left = wall().as_secs();
-    // Nothing that was asked before is answered any more, and what was answered is heard.
+    // Earlier requests get no more answers, and all earlier answers have been read.
     std::thread::sleep(ms(1_500));
     let before = heard.of("start").len();
     std::thread::sleep(ms(9_200));
     assert_eq!(
         heard.of("start").len(),
         before,
-        "nobody runs: {:#?}",
+        "no replica runs: {:#?}",
         heard.lines()
     );
     let back = wall().as_secs();
     server.thaw();
-    heard.until("ticks go on", |line| line.what == "told" && line.tick > back);
+    heard.until("ticks continue", |line| line.what == "told" && line.tick > back);
     drop(workers);
     heard.check();
     let ended = heard.ended();
@@ -149,8 +148,8 @@ fn ticks_that_a_redis_missed_are_not_made_up_for() {
         .keys()
         .filter(|tick| (left + 1..back).contains(*tick))
         .collect();
-    // A replica is refused once a request and a connection had no answer for the request timeout of 2 s each, and then only
-    // the newest is pursued; a machine is late by a little.
+    // A replica gives a tick up when a request and a connection had no answer for the request timeout, 2 s each. Then it
+    // pursues only the newest tick. A busy machine adds a short delay.
     assert!(
         late.len() <= 6 && late.iter().all(|tick| **tick + 6 >= back),
         "{late:?} at {back}: {:#?}",
@@ -163,7 +162,7 @@ fn ticks_that_a_redis_missed_are_not_made_up_for() {
     );
 }
 
-/// A deploy of a service with a job each second: each replica is told to end at a tick, and another comes in its place.
+/// A deploy of a service with a job each second: each replica is drained at a tick, and another one replaces it.
 #[test]
 fn replicas_that_are_drained_at_the_tick_leave_it_to_the_others() {
     let (server, heard) = (RedisServer::start(), Heard::default());
@@ -184,7 +183,7 @@ fn replicas_that_are_drained_at_the_tick_leave_it_to_the_others() {
         heard.until(&ended, |line| line.what == "drained" && line.who == round);
         let _ = workers[round % 3].child.wait();
         workers[round % 3] = Worker::start(round + 3, &setup, &heard);
-        heard.until("the next is there", |line| {
+        heard.until("the next replica is ready", |line| {
             line.what == "ready" && line.who == round + 3
         });
     }
@@ -208,8 +207,8 @@ fn replicas_that_are_drained_at_the_tick_leave_it_to_the_others() {
     assert!(last > first + 2, "{first} to {last}");
 }
 
-/// A server that forgot everything knows of no mark either. Ticks go on, fences grow, and only a tick of the very moment may
-/// be run again, by a replica whose claim was under way when the server went.
+/// A server that lost its data has no mark. Ticks continue, and fences grow. Only the tick of that moment may be run again,
+/// by a replica whose claim was in flight when the server stopped.
 #[test]
 fn a_redis_that_is_restarted_empty_goes_on_with_larger_fences() {
     let (mut server, heard) = (RedisServer::start(), Heard::default());
@@ -229,13 +228,15 @@ fn a_redis_that_is_restarted_empty_goes_on_with_larger_fences() {
         let left: Vec<String> = redis::cmd("KEYS").arg("tenure1:j:*").query(&mut client).unwrap();
         let back = wall().as_secs();
         println!("{} jobs are known to the new server", left.len());
-        heard.until("ticks go on", |line| line.what == "told" && line.tick > back + 1);
+        heard.until("ticks continue", |line| {
+            line.what == "told" && line.tick > back + 1
+        });
     }
     drop(workers);
     let mut starts = heard.of("start");
     starts.sort_by_key(|line| line.fence);
     for two in starts.windows(2) {
-        assert!(two[0].fence < two[1].fence, "a fence twice: {two:?}");
+        assert!(two[0].fence < two[1].fence, "a duplicate fence: {two:?}");
         let is_of_the_moment = moments
             .iter()
             .any(|moment| (moment - 2..=moment + 1).contains(&two[1].tick));
@@ -246,9 +247,9 @@ fn a_redis_that_is_restarted_empty_goes_on_with_larger_fences() {
     }
 }
 
-/// Somebody's clock was an hour ahead, and a tick of then is known to the server.
+/// The clock of a replica was one hour ahead, and the server recorded a tick of that time.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_mark_ahead_of_the_servers_clock_is_told_and_can_be_reset() {
+async fn a_mark_ahead_of_the_servers_clock_is_reported_and_can_be_reset() {
     let server = RedisServer::start();
     let locks = locks(&server.url(), ms(30_000)).await;
     let (watch, runs) = (Watch::of("job=ahead "), Arc::new(Mutex::new(0)));
@@ -271,11 +272,11 @@ async fn a_mark_ahead_of_the_servers_clock_is_told_and_can_be_reset() {
         .exec(&mut client)
         .unwrap();
     let before = *runs.lock().unwrap();
-    // Whoever has just made the job asks soon; who has it, once in a lease.
+    // A node that has just created the job asks soon. The owner asks once in a lease.
     let other = crate::help::locks(&server.url(), ms(30_000)).await;
     let _job = other.job("ahead", |_| async {}).unwrap();
     soon(watch.until("mark_ahead")).await;
-    assert!(*runs.lock().unwrap() <= before + 1, "nothing is run");
+    assert!(*runs.lock().unwrap() <= before + 1, "no tick is run");
     assert!(locks.reset_job("ahead").await.unwrap());
     let seen = *runs.lock().unwrap();
     soon(async {
@@ -287,8 +288,8 @@ async fn a_mark_ahead_of_the_servers_clock_is_told_and_can_be_reset() {
     assert!(!locks.reset_job("ahead").await.unwrap());
 }
 
-/// Stopped between two runs, as a process that is debugged or a machine that is suspended: what it then fires for is
-/// over, or the newest.
+/// The replica is stopped between two runs, like a process in a debugger or a suspended machine. The ticks that it fires
+/// for afterwards are already run, except for the newest.
 #[test]
 fn a_replica_that_was_stopped_runs_nothing_again() {
     let (server, heard) = (RedisServer::start(), Heard::default());
@@ -300,19 +301,19 @@ fn a_replica_that_was_stopped_runs_nothing_again() {
     let run = heard.until("a run", |line| line.what == "told");
     let stopped = (run.who + 1) % 3;
     workers[stopped].signal("-STOP");
-    // Should it have won one in that moment, it is taken over.
-    let seen = heard.until("others go on", |line| {
+    // If the replica won a tick in that moment, another replica takes the tick over.
+    let seen = heard.until("the others continue", |line| {
         line.what == "told" && line.tick > run.tick + 4
     });
     workers[stopped].signal("-CONT");
-    heard.until("it wakes up", |line| {
+    heard.until("the stopped replica continues", |line| {
         line.what == "told" && line.tick > seen.tick + 2
     });
     drop(workers);
     heard.check();
 }
 
-/// A job's name is a key like any other, also in the memory that outlives its lease.
+/// A job's name may have any bytes, also in the memory that outlives its lease.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_name_may_have_every_byte() {
     let server = RedisServer::start();
@@ -321,7 +322,7 @@ async fn a_name_may_have_every_byte() {
         locks(&server.url(), ms(30_000)).await,
     ];
     let scheduler = JobScheduler::new().await.unwrap();
-    // Its latest tick is the same for as long as the test runs.
+    // The latest tick stays the same while the test runs.
     let job = Job::new_async("0 0 0 1 1 *", |_, _| Box::pin(async {})).unwrap();
     let id = scheduler.add(job).await.unwrap();
     let every: Vec<u8> = (0..=255).collect();
@@ -340,9 +341,13 @@ async fn a_name_may_have_every_byte() {
             soon(fire(id, scheduler.clone())).await;
         }
     }
-    assert_eq!(*runs.lock().unwrap(), names, "each once, under its own name");
+    assert_eq!(
+        *runs.lock().unwrap(),
+        names,
+        "each job runs once, under its own name"
+    );
 
-    // And what is known of it goes under that name.
+    // The memory of the job has that name.
     let mut eyes = Eyes::on(&server);
     assert_eq!(eyes.left_behind().len(), names.len());
     for name in &names {

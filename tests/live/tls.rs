@@ -1,4 +1,4 @@
-//! `rediss://`, with certificates that are made for the test.
+//! `rediss://` with certificates that the test creates.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use tenure::locks::ConnectError;
 use crate::help::{Eyes, Other, held, ms, now, soon, until};
 use crate::server::RedisServer;
 
-/// An authority that nobody knows, and what it certified: `ca.pem`, and key and certificate of `server` and `client`.
+/// A private certificate authority with its files: `ca.pem`, and the keys and certificates of `server` and `client`.
 struct Authority {
     dir: PathBuf,
 }
@@ -65,7 +65,7 @@ fn openssl(dir: &Path, line: &str) {
     assert!(output.status.success(), "openssl {line}: {said}");
 }
 
-/// A server that speaks TLS on a port of its own, beside the plain one.
+/// A server with a TLS port beside the plain port.
 struct TlsServer {
     plain: RedisServer,
     port: u16,
@@ -73,7 +73,7 @@ struct TlsServer {
 }
 
 impl TlsServer {
-    /// Who comes needs a certificate of the authority's, or not.
+    /// Starts the server. Clients need a certificate of the authority if `asks_for_certificates`.
     fn start(asks_for_certificates: bool) -> TlsServer {
         let authority = Authority::new();
         let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
@@ -101,7 +101,7 @@ impl TlsServer {
         format!("rediss://127.0.0.1:{}/", self.port)
     }
 
-    /// One that trusts the authority, and nobody else. With a certificate of its own or without.
+    /// Returns a client that trusts only the authority, with or without its own certificate.
     fn client(&self, certified: bool) -> redis::Client {
         let read = |file: &str| std::fs::read(self.authority.path(file)).unwrap();
         let client_tls = certified.then(|| redis::ClientTlsConfig {
@@ -116,7 +116,7 @@ impl TlsServer {
     }
 }
 
-/// A process that trusts the authority as it trusts those of its system needs nothing but the URL.
+/// A process that trusts the authority like those of its system needs only the URL.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_url_is_enough_where_the_authority_is_trusted() {
     let server = TlsServer::start(false);
@@ -131,16 +131,16 @@ async fn a_url_is_enough_where_the_authority_is_trusted() {
     assert!(eyes.owner("a").is_some());
     let mut waiter = play("waits");
     waiter.hears("waits");
-    until("it waits", || eyes.queue("a") == 1).await;
+    until("the caller waits", || eyes.queue("a") == 1).await;
     claim_id.nod();
     claim_id.hears("released");
     waiter.hears("holds");
 }
 
-/// redis-rs reads certificates from files before each connection. A file that cannot be read for a while, here a pipe
-/// that nobody writes to, does not stop the thread that renews: its timers go on, and one of them gives the attempt up.
+/// redis-rs reads certificates from files before each connection. An unreadable file, here a pipe without a writer, does not
+/// stop the thread that renews: its timers continue, and one of them ends the attempt.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn certificates_that_take_long_to_read_stop_no_timer() {
+async fn slow_certificate_files_stop_no_timer() {
     let server = TlsServer::start(false);
     let pipe = server.authority.path("pipe");
     assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
@@ -149,33 +149,33 @@ async fn certificates_that_take_long_to_read_stop_no_timer() {
     assert_eq!(Other::runs(command).hears("refused"), "true");
 }
 
-/// A server with a certificate that nobody vouches for is told as an error, with the reason.
+/// A server with an untrusted certificate gives an error with the reason.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_certificate_that_nobody_vouches_for_is_an_error() {
+async fn an_untrusted_certificate_is_an_error() {
     let server = TlsServer::start(false);
     let error = soon(Locks::redis(&server.url())).await.unwrap_err().to_string();
     assert!(error.contains("certificate"), "{error}");
 }
 
-/// TLS spoken to a port that is plain: the error says what to look for.
+/// The error of a TLS connection to a plain port says what to check.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tls_to_a_plain_port_is_told() {
+async fn tls_to_a_plain_port_is_an_error() {
     let server = RedisServer::start();
     let url = format!("rediss://127.0.0.1:{}/", server.port());
     let error = soon(Locks::redis(&url)).await.unwrap_err().to_string();
     assert!(error.contains("TLS"), "{error}");
 }
 
-/// And the other way round.
+/// The error of a plain connection to a TLS port says what to check.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn plain_words_to_a_tls_port_are_told() {
+async fn a_plain_connection_to_a_tls_port_is_an_error() {
     let server = TlsServer::start(false);
     let url = format!("redis://127.0.0.1:{}/", server.port);
     let error = soon(Locks::redis(&url)).await.unwrap_err().to_string();
     assert!(error.contains("TLS") && error.contains("rediss://"), "{error}");
 }
 
-/// What a URL cannot say a client brings: here an authority of its own. Commands travel so, and pushed grants.
+/// A client brings the settings that a URL cannot express, here its own authority. Commands and pushed grants use them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_brings_an_authority() {
     let server = TlsServer::start(false);
@@ -185,18 +185,18 @@ async fn a_client_brings_an_authority() {
     let other = other.await.unwrap();
     let guard = held(&one, "a").await;
     let waiter = tokio::spawn(other.mutex("a").lock());
-    until("it waits", || eyes.queue("a") == 1).await;
+    until("the caller waits", || eyes.queue("a") == 1).await;
     let released = now();
     soon(guard.release()).await.unwrap();
     let guard = soon(waiter).await.unwrap().unwrap();
-    // Not by a timer, which takes 20 s.
+    // Sooner than by a timer, which takes 20 s.
     assert!(now() - released < ms(10_000), "{:?}", now() - released);
     soon(guard.release()).await.unwrap();
     soon(other.idle()).await;
     eyes.until_empty().await;
 }
 
-/// And a certificate, where the server asks for one: without it there is an error, and no hanging.
+/// A client brings a certificate if the server asks for one. Without a certificate there is an error at once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_brings_a_certificate() {
     let server = TlsServer::start(true);

@@ -1,14 +1,17 @@
-//! The torture: node processes on a real Redis, faults of every kind, and a referee that reads what they wrote down.
+//! The torture: node processes on a real Redis, faults of every kind, and a referee that reads the journals of the nodes.
 //!
-//! Tasks read, write, or write and then go on as readers; others want permits of a semaphore, stand for an election or observe it, and
-//! set latches, count them down and wait. Four variants, one after the other. *Without pauses* no fault lets a holder lose its lease, so a counter that is
-//! not atomic must be exact. *With pauses* holders lose, and are stopped between their check and their write; a
-//! register that refuses old fences must end at the number of writes that it accepted. *Without locks* everybody
-//! believes to hold what it asks for, and *readers without locks* only they do; the same checks must fail, or they check
-//! nothing.
+//! Tasks read, write, or downgrade from writer to reader. Other tasks acquire permits of a semaphore, campaign in an
+//! election or observe it, and set latches, count them down and wait. Four variants run one after the other:
 //!
-//! `TENURE_TORTURE_SECONDS` is for the first two together, in rounds of a minute at most; `TENURE_SEED` replays the
-//! schedule of faults of the first round.
+//! * *Without pauses* no fault lets a holder lose its lease, so a counter that is not atomic must be exact.
+//! * *With pauses* holders lose leases, and are stopped between their check and their write. A register that refuses old
+//!   fences must end at the number of writes that it accepted.
+//! * *Without locks* every task acts as a holder of the keys that it asks for. The same checks must fail, or they check
+//!   nothing.
+//! * *Readers without locks*: only readers act so.
+//!
+//! `TENURE_TORTURE_SECONDS` is the length of the first two variants together, in rounds of at most a minute. `TENURE_SEED`
+//! replays the schedule of faults of the first round.
 
 mod elections;
 mod events;
@@ -38,10 +41,10 @@ use referee::{Case, Findings, Tally, judge};
 
 const NODES: usize = 4;
 const KEYS: usize = 3;
-/// How long a round lasts at most: journals are read at its end.
+/// The longest round. Journals are read at its end.
 const ROUND: Duration = Duration::from_secs(60);
 
-/// One at a time: they would be each other's stalls.
+/// Runs one torture at a time: concurrent ones would stall each other.
 static TURN: Mutex<()> = Mutex::new(());
 
 struct Variant {
@@ -79,7 +82,7 @@ fn torture_with_pauses() {
     variant.rounds(asked().unwrap_or(Duration::from_secs(50)) / 2);
 }
 
-/// The lock switched off: every check must notice.
+/// The locks are switched off: every check must notice.
 #[test]
 fn torture_without_locks_is_noticed() {
     must_notice(
@@ -127,7 +130,7 @@ fn must_notice(title: &'static str, locked: Locked, noticed: &[&str]) -> Finding
     };
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut found = Findings::default();
-    // A machine that stood still for most of a round shows it in the next.
+    // A machine that stalled for most of a round gets another round.
     for round in 0..3 {
         let seed = seed().unwrap_or(1) + round;
         let (summary, findings) = variant.round(seed, Duration::from_secs(2));
@@ -137,7 +140,7 @@ fn must_notice(title: &'static str, locked: Locked, noticed: &[&str]) -> Finding
             return found;
         }
     }
-    panic!("not all of {noticed:?} was noticed:\n{found}");
+    panic!("not all of {noticed:?} were noticed:\n{found}");
 }
 
 fn asked() -> Option<Duration> {
@@ -153,7 +156,7 @@ fn seed() -> Option<u64> {
 }
 
 impl Variant {
-    /// What dead nodes may cost the living: two leases, the margin and a timer.
+    /// Returns how long dead nodes may delay live ones: two leases, the margin and a timer.
     fn bound(&self) -> Duration {
         let margin = (self.lease / 10).max(Duration::from_millis(250));
         2 * self.lease + margin + self.lease / 3
@@ -207,7 +210,7 @@ impl Variant {
         }
         faults.rage(&mut nodes, span);
         if self.locked == Locked::Everybody {
-            // Everything is well again: whoever wants a lock gets it.
+            // All faults have ended: every caller gets its lock.
             sleep(self.bound() + canary.worst());
         }
         let run = (began, now());
@@ -266,7 +269,7 @@ impl Variant {
         (summary, findings)
     }
 
-    /// Nothing is left in Redis but the clock, and what holders wrote.
+    /// Checks that only the clock and the writes of holders are left in Redis.
     fn leftovers(&self, server: &RedisServer, canary: &Canary, findings: &mut Findings) {
         let (end, life) = (Instant::now() + self.bound(), latches::LIFE);
         let mut client = server.client();
@@ -277,7 +280,7 @@ impl Variant {
             if left.is_empty() {
                 return;
             }
-            // Latches have their life before them, and nothing else has.
+            // Only latches still have a life before them.
             let is_of_latches = left.iter().all(|key| key.contains("tenure1:l:"));
             let life = if is_of_latches { life } else { Duration::ZERO };
             if Instant::now() > end + life + canary.worst() {
@@ -287,7 +290,7 @@ impl Variant {
         }
     }
 
-    /// Its values are the numbers of writes that it accepted, and the writers know of nearly all of them.
+    /// Checks that the register's values are the numbers of accepted writes. The journals have nearly all of these writes.
     fn registered(&self, register: &RedisServer, tally: &Tally, findings: &mut Findings) {
         let mut client = register.client();
         let mut sum = 0;
@@ -306,7 +309,7 @@ impl Variant {
             }
             sum += accepted;
         }
-        // Killed between the write and the line about it.
+        // A writer may be killed between its write and the journal line.
         if !(tally.accepted..=tally.accepted + tally.unanswered).contains(&sum) {
             findings.add(
                 "a register that is off",

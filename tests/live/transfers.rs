@@ -1,4 +1,4 @@
-//! Leases that go from one process to another, on a real server.
+//! Transfers of leases between processes, on a real server.
 
 use std::time::Duration;
 
@@ -26,9 +26,9 @@ fn is_empty(server: RedisServer) {
 
 crate::laws_of_transfers!(nodes, is_empty);
 
-/// A trip to give it up, to adopt, to extend and to give back.
+/// Each of transfer, adoption, extension and release takes one round trip.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn each_step_is_a_trip() {
+async fn each_step_takes_one_round_trip() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let locks = locks(&server.url(), ms(60_000)).await;
@@ -43,7 +43,7 @@ async fn each_step_is_a_trip() {
             false => held(&locks, "order").await,
             true => soon(locks.semaphore("order", 3).acquire()).await.unwrap(),
         };
-        assert_eq!(trips(), 1, "to have it");
+        assert_eq!(trips(), 1, "to acquire it");
         let transfer = soon(guard.into_transfer(MINUTE)).await.unwrap();
         assert_eq!(trips(), 1, "to give it up");
         soon(locks.extend(&transfer, 2 * MINUTE)).await.unwrap();
@@ -51,23 +51,23 @@ async fn each_step_is_a_trip() {
         let adopted = soon(locks.adopt(&transfer)).await.unwrap();
         assert_eq!(trips(), 1, "to adopt it");
         soon(adopted.release()).await.unwrap();
-        assert_eq!(trips(), 1, "to give it back");
+        assert_eq!(trips(), 1, "to release it");
     }
     let permit = soon(locks.semaphore("order", 3).acquire_for(MINUTE))
         .await
         .unwrap();
-    assert_eq!(trips(), 2, "to have a permit that travels");
+    assert_eq!(trips(), 2, "to acquire and transfer a permit");
     soon(locks.release(&permit)).await.unwrap();
-    assert_eq!(trips(), 1, "to give it back");
+    assert_eq!(trips(), 1, "to release it");
 }
 
-/// The process that gave it up is killed as soon as it has sent its message, which is delivered twice: the work is done once,
-/// by a process that nobody disturbs.
+/// The sender of a transfer is killed as soon as it has sent its message, which is delivered twice. One process adopts the
+/// lease, does the work once, and is not disturbed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_killed_process_sent_is_worked_on_once() {
+async fn a_transfer_of_a_killed_process_is_worked_on_once() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
-    // Long enough that no slow machine loses one.
+    // Long enough that no slow machine loses a lease.
     let lease = ms(10_000);
     let (one, other) = (
         locks(&server.url(), lease).await,
@@ -83,7 +83,7 @@ async fn what_a_killed_process_sent_is_worked_on_once() {
             let guard = soon(locks.adopt(&transfer)).await?;
             let mut eyes = Eyes::on(&server);
             let _: u64 = eyes.text("INCR done");
-            // For longer than the lease that it was sent with would have lasted.
+            // For longer than the transferred lease would have lasted.
             tokio::time::sleep(ms(10_500)).await;
             guard.release().await
         };
@@ -101,7 +101,7 @@ async fn what_a_killed_process_sent_is_worked_on_once() {
     eyes.until_empty().await;
 }
 
-/// The answer is lost, and what was asked for is asked for again: it is done once.
+/// The answer is lost, and the request is repeated. It is executed once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lost_answer_loses_no_lease() {
     let server = RedisServer::start();
@@ -109,13 +109,13 @@ async fn a_lost_answer_loses_no_lease() {
     let direct = locks(&server.url(), ms(10_000)).await;
     let behind = locks(&url(proxy.addr()), ms(10_000)).await;
     for round in 0..4 {
-        // Whose request to give it up is executed, and not answered.
+        // The transfer is executed, but its answer is lost.
         let guard = held(&behind, "order").await;
         let owner = Eyes::on(&server).owner("order").unwrap();
         let (claim_id, _) = owner.rsplit_once(':').unwrap();
         proxy.cut_reply_to(claim_id);
         let transfer = soon(guard.into_transfer(MINUTE)).await.unwrap();
-        // The same for who adopts it, extends it, or gives it back.
+        // The answers to an adoption, an extension and a release are lost, too.
         proxy.cut_reply_to(holder_of(&transfer));
         match round {
             0 => soon(soon(behind.adopt(&transfer)).await.unwrap().release())
@@ -138,9 +138,9 @@ fn holder_of(transfer: &Transfer) -> String {
     text.split('.').nth(4).unwrap().to_owned()
 }
 
-/// Who cannot reach the store has lost nothing: somebody else adopts it, or the same process when it can.
+/// A process that cannot reach the store loses no transfer: another process adopts it, or the same process later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_store_that_is_away_loses_no_transfer() {
+async fn an_unavailable_store_loses_no_transfer() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let direct = locks(&server.url(), ms(10_000)).await;
@@ -170,7 +170,7 @@ async fn a_store_that_is_away_loses_no_transfer() {
     soon(adopted.await.unwrap().release()).await.unwrap();
 }
 
-/// Values that are none of ours are left alone.
+/// Foreign values are refused and not changed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn foreign_values_are_refused_and_left_alone() {
     let server = RedisServer::start();
@@ -179,8 +179,8 @@ async fn foreign_values_are_refused_and_left_alone() {
     for (write, read) in [
         ("RPUSH lock:order x", "TYPE lock:order"),
         ("HSET lock:order a b", "TYPE lock:order"),
-        ("SET lock:order somebody", "GET lock:order"),
-        ("ZADD lock:order 5 somebody", "TYPE lock:order"),
+        ("SET lock:order foreign", "GET lock:order"),
+        ("ZADD lock:order 5 foreign", "TYPE lock:order"),
     ] {
         for reads in [false, true] {
             let guard = match reads {
@@ -207,9 +207,9 @@ async fn foreign_values_are_refused_and_left_alone() {
     }
 }
 
-/// What a lease needs is there already.
+/// A lease that exists needs no more memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_memory_a_lease_travels_all_the_same() {
+async fn without_memory_a_lease_is_still_transferred() {
     let server = RedisServer::with_args(&["--maxmemory-policy", "noeviction"]);
     let mut eyes = Eyes::on(&server);
     let locks = locks(&server.url(), ms(60_000)).await;

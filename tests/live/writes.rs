@@ -1,4 +1,4 @@
-//! Writes under a lease, on a real server: done while the lease is current, and else not.
+//! Guarded writes on a real server: they are executed while the lease is current, and refused otherwise.
 
 use crate::help::{Eyes, Other, addr, held, locks, ms, now, soon, until, url};
 use crate::server::RedisServer;
@@ -18,7 +18,7 @@ pub(crate) async fn a_lock() -> (RedisServer, Eyes, Locks) {
     (server, eyes, locks)
 }
 
-/// Adds one, and notes an id.
+/// Adds one to the count, and appends an id.
 pub(crate) async fn add(guard: &Guard, id: &str) -> Result<i64, Error> {
     let (count, _): (i64, i64) = soon(
         guard
@@ -53,7 +53,7 @@ pub(crate) fn failed(written: Result<Value, Error>) -> String {
 async fn commands_and_scripts_are_done_in_one_trip() {
     let (_server, mut eyes, locks) = a_lock().await;
     let guard = held(&locks, "a").await;
-    // The server is told the scripts once.
+    // The scripts are loaded into the server once.
     assert_eq!(add(&guard, "first").await.unwrap(), 1);
     let script =
         "-- a comment on the first line\nlocal by = ARGV[1]\nreturn redis.call('INCRBY', KEYS[1], by)";
@@ -91,7 +91,7 @@ async fn commands_and_scripts_are_done_in_one_trip() {
     let ids = vec!["first".to_owned(), "second".to_owned()];
     assert_eq!(replies, ("OK".to_owned(), None, ids, 2));
     assert_eq!(eyes.ask::<String>(&[b"GET", b"name"]), "a b\r\n");
-    // A script sees what is its own, and may return nothing.
+    // A script sees only its own keys and arguments, and may return nothing.
     for ours in ["body", "is_current", "keys"] {
         let sees = format!("return {{ #KEYS, #ARGV, pcall(function() return {ours} end) and 1 or 0 }}");
         let seen: (i64, i64, i64) = soon(guard.atomically().script(sees).query()).await.unwrap();
@@ -101,7 +101,7 @@ async fn commands_and_scripts_are_done_in_one_trip() {
         .await
         .unwrap();
     assert_eq!(nothing, Value::Nil);
-    // What cannot be read was done.
+    // A write with an unreadable answer was executed.
     let unread = soon(guard.atomically().command("INCR").key("count").query::<i64>()).await;
     assert!(matches!(unread, Err(Error::Reply { .. })), "{unread:?}");
     assert_eq!(count(&mut eyes), 41);
@@ -115,7 +115,7 @@ async fn commands_and_scripts_are_done_in_one_trip() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn nothing_is_written_by_whoever_lost_the_lease() {
+async fn a_write_after_the_lease_was_lost_is_refused() {
     let (server, mut eyes, locks) = a_lock().await;
     let is_gone = |written: Result<i64, Error>| {
         assert!(
@@ -129,8 +129,8 @@ async fn nothing_is_written_by_whoever_lost_the_lease() {
             "{written:?}"
         );
     };
-    // Deleted by hand, taken over by another process, and overwritten by another client. Each lease is new, or it would be
-    // known here that it is lost.
+    // The record is deleted by hand, taken over by another process, or overwritten by another client. Each lease is new:
+    // otherwise the process would know of the loss.
     let guard = held(&locks, "a").await;
     add(&guard, "mine").await.unwrap();
     eyes.text::<()>("DEL lock:a");
@@ -142,7 +142,7 @@ async fn nothing_is_written_by_whoever_lost_the_lease() {
     is_gone(add(&guard, "taken").await);
     assert_eq!(add(&successor, "theirs").await.unwrap(), 2);
     for (record, case) in [
-        ("SET lock:a somebody", "foreign"),
+        ("SET lock:a foreign-owner", "foreign"),
         ("HSET lock:a some thing", "no lock"),
     ] {
         eyes.text::<()>("DEL lock:a");
@@ -152,13 +152,13 @@ async fn nothing_is_written_by_whoever_lost_the_lease() {
         is_gone(add(&guard, case).await);
     }
     assert_eq!(count(&mut eyes), 2);
-    // The owner's claim, and another grant.
+    // The owner's claim, with another grant number.
     let guard = held(&locks, "b").await;
     let record = eyes.owner("b").unwrap();
     eyes.text::<()>(&format!("SET lock:b {record}1"));
     is_gone(add(&guard, "another grant").await);
     assert_eq!(count(&mut eyes), 2);
-    // Given back: known without a question.
+    // After its release the write is refused without a request.
     let guard = held(&locks, "c").await;
     let lease = guard.lease();
     soon(guard.release()).await.unwrap();
@@ -196,7 +196,7 @@ async fn readers_holders_of_permits_and_second_guards_write_while_they_hold() {
     assert_eq!(add(&one, "one").await.unwrap(), 5);
     let records: Vec<Vec<u8>> = eyes.text("KEYS tenure1:s:*");
     for record in [&records[0][..], b"lock:read"] {
-        // Its lease and margin are over, and nobody has looked since.
+        // Its lease and margin have expired, and no request has removed it since.
         let members: Vec<Vec<u8>> = eyes.ask(&[b"ZRANGE", record, b"0", b"-1"]);
         for member in members.iter().filter(|member| member[0] == b'h') {
             eyes.ask::<()>(&[b"ZADD", record, b"XX", b"1000", member]);
@@ -246,7 +246,7 @@ async fn a_run_of_a_job_writes_while_it_owns_its_tick() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_error_is_told_in_the_servers_words_and_what_was_written_stands() {
+async fn an_error_has_the_servers_text_and_earlier_writes_stay() {
     let (_server, mut eyes, locks) = a_lock().await;
     let guard = held(&locks, "a").await;
     eyes.text::<()>("RPUSH list some");
@@ -262,7 +262,7 @@ async fn an_error_is_told_in_the_servers_words_and_what_was_written_stands() {
     assert!(said.contains("WRONGTYPE"), "{said}");
     assert_eq!(eyes.text::<i64>("EXISTS before"), 1);
     assert_eq!(eyes.text::<i64>("EXISTS after"), 0);
-    // Before the first write of a script, after it, by its own will, and what is none.
+    // Errors before the first write of a script, after it, raised by the script, and of an invalid script.
     let set = "redis.call('INCR', KEYS[1])";
     for (text, told, written) in [
         ("error('too early')".to_owned(), "too early", 0),
@@ -282,14 +282,14 @@ async fn an_error_is_told_in_the_servers_words_and_what_was_written_stands() {
         let found = eyes.text::<Option<i64>>("GET written").unwrap_or(0);
         assert_eq!(found, written, "{text}");
     }
-    // A failure is no loss, and leaves the lease as it is.
+    // A failure is not a loss, and does not change the lease.
     assert!(guard.is_held());
     assert_eq!(add(&guard, "after all").await.unwrap(), 1);
     soon(guard.release()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_server_that_forgot_the_script_is_told_it_and_writes_once() {
+async fn a_script_is_loaded_again_after_a_flush_and_the_write_is_done_once() {
     let (_server, mut eyes, locks) = a_lock().await;
     let guard = held(&locks, "a").await;
     for n in 1..=3 {
@@ -297,7 +297,7 @@ async fn a_server_that_forgot_the_script_is_told_it_and_writes_once() {
         assert_eq!(add(&guard, "again").await.unwrap(), n);
     }
     assert_eq!(count(&mut eyes), 3);
-    // And where it will not be told.
+    // The user may not load the script.
     eyes.text::<()>("SCRIPT FLUSH");
     eyes.text::<()>("ACL SETUSER default -script");
     let refused = add(&guard, "refused").await;
@@ -315,7 +315,7 @@ async fn without_memory_a_write_fails_and_the_lease_stays() {
     eyes.text::<()>("CONFIG SET maxmemory 1");
     let said = failed(soon(guard.atomically().command("INCR").key("count").query()).await);
     assert!(said.contains("OOM"), "{said}");
-    // What needs no memory goes on.
+    // Requests that need no memory succeed.
     let gone: (i64,) = soon(guard.atomically().command("DEL").key("count").query())
         .await
         .unwrap();
@@ -324,7 +324,7 @@ async fn without_memory_a_write_fails_and_the_lease_stays() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_user_of_the_readme_writes_what_it_has_rights_to() {
+async fn the_user_of_the_readme_writes_only_with_rights_to_the_keys() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let rule = format!("ACL SETUSER app on >secret {}", acl());
@@ -334,7 +334,7 @@ async fn the_user_of_the_readme_writes_what_it_has_rights_to() {
     let guard = held(&locks, "a").await;
     let write = || soon(guard.atomically().command("INCR").key("count").query::<Value>());
     let said = write().await;
-    // The key is one of those that the call declares, so the server looks before it begins.
+    // The call declares the key, so the server checks the right before it begins.
     let refused = |error: &Error| match error {
         Error::Store { source, .. } => *source.kind() == StoreErrorKind::Refused(StoreRefusal::NoPermission),
         Error::Failed { said, .. } => said.contains("can't"),
@@ -346,7 +346,7 @@ async fn the_user_of_the_readme_writes_what_it_has_rights_to() {
     assert!(said.as_ref().is_err_and(refused), "{said:?}");
     eyes.text::<()>("ACL SETUSER app +incr");
     assert_eq!(write().await.unwrap(), Value::Array(vec![Value::Int(1)]));
-    // And of readers and permits the check needs no right that is not documented.
+    // For readers and permits the check needs only documented rights.
     let reader = soon(locks.rw_lock("read").read()).await.unwrap();
     let permit = soon(locks.semaphore("calls", 3).acquire_many(2)).await.unwrap();
     for guard in [reader, permit] {
@@ -359,11 +359,11 @@ async fn the_user_of_the_readme_writes_what_it_has_rights_to() {
     }
 }
 
-/// Locks through a proxy, and the proxy.
+/// Returns a proxy, and locks through it.
 pub(crate) async fn behind_a_proxy(server: &RedisServer) -> (Proxy, Locks) {
     let proxy = Proxy::start(addr(server));
     let builder = Locks::builder().lease(ms(30_000)).request_timeout(ms(1_000));
-    // A burst ends for nothing else.
+    // Nothing else ends a burst.
     let builder = builder.burst(256, ms(60_000));
     let locks = builder.redis(&url(proxy.addr())).await.unwrap();
     (proxy, locks)
@@ -384,25 +384,33 @@ async fn a_write_without_an_answer_is_done_once_and_its_lease_is_not_handed_on()
     proxy.cut_reply_to("RPUSH");
     unanswered(add(&guard, "second").await);
     proxy.until(|counts| counts.cut[1] > 0).await;
-    assert_eq!(count(&mut eyes), 2, "it was done once, and nobody asks again");
-    // The lease goes on, and may write.
+    assert_eq!(
+        count(&mut eyes),
+        2,
+        "the write was done once, and is not repeated"
+    );
+    // The lease stays valid, and may write.
     assert_eq!(add(&guard, "third").await.unwrap(), 3);
     let before = guard.fence();
     soon(guard.release()).await.unwrap();
     let guard = soon(next).await.unwrap().unwrap();
-    assert_ne!(number(guard.fence()), number(before), "it was handed on");
-    // Whose writes are all answered hands on.
+    assert_ne!(number(guard.fence()), number(before), "the lease was handed on");
+    // A guard whose writes all have answers hands on.
     let next = tokio::spawn(locks.mutex("a").lock());
-    until("somebody waits", || locks.waiting() == 1).await;
+    until("a caller waits", || locks.waiting() == 1).await;
     assert_eq!(add(&guard, "fourth").await.unwrap(), 4);
     let before = guard.fence();
     soon(guard.release()).await.unwrap();
     let guard = soon(next).await.unwrap().unwrap();
-    assert_eq!(number(guard.fence()), number(before), "it was not handed on");
+    assert_eq!(
+        number(guard.fence()),
+        number(before),
+        "the lease was not handed on"
+    );
     soon(guard.release()).await.unwrap();
 }
 
-/// A connection that was given up may still deliver what was written to it: by then the lock is another's.
+/// A connection that was given up may still deliver a request. By then another holder has the lock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_write_that_arrives_when_the_next_one_holds_is_not_done() {
     let server = RedisServer::start();
@@ -411,7 +419,7 @@ async fn a_write_that_arrives_when_the_next_one_holds_is_not_done() {
     let guard = held(&locks, "a").await;
     add(&guard, "first").await.unwrap();
     let next = tokio::spawn(locks.mutex("a").lock());
-    until("somebody waits", || locks.waiting() == 1).await;
+    until("a caller waits", || locks.waiting() == 1).await;
     proxy.set_existing(Direction::Requests, Flow::Hold);
     unanswered(add(&guard, "late").await);
     assert!(proxy.holds(Direction::Requests) > 0);
@@ -420,22 +428,22 @@ async fn a_write_that_arrives_when_the_next_one_holds_is_not_done() {
     assert_eq!(add(&next, "second").await.unwrap(), 2);
     let before = eyes.calls()["evalsha"];
     proxy.release();
-    until("it was executed", || eyes.calls()["evalsha"] > before).await;
+    until("the request was executed", || eyes.calls()["evalsha"] > before).await;
     assert_eq!(count(&mut eyes), 2);
     assert_eq!(eyes.text::<Vec<String>>("LRANGE ids 0 -1"), ["first", "second"]);
     soon(next.release()).await.unwrap();
 }
 
-/// It is under way, and its caller did not stay for the answer.
+/// The write is in flight, and its caller dropped the future.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_lease_with_a_write_under_way_is_not_handed_on() {
+async fn a_lease_with_a_write_in_flight_is_not_handed_on() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let (proxy, locks) = behind_a_proxy(&server).await;
     let guard = held(&locks, "a").await;
     add(&guard, "first").await.unwrap();
     let next = tokio::spawn(locks.mutex("a").lock());
-    until("somebody waits", || locks.waiting() == 1).await;
+    until("a caller waits", || locks.waiting() == 1).await;
     proxy.set(Direction::Replies, Flow::Hold);
     let mut write = Box::pin(add(&guard, "second"));
     let polled = std::future::poll_fn(|cx| std::task::Poll::Ready(write.as_mut().poll(cx).is_pending()));
@@ -446,14 +454,14 @@ async fn a_lease_with_a_write_under_way_is_not_handed_on() {
     drop(guard);
     proxy.heal();
     let next = soon(next).await.unwrap().unwrap();
-    assert_ne!(number(next.fence()), number(before), "it was handed on");
+    assert_ne!(number(next.fence()), number(before), "the lease was handed on");
     assert_eq!(count(&mut eyes), 2);
     soon(next.release()).await.unwrap();
 }
 
-/// There is nobody to send it to: it is not sent later, either.
+/// Without a connection the write is not sent, also not later.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn without_a_connection_nothing_is_done() {
+async fn without_a_connection_no_write_is_done() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let (proxy, locks) = behind_a_proxy(&server).await;
@@ -465,7 +473,7 @@ async fn without_a_connection_nothing_is_done() {
     let refused = async {
         loop {
             match add(&guard, "away").await {
-                // The one that finds the connection broken, before anybody knew.
+                // This write is the first to find the connection broken.
                 Err(Error::Unanswered { .. }) => {}
                 other => break other,
             }
@@ -486,10 +494,10 @@ async fn without_a_connection_nothing_is_done() {
     soon(guard.release()).await.unwrap();
 }
 
-/// Ten thousand increments in three processes that stop past their leases, or whose writes arrive that late. Each reads the
-/// count, and writes one more under its lease: whoever wrote late would take others' increments back.
+/// Ten thousand increments in three processes that stop past their leases, or whose writes arrive after them. Each task
+/// reads the count, and writes one more under its lease: a late write would take back the increments of others.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ten_thousand_increments_and_none_is_lost() {
+async fn none_of_ten_thousand_increments_is_lost() {
     const INCREMENTS: usize = 10_000;
     const LEASE_MS: u64 = 500;
     let server = RedisServer::start();
@@ -512,7 +520,7 @@ async fn ten_thousand_increments_and_none_is_lost() {
     let written = |eyes: &mut Eyes| eyes.text::<usize>("LLEN ids");
     let lost = |eyes: &mut Eyes| eyes.text::<Option<u64>>("GET lost").unwrap_or(0);
     let unanswered = |eyes: &mut Eyes| eyes.text::<Option<u64>>("GET unanswered").unwrap_or(0);
-    // As long as it takes for both to have happened.
+    // Until both faults have happened.
     let start = now();
     while written(&mut eyes) < INCREMENTS || lost(&mut eyes) == 0 || unanswered(&mut eyes) == 0 {
         assert!(
@@ -534,15 +542,15 @@ async fn ten_thousand_increments_and_none_is_lost() {
         } else {
             proxy.set_existing(Direction::Requests, Flow::Hold);
         }
-        until("its lease is over", || now() > over).await;
+        until("its lease has expired", || now() > over).await;
         if kind == 0 {
             other.signal("-CONT");
         } else {
             proxy.release();
         }
-        // The others have their turn, and this one again.
+        // The other processes work, and this process works again.
         let more = written(&mut eyes) + rng.usize(1..2 * INCREMENTS / 10);
-        until("work goes on", || written(&mut eyes) >= more).await;
+        until("work continues", || written(&mut eyes) >= more).await;
     }
     let (mut acknowledged, mut open) = (BTreeSet::new(), BTreeSet::new());
     let mut refused = BTreeSet::new();
@@ -561,9 +569,9 @@ async fn ten_thousand_increments_and_none_is_lost() {
     }
     let ids: Vec<String> = eyes.text("LRANGE ids 0 -1");
     let done: BTreeSet<String> = ids.iter().cloned().collect();
-    assert_eq!(done.len(), ids.len(), "none is done twice");
-    assert!(acknowledged.is_subset(&done), "what was acknowledged was done");
-    assert!(refused.is_disjoint(&done), "what was refused was not done");
+    assert_eq!(done.len(), ids.len(), "no write is done twice");
+    assert!(acknowledged.is_subset(&done), "each acknowledged write was done");
+    assert!(refused.is_disjoint(&done), "no refused write was done");
     let late: BTreeSet<_> = done.difference(&acknowledged).collect();
     assert!(late.iter().all(|id| open.contains(*id)));
     assert_eq!(count(&mut eyes), ids.len() as i64, "an increment was taken back");
@@ -580,7 +588,7 @@ async fn ten_thousand_increments_and_none_is_lost() {
     );
 }
 
-/// One process of that test, which is told when to begin and when to end.
+/// One process of that test. Its parent tells it when to begin and when to end.
 pub async fn increments(locks: Locks, key: &str) {
     let client = redis::Client::open(std::env::var("TENURE_DIRECT").unwrap()).unwrap();
     let patient = redis::AsyncConnectionConfig::new().set_response_timeout(None);
@@ -614,7 +622,7 @@ async fn increments_of_a_task(
         let guard = match mutex.lock().await {
             Ok(guard) => guard,
             Err(error) => {
-                // It was stopped before it took up what it was granted.
+                // The process was stopped before it took its grant.
                 if error.is_lost() {
                     redis::cmd("INCR")
                         .arg("lost")
@@ -651,9 +659,9 @@ async fn increments_of_a_task(
     outcomes
 }
 
-/// What no client can read would end the connection that everybody shares.
+/// An unreadable answer would end the connection that all callers share.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn scripts_that_return_or_are_rubbish_disturb_nobody_else() {
+async fn scripts_with_invalid_text_or_answers_do_not_disturb_other_callers() {
     let (_server, mut eyes, locks) = a_lock().await;
     let guard = held(&locks, "a").await;
     add(&guard, "first").await.unwrap();
@@ -662,7 +670,7 @@ async fn scripts_that_return_or_are_rubbish_disturb_nobody_else() {
         let line = info
             .lines()
             .find(|line| line.starts_with("total_connections_received"));
-        line.expect("the server tells it").to_owned()
+        line.expect("the server has this line").to_owned()
     };
     let words = [
         ("return “1”", "near"),
@@ -678,7 +686,7 @@ async fn scripts_that_return_or_are_rubbish_disturb_nobody_else() {
             "no client can read",
         ),
         ("local loop = {} loop[1] = loop return loop", "no client can read"),
-        // Nothing in the text ends the function that it is.
+        // The text cannot end the function that contains it.
         (
             "local x end end\nredis.call('INCR', KEYS[1]) do",
             "expected near 'end'",
@@ -704,7 +712,7 @@ async fn scripts_that_return_or_are_rubbish_disturb_nobody_else() {
     soon(guard.release()).await.unwrap();
 }
 
-/// The answer to a refused write ends the holding. No renewal is asked for.
+/// The answer to a refused write ends the lease. No renewal is sent.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_guard_whose_write_is_refused_is_lost_with_the_answer() {
     let (_server, mut eyes, locks) = a_lock().await;
@@ -733,11 +741,11 @@ async fn a_guard_whose_write_is_refused_is_lost_with_the_answer() {
         ));
         assert_eq!(eyes.calls()["evalsha"] - before, 1, "{}", guard.key());
     }
-    assert!(!readers[1].is_held(), "it reads by the same lease");
+    assert!(!readers[1].is_held(), "the second guard reads by the same lease");
     assert_eq!(count(&mut eyes), 1);
 }
 
-/// Lua's `unpack` and an old Redis have limits.
+/// Lua's `unpack` and old Redis versions limit the number of arguments.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_write_of_too_many_words_is_refused_before_it_is_sent() {
     let server = RedisServer::start();
@@ -783,13 +791,13 @@ async fn a_write_of_too_many_words_is_refused_before_it_is_sent() {
     soon(guard.release()).await.unwrap();
 }
 
-/// What a plain script of another client finds in place.
+/// A script of another client that checks the globals.
 const GLOBALS: &str = "
 return { redis.call('PING').ok, string.format('%d', math.floor(1.5)), cjson.encode({ 1 }), #cmsgpack.pack(1), bit.band(3, 1),
   #struct.pack('B', 9), table.concat({ 'a', 'b' }), type(tonumber('1')), ('ax'):find('x'), redis.sha1hex(''),
   tostring(rawget(_G, 'unheard_of')), coroutine.wrap(function() return 7 end)(), #tostring(getmetatable(_G) ~= nil) }";
 
-/// Redis before 7.0 protects none of its globals. A server from 7.0 on refuses these scripts.
+/// Redis before 7.0 does not protect its globals. A server from 7.0 on refuses these scripts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_script_that_breaks_its_globals_disturbs_no_later_script() {
     let (_server, mut eyes, locks) = a_lock().await;
@@ -834,7 +842,7 @@ async fn a_script_that_breaks_its_globals_disturbs_no_later_script() {
     }
     let other = held(&locks, "b").await;
     soon(other.release()).await.unwrap();
-    // What scripts may use is there.
+    // All functions that scripts may use are present.
     for (script, returned) in [
         ("return cjson.decode(cjson.encode({ a = 1 })).a", 1),
         ("return cmsgpack.unpack(cmsgpack.pack(2))", 2),

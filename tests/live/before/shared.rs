@@ -1,4 +1,4 @@
-//! Readers, permits and latches beside a node of commit 2a7eee7, which had a script file for each of them.
+//! Readers, permits and latches beside a node of commit 2a7eee7, which has a script file for each of them.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ const LOCKS: &str = include_str!("readers.lua");
 const SEMAPHORES: &str = include_str!("semaphores.lua");
 const LATCHES: &str = include_str!("latches.lua");
 
-/// A server, a node of this version, and what both versions call a key.
+/// A server, a node of this version, and the name of a key in both versions.
 struct Both {
     _server: RedisServer,
     store: Arc<dyn Store>,
@@ -26,7 +26,7 @@ struct Both {
     client: redis::Connection,
     script: &'static str,
     name: Name,
-    /// Empty until a request has made them.
+    /// Empty until a request has created the keys.
     record: Vec<u8>,
     queue: Vec<u8>,
 }
@@ -58,7 +58,7 @@ impl Both {
         let () = redis::cmd("FLUSHALL").query(&mut self.client).unwrap();
     }
 
-    /// What the earlier version answers to one request.
+    /// Returns the answer of the earlier version to one request.
     fn old(&mut self, verb: &str, of: ClaimId, tick: &str, to: &str) -> Value {
         let mut eval = redis::cmd("EVAL");
         eval.arg(self.script)
@@ -103,7 +103,7 @@ impl Both {
 fn words(value: &Value) -> String {
     match value {
         Value::BulkString(text) => String::from_utf8(text.clone()).unwrap(),
-        other => panic!("no text but {other:?}"),
+        other => panic!("not a text: {other:?}"),
     }
 }
 
@@ -122,7 +122,7 @@ async fn readers_of_two_versions_share_a_lock() {
     assert_eq!(number(&both.old("r", claim_id(2, 1), "1", "")), second.0);
     let renewed = both.new_mode(Mode::Read, claim_id(1, 1), Verb::Renew).await;
     assert_eq!(renewed, Reply::Granted(GrantNumber(first)));
-    // A writer waits for both of them, and two readers behind it.
+    // A writer waits for both readers, and two readers wait behind it.
     assert_eq!(letter(&both.old("w", claim_id(3, 1), "0", "")), 'Q');
     let queued = both.new_mode(Mode::Read, claim_id(4, 1), WAIT).await;
     assert!(
@@ -174,7 +174,7 @@ async fn permits_of_two_versions_count_together() {
     );
     assert_eq!(inbox.grant().await.claim_id, claim_id(4, 1));
     assert_eq!(both.old("l", claim_id(2, 1), "1/3", ""), Value::Int(0));
-    // Each tells of the capacity that the other recorded.
+    // Each version reports the capacity that the other recorded.
     let four = Mode::Permits(Permits {
         weight: 1,
         capacity: 4,
@@ -204,7 +204,7 @@ async fn a_latch_is_counted_down_by_two_versions() {
     );
     assert_eq!(words(&both.old("n", claim_id(1, 1), &past, "old")), "D1");
     let Reply::Watching(generation) = both.new_question(zero(None), b"").await else {
-        panic!("it is not at zero")
+        panic!("the latch is not at zero")
     };
     let called = CallTime {
         of: Some(generation),
@@ -215,7 +215,7 @@ async fn a_latch_is_counted_down_by_two_versions() {
     assert_eq!(both.new_question(down, b"new").await, left(0));
     assert_eq!(words(&both.old("u", claim_id(1, 1), "0", "")), "D0");
     assert_eq!(both.new_question(set(3), b"third").await, left(0));
-    // The earlier version sets it again. A waiter of this version, which waits since before, is told of zero all the same.
+    // The earlier version sets the latch again. An earlier waiter of this version is still told of zero.
     assert_eq!(words(&both.old("t", claim_id(1, 1), &past, "3:60000:old")), "Y");
     assert_eq!(both.new_question(zero(Some(generation)), b"").await, left(0));
     assert_eq!(both.new_question(set(3), b"fourth").await, left(3));

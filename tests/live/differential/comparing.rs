@@ -1,4 +1,4 @@
-//! What is to be alike after a batch, beside its replies: records, queues, what is known of jobs, and what holders wrote.
+//! Comparisons after a batch, beside its replies: records, queues, the memory of jobs, and guarded writes.
 
 use std::collections::HashMap;
 
@@ -11,7 +11,7 @@ use tenure::protocol::write::{Action, GuardedWrite, Precondition, WriteBody};
 use super::{Run, TOLERANCE_MS};
 
 impl Run {
-    /// Whether something is written under one lease or two, and which of them is in the way.
+    /// Compares a write under one lease or two, and which of the leases refuses the write.
     pub(super) async fn compare_write(&mut self, batch: &Batch, step: u64) {
         let (mut leases, mut owned) = (Vec::new(), Vec::new());
         for _ in 0..self.rng.usize(1..=2) {
@@ -41,9 +41,9 @@ impl Run {
             }
             WriteAnswer::NotCurrent(places) if !places.is_empty() && places == model => {
                 self.saw(match (&*owned, &*places) {
-                    ([_, _], [1]) => "write of another by its second lease",
-                    _ if owned[places[0]] => "write of another",
-                    _ => "write of nobody",
+                    ([_, _], [1]) => "write refused by its second lease",
+                    _ if owned[places[0]] => "write refused, another owner",
+                    _ => "write refused, no owner",
                 });
             }
             real => panic!("step {step}: {real:?}, not current in the ledger: {model:?}"),
@@ -78,7 +78,7 @@ impl Run {
         (precondition, !owners.is_empty())
     }
 
-    /// What is known of a job.
+    /// Compares the memory of a job.
     pub(super) fn compare_memory(&mut self, at: usize, step: u64) {
         if self.kind != Kind::Job {
             return;
@@ -115,15 +115,15 @@ impl Run {
             }),
         };
         let model = self.ledger.job(&self.names[at]).cloned().unwrap_or_default();
-        assert_eq!(real, model, "step {step}: what is known of {}", self.names[at]);
+        assert_eq!(real, model, "step {step}: the memory of {}", self.names[at]);
     }
 
-    /// A queue in order, the dead included: they stand where they stood until somebody walks over them.
+    /// Compares a queue in order. Expired entries keep their places until a search removes them.
     pub(super) fn compare(&mut self, at: usize, now: u64, step: u64) {
         let model = self.ledger.waiters(&self.names[at]);
         let left_free = self.ledger.left_free(&self.names[at], now * 1000);
         let Some(queue) = self.queue(at) else {
-            assert_eq!(left_free, None, "step {step}: no queue of {}", self.names[at]);
+            assert_eq!(left_free, None, "step {step}: {} has no queue", self.names[at]);
             assert!(
                 model.is_empty(),
                 "step {step}: no queue on the server, {model:?} in the ledger"
@@ -178,7 +178,7 @@ impl Run {
         assert_eq!(real, model, "step {step}: the queue of {}", self.names[at]);
     }
 
-    /// Who shares a key, by which grants and until when. Who is dead may stand there.
+    /// Compares the shares of a key: claims, grant numbers and ends. Expired shares may still be listed.
     pub(super) fn compare_shares(&mut self, at: usize, record: &[u8], step: u64) {
         let now = self.now();
         let members: Vec<(String, f64)> = redis::cmd("ZRANGE")
@@ -195,7 +195,7 @@ impl Run {
         assert_eq!(of('h').count(), of('n').count(), "step {step}: {members:?}");
         let numbers: HashMap<&str, u64> = of('n').collect();
         let model: Vec<_> = self.ledger.shares(&self.names[at], now * 1000).copied().collect();
-        // Of semaphores the permits stand behind the holder.
+        // In a semaphore the permits follow the holder.
         let holder_of = |text: &str| text[..=text.rfind(':').unwrap()].to_owned();
         let permits: HashMap<String, &str> = of('h').map(|(text, _)| (holder_of(text), text)).collect();
         let weights: HashMap<&str, u64> = of('w').collect();
@@ -240,7 +240,7 @@ impl Run {
         }
     }
 
-    /// Until when the record is there.
+    /// Compares when the record ends.
     pub(super) fn compare_record(&mut self, at: usize, step: u64) {
         let Some(record) = self.record(at) else { return };
         let kind: String = redis::cmd("TYPE").arg(&record).query(&mut self.client).unwrap();
@@ -266,7 +266,7 @@ impl Run {
     }
 }
 
-/// The same but for a few milliseconds.
+/// Returns whether the replies are equal, except for a few milliseconds.
 pub(super) fn same(real: &Reply, model: &Reply) -> bool {
     match (real, model) {
         (Reply::QueuedBehind(a, node), Reply::QueuedBehind(b, owner)) if node == owner => {

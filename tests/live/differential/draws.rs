@@ -1,4 +1,4 @@
-//! What is asked of the script and of the ledger: drawn at random, but so that what is rare happens.
+//! The requests to the script and the ledger, drawn at random. Rare cases are made more likely.
 
 use tenure::protocol::ledger::RecordOwner;
 use tenure::protocol::message::{
@@ -9,7 +9,7 @@ use super::{LEASES, LONG_MS, NODES, Run};
 use crate::tools::{CLAIM, claim_id};
 
 impl Run {
-    /// What a clock leaves behind that was ahead: a mark, or a skipped tick, that has not come.
+    /// Writes what a fast clock leaves: a mark, or a skipped tick, in the future.
     pub(super) fn advance(&mut self) {
         let at = self.rng.usize(..self.busy);
         let Some(memory) = self.memory(at) else { return };
@@ -54,7 +54,7 @@ impl Run {
 
     pub(super) fn draw_mode(&mut self) -> Mode {
         if self.kind == Kind::Semaphore {
-            // Seldom as of another number.
+            // A different capacity is rare.
             let capacity = [4, 4, 4, 4, 4, 3, 6][self.rng.usize(..7)];
             let weight = [1, 1, 1, 2, 3][self.rng.usize(..5)];
             Mode::Permits(Permits { weight, capacity })
@@ -65,7 +65,7 @@ impl Run {
         }
     }
 
-    /// The tick that was granted last, or one around now.
+    /// Returns the tick that was granted last, or a tick around now.
     pub(super) fn tick(&mut self, at: usize) -> Option<TickTime> {
         if self.kind != Kind::Job {
             return None;
@@ -82,14 +82,14 @@ impl Run {
             15 => self.now() + 10_000_000,
             _ => self.now() - 3 + self.rng.u64(..6),
         };
-        // A script reads 0 as none.
+        // A script reads 0 as no tick.
         Some(TickTime(ms.max(1)))
     }
 
     pub(super) fn request(&mut self, at: usize) -> Request {
         let known = self.rng.choice(&self.claims[at]).copied();
         let (mut claim_id, mut term) = known.unwrap_or_else(|| self.fresh(at));
-        // The owner and the head are where things happen.
+        // Most changes concern the owner and the head of the queue.
         let owner = self
             .ledger
             .record(&self.names[at], 0)
@@ -114,7 +114,7 @@ impl Run {
         {
             (claim_id, term) = *claim;
         }
-        // The dead are to ask, too: else hardly one does before somebody walks over it.
+        // Expired claims must ask, too. Otherwise a search almost always removes them first.
         let now = self.now();
         let dead = self
             .ledger
@@ -125,7 +125,7 @@ impl Run {
         if let (Some(claim), true) = (dead, is_heartbeat) {
             (claim_id, term) = *claim;
         }
-        // And the owner of a record that lasts longer than any lease.
+        // The owner of a record that lasts longer than any lease must ask, too.
         let is_long = self
             .ledger
             .record(&self.names[at], 0)
@@ -139,7 +139,7 @@ impl Run {
         if let (Some(claim), true) = (is_long, is_renewal) {
             (claim_id, term) = *claim;
         }
-        // Whom the questions about a run are about: mostly who owns the job, or did.
+        // The questions about a run mostly concern the current or the last owner of the job.
         let (mut of, is_winners) = (claim_id, self.rng.u8(..8) > 0);
         if let Some(claim) = self.claims[at].iter().find(|claim| Some(claim.0) == winner)
             && is_winners
@@ -211,7 +211,7 @@ impl Run {
             Verb::Yield { to } | Verb::Pass { to } => to,
             _ => claim_id,
         };
-        // A claim has one length for life.
+        // A claim has one lease length for its whole life.
         if let Verb::Pass { to } = verb
             && let Some(claim) = self.claims[at].iter().find(|claim| claim.0 == to)
         {
@@ -233,7 +233,7 @@ impl Run {
         }
     }
 
-    /// What is asked about an owner that is no claim of the asker's.
+    /// Returns a verb about an owner that is not a claim of the caller.
     pub(super) fn verb_of_another(&mut self, what: u8, of: (ClaimId, LeaseTimes), place: usize) -> Verb {
         match what {
             0..2 => Verb::Call(Call::Extend { of: of.0 }),
@@ -245,7 +245,7 @@ impl Run {
         }
     }
 
-    /// To a fresh number, of any node, or now and then to who has it already. In the mode of its owner, if in no other.
+    /// Passes the lease to a new claim of any node, or sometimes to an owner. Without `mode`, the owner's mode is used.
     pub(super) fn pass(
         &mut self,
         at: usize,
@@ -277,7 +277,7 @@ impl Run {
         Verb::Pass { to }
     }
 
-    /// After the tick that was granted last, or another, or as it comes.
+    /// Returns what a claim does when it is behind: it waits, skips, or runs after the last granted tick or another one.
     pub(super) fn turn(&mut self, at: usize) -> WhenBehind {
         if self.kind != Kind::Job {
             return WhenBehind::Skip;
@@ -294,13 +294,13 @@ impl Run {
         }
     }
 
-    /// Every sign may be in it, and it may be empty.
+    /// Returns a payload with any bytes, or an empty one.
     pub(super) fn data(&mut self) -> Payload {
         let texts = ["", ":", "=", "3:x:", "\0\n\r%s", "a longer one"];
         Payload(texts[self.rng.usize(..texts.len())].as_bytes().into())
     }
 
-    /// Claims what is free and leaves what is owned, but for a few in a hundred.
+    /// Claims a free name or leaves an owned one, except for a few percent of other requests.
     pub(super) fn quiet_request(&mut self, at: usize, others: u8) -> Request {
         if self.rng.u8(..100) < others {
             self.saw("among quiet ones");
@@ -311,7 +311,7 @@ impl Run {
             };
             let request = self.request(at);
             let claim_id = request.claim_id;
-            // As this claim had them for its whole life, and not whoever it would have been passed to.
+            // The values of this claim itself, not of the claim that the lease was passed to.
             let known = self.claims[at].iter().find(|claim| claim.0 == claim_id);
             return Request {
                 verb,
@@ -336,7 +336,7 @@ impl Run {
         self.plain(at, (claim_id, term), verb)
     }
 
-    /// Of no job, with the mode that its holder has for life.
+    /// Returns a request without a job, in the mode that the claim has for its whole life.
     fn plain(&self, at: usize, (claim_id, term): (ClaimId, LeaseTimes), verb: Verb) -> Request {
         Request {
             name: self.names[at].clone(),
@@ -350,12 +350,12 @@ impl Run {
         }
     }
 
-    /// A claim that goes together with others, by somebody new, or now and then by who claimed the name before.
+    /// Returns a claim for a multi-lock: a new claim, or sometimes one that claimed the name before.
     pub(super) fn claim_together(&mut self, at: usize) -> Request {
         let known = self.rng.choice(&self.claims[at]).copied();
         let known = known.filter(|_| self.rng.u8(..16) == 0);
         let (claim_id, term) = known.unwrap_or_else(|| self.fresh(at));
-        // Else hardly ever all can be had. Who is known has a mode for life.
+        // Otherwise all names are almost never available at once. A known claim has one mode for its whole life.
         if known.is_none()
             && self.readers > 0
             && self.ledger.shares(&self.names[at], 0).next().is_some()

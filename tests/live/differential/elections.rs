@@ -1,5 +1,5 @@
-//! The same for elections: who leads and waits, who watches, and what is proclaimed. Beside what records and queues have,
-//! each memory is compared, and the news that each node is told of.
+//! Elections, through their script and through the ledger: leaders, candidates, watchers and proclaimed values. Beside
+//! records and queues, the memory of each election and the news for each node are compared.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -14,11 +14,11 @@ use super::{LEASES, LONG_MS, NODES, TOLERANCE_MS};
 use crate::server::RedisServer;
 use crate::tools::claim_id;
 
-/// Few, so that much happens to each.
+/// Few, so that each election has many events.
 const ELECTIONS: usize = 5;
-/// So many steps are done before all is forgotten: else nearly all is foreign, and queues are long.
+/// The steps until all is cleared: otherwise nearly all values are foreign, and queues are long.
 const EPOCH: u64 = 250;
-/// What is taken of the time for which somebody watches or leads.
+/// The times by which watchers and leaders are aged.
 const AGES: [u64; 3] = [173_000, 297_000, 539_000];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -36,17 +36,17 @@ async fn the_script_for_elections_gives_the_replies_of_the_ledger() {
         ("Done", 80),
         ("NotThere", 20),
         ("Refused", 1),
-        ("nobody leads", 5),
+        ("no leader", 5),
         ("leads", 10),
         ("leads and proclaimed", 8),
-        ("watches who leads", 40),
-        ("watches nobody", 10),
-        ("watches what is proclaimed", 20),
+        ("watches a leader", 40),
+        ("watches without a leader", 10),
+        ("watches a proclaimed value", 20),
         ("proclaimed", 40),
         ("proclaimed before", 8),
         ("proclaimed by the winner", 30),
         ("proclaimed by a winner that waited", 5),
-        ("proclaimed by who was next", 1),
+        ("proclaimed by the next candidate", 1),
         ("not the leader", 50),
         ("asked again", 20),
         ("settled for another", 2),
@@ -60,7 +60,7 @@ async fn the_script_for_elections_gives_the_replies_of_the_ledger() {
         ("several told", 15),
         ("several watch", 100),
         ("news of a leave", 3),
-        ("news of what is proclaimed", 20),
+        ("news of a proclaimed value", 20),
         ("leader aged", 5),
         ("watcher died", 2),
         ("memory removed", 2),
@@ -73,7 +73,7 @@ async fn the_script_for_elections_gives_the_replies_of_the_ledger() {
     }
 }
 
-/// Every second claim campaigns with a value, which all its requests carry.
+/// Every second claim campaigns with a value. All its requests carry the value.
 fn value_of(claim_id: ClaimId) -> Option<Payload> {
     let values: [&[u8]; 3] = [b"0:", b"3:x:\0\n\xff=", b"4:node=:10:20:30"];
     let number = claim_id.claim.0 as usize;
@@ -83,9 +83,9 @@ fn value_of(claim_id: ClaimId) -> Option<Payload> {
 }
 
 struct Run {
-    /// Records and queues are as those of locks.
+    /// The comparison of records and queues, which are like those of locks.
     base: super::Run,
-    /// What was told of each election, the latest last.
+    /// The reported versions of each election, the latest last.
     versions: [VecDeque<Version>; ELECTIONS],
 }
 
@@ -122,7 +122,7 @@ impl Run {
         self.base.ledger.proclaimed(&self.base.names[at], 0).cloned()
     }
 
-    /// One that was there before, mostly who leads, or somebody new.
+    /// Returns a known claim, mostly the leader, or a new one.
     fn claim(&mut self, at: usize) -> (ClaimId, LeaseTimes) {
         let leads = self.owner(at).map(|(claim_id, _)| claim_id);
         let claims = &self.base.claims[at];
@@ -136,7 +136,7 @@ impl Run {
         known.unwrap_or_else(|| self.base.fresh(at))
     }
 
-    /// Whose time is over and who stands there still, if anybody: else hardly one of them asks.
+    /// Returns an expired claim that is still in the queue, if any. Otherwise such claims almost never ask.
     fn dead(&mut self, at: usize) -> Option<(ClaimId, LeaseTimes)> {
         let now = self.base.now();
         let name = &self.base.names[at];
@@ -168,12 +168,12 @@ impl Run {
             }
             9 | 10 => Verb::Leave,
             call => {
-                // Whoever asks is nobody's claim.
+                // The caller has no claim.
                 let (of, known) = (claim_id, term);
                 (claim_id, term) = self.asker();
                 Verb::Call(match call {
                     11 => {
-                        // A claim has one length for life.
+                        // A claim has one lease length for its whole life.
                         term = known;
                         let repeats = self.base.rng.bool();
                         Call::Release { of, repeats }
@@ -204,7 +204,7 @@ impl Run {
         }
     }
 
-    /// Who is first of those who wait for nobody, now and then: else hardly ever who is about to lead proclaims something.
+    /// Returns, sometimes, the first candidate of an election without a leader. Otherwise the next leader almost never proclaims.
     fn next(&mut self, at: usize) -> Option<ClaimId> {
         let name = &self.base.names[at];
         let is_free = self.base.ledger.record(name, 0).is_none();
@@ -222,7 +222,7 @@ impl Run {
         (claim_id(self.base.rng.u128(1..=NODES), self.base.next), term)
     }
 
-    /// What the asker knows: mostly what there is.
+    /// Returns the version that the caller knows: mostly the current one.
     fn known(&mut self, at: usize) -> Option<Version> {
         let number = self.owner(at).map(|(_, number)| Version(number.0));
         let version = self.proclaimed(at).map(|proclaimed| proclaimed.version);
@@ -236,7 +236,7 @@ impl Run {
         }
     }
 
-    /// One more, the same once more, or one of before.
+    /// Returns the next sequence number, the same one again, or an earlier one.
     fn seq(&mut self, at: usize) -> u64 {
         let kept = self.proclaimed(at).map_or(0, |proclaimed| proclaimed.seq);
         match self.base.rng.u8(..8) {
@@ -291,11 +291,11 @@ impl Run {
                 let kept = self.proclaimed(*at);
                 assert!(
                     kept.is_some_and(|kept| kept.seq >= seq),
-                    "step {step}: it is not proclaimed"
+                    "step {step}: the value is not proclaimed"
                 );
                 let was_next = |push: &Push| matches!(push, Push::Granted(grant) if grant.claim_id == of);
                 if pushes.iter().any(was_next) {
-                    self.base.saw("proclaimed by who was next");
+                    self.base.saw("proclaimed by the next candidate");
                 }
             }
         }
@@ -332,7 +332,7 @@ impl Run {
         }
     }
 
-    /// What was answered.
+    /// Counts the reply.
     fn note(&mut self, at: usize, reply: &Reply) {
         let version = match reply {
             Reply::Granted(number) => Some(Version(number.0)),
@@ -346,25 +346,25 @@ impl Run {
         }
         let says = self.proclaimed(at).is_some();
         self.base.saw(match reply {
-            Reply::Leader(None) => "nobody leads",
+            Reply::Leader(None) => "no leader",
             Reply::Leader(Some(LeaderReport { value: None, .. })) => "leads",
             Reply::Leader(Some(_)) => "leads and proclaimed",
-            Reply::Watching(Version(0)) => "watches nobody",
-            Reply::Watching(_) if says => "watches what is proclaimed",
-            Reply::Watching(_) => "watches who leads",
+            Reply::Watching(Version(0)) => "watches without a leader",
+            Reply::Watching(_) if says => "watches a proclaimed value",
+            Reply::Watching(_) => "watches a leader",
             other => super::word(other),
         });
     }
 
-    /// To each inbox what is for it, in order.
+    /// Checks that each inbox gets its pushes, in order.
     async fn compare_pushes(&mut self, batch: &Batch, pushes: Vec<Push>, step: u64) {
         for push in &pushes {
             let request = batch.requests.iter().find(|request| request.name == *push.name());
-            let verb = request.expect("it is about one of them").verb;
+            let verb = request.expect("a push is for a name of the batch").verb;
             self.base.saw(match (push, verb) {
                 (Push::Granted(_), _) => "grant pushed",
                 (Push::Changed(..), Verb::Leave) => "news of a leave",
-                (Push::Changed(..), Verb::Call(Call::Proclaim { .. })) => "news of what is proclaimed",
+                (Push::Changed(..), Verb::Call(Call::Proclaim { .. })) => "news of a proclaimed value",
                 (Push::Changed(..), _) => "news of an act",
             });
         }
@@ -378,7 +378,10 @@ impl Run {
         for push in pushes {
             let (node, is_news) = (push.node(), matches!(push, Push::Changed(..)));
             let Some(inbox) = self.base.inboxes.get_mut(&node) else {
-                assert!(is_news, "step {step}: only who listens is chosen: {push:?}");
+                assert!(
+                    is_news,
+                    "step {step}: a push to a node that does not listen: {push:?}"
+                );
                 continue;
             };
             let told = inbox.push().await;
@@ -388,14 +391,11 @@ impl Run {
             }
         }
         for inbox in self.base.inboxes.values_mut() {
-            assert!(
-                inbox.is_empty(),
-                "step {step}: a push that the ledger does not know"
-            );
+            assert!(inbox.is_empty(), "step {step}: a push that is not in the ledger");
         }
     }
 
-    /// What is proclaimed, who watches, and for how long that is known.
+    /// Compares the proclaimed value, the watchers, and the end of the memory.
     fn compare_memory(&mut self, at: usize, step: u64) {
         let now = self.base.now();
         let Some(memory) = self.memory(at) else {
@@ -403,7 +403,7 @@ impl Run {
             assert_eq!(
                 (watchers.count(), self.proclaimed(at)),
                 (0, None),
-                "step {step}: nothing is known"
+                "step {step}: there is no memory"
             );
             return;
         };
@@ -423,11 +423,11 @@ impl Run {
             value: Payload(fields["said"].as_slice().into()),
         });
         let model = self.proclaimed(at);
-        assert_eq!(real, model, "step {step}: what is proclaimed");
+        assert_eq!(real, model, "step {step}: the proclaimed value");
         let is_old = leads.is_some() && real.is_none() && fields.contains_key("number");
         assert!(
             !is_old,
-            "step {step}: what one who led before proclaimed is there"
+            "step {step}: the value of an earlier leader is still there"
         );
 
         let live: HashMap<NodeId, u64> = fields
@@ -437,19 +437,22 @@ impl Run {
             .collect();
         let watchers = self.base.ledger.watchers(&self.base.names[at], now * 1000);
         let watchers: HashMap<NodeId, u64> = watchers.collect();
-        assert_eq!(live, watchers, "step {step}: who watches");
+        assert_eq!(live, watchers, "step {step}: the watchers");
         if live.len() > 1 {
             self.base.saw("several watch");
         }
 
         let left = self.left(&memory);
         let longest = LONG_MS as i64;
-        assert!((1..=longest).contains(&left), "step {step}: it ends in {left} ms");
+        assert!(
+            (1..=longest).contains(&left),
+            "step {step}: the memory ends in {left} ms"
+        );
         let ends = now + left as u64 + TOLERANCE_MS;
         let last = watchers.values().max();
         assert!(
             last.is_none_or(|until| *until <= ends),
-            "step {step}: before who watches"
+            "step {step}: the memory ends before a watcher"
         );
         // A record that was made to last is renewed before it ends.
         let record = self.base.ledger.record(&self.base.names[at], now * 1000);
@@ -459,7 +462,7 @@ impl Run {
         let until = until.filter(|until| *until < now + LONG_MS / 2);
         assert!(
             until.is_none_or(|until| until <= ends),
-            "step {step}: {left} ms, before who leads: {record:?}"
+            "step {step}: the memory ends in {left} ms, before the leader: {record:?}"
         );
     }
 
@@ -468,7 +471,7 @@ impl Run {
         self.base.tagged('v', &full)
     }
 
-    /// What is left of a key.
+    /// Returns the rest of a key's life, in milliseconds.
     fn left(&mut self, key: &[u8]) -> i64 {
         redis::cmd("PTTL").arg(key).query(&mut self.base.client).unwrap()
     }
@@ -478,13 +481,13 @@ impl Run {
         expire.arg(key).arg(to).exec(&mut self.base.client).unwrap();
     }
 
-    /// Time goes by for who watches and who leads, or for who watches alone: else hardly one of them is forgotten.
+    /// Ages the watchers and the leader, or only the watchers: otherwise watchers almost never expire.
     fn age(&mut self) {
         let at = self.base.rng.usize(..ELECTIONS);
         let (Some(memory), Some(record)) = (self.memory(at), self.base.record(at)) else {
             return;
         };
-        // A value of a candidate lives as long as the candidate, whose time does not go by here.
+        // The value of a candidate lives as long as the candidate, and candidates do not age here.
         let mut fields = redis::cmd("HKEYS");
         let fields: Vec<String> = fields.arg(&memory).query(&mut self.base.client).unwrap();
         if fields.iter().any(|field| field.starts_with('c')) {
@@ -493,7 +496,7 @@ impl Run {
         let alone = self.base.rng.bool();
         let ms = AGES[self.base.rng.usize(..AGES.len())] * if alone { 2 } else { 1 };
         let (known, leads) = (self.left(&memory), self.left(&record));
-        // What ends by that is somebody else's matter, and so is a record that was made to last.
+        // Another step tests records that end, and records that were made to last.
         let ends = |left: i64| (0..=ms as i64).contains(&left);
         if !alone && (ends(known) || ends(leads) || leads > LONG_MS as i64 / 2) {
             return;
@@ -527,7 +530,7 @@ impl Run {
         }
     }
 
-    /// Somebody removes what is known.
+    /// Removes the memory, as a foreign client does.
     fn forget(&mut self) {
         let at = self.base.rng.usize(..ELECTIONS);
         let Some(memory) = self.memory(at) else { return };

@@ -16,11 +16,11 @@ use super::{LEASES, NODES, TOLERANCE_MS};
 use crate::server::RedisServer;
 use crate::tools::{Inbox, claim_id, connect, store};
 
-/// Lives, and what is taken of them. Minutes, so that the few seconds of a run decide nothing.
+/// Lifetimes and ages. They are minutes long, so that the few seconds of a run change no reply.
 const LIVES: [u64; 3] = [400_000, 700_000, 1_300_000];
 const AGES: [u64; 3] = [173_000, 297_000, 539_000];
 const KEYS: [&[u8]; 5] = [b"a", b"a}b{c}", b"\x00\xff \n", b"clock", b"%s%d"];
-/// Few, so that many come again.
+/// Few, so that many are repeated.
 const IDS: [&[u8]; 6] = [b"", b"1", b"2:3:x", b"\x00\n%d", b"left", b"a longer one"];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -56,7 +56,7 @@ async fn the_script_for_latches_gives_the_replies_of_the_ledger() {
 struct Run {
     rng: fastrand::Rng,
     names: Vec<Name>,
-    /// What the records are called, once they were there.
+    /// The keys of the records, known once they have existed.
     records: HashMap<usize, Vec<u8>>,
     claims: u64,
     ledger: Ledger,
@@ -97,7 +97,7 @@ impl Run {
         }
     }
 
-    /// Around the generation that there is, or one before it.
+    /// Returns a call time around the current generation or the one before.
     fn called(&mut self, generation: u64) -> CallTime {
         let around = [
             0,
@@ -206,17 +206,14 @@ impl Run {
             }
         }
         for inbox in self.inboxes.values_mut() {
-            assert!(
-                inbox.is_empty(),
-                "step {step}: a push that the ledger does not know"
-            );
+            assert!(inbox.is_empty(), "step {step}: a push that is not in the ledger");
         }
         for at in places {
             self.compare(at, step);
         }
     }
 
-    /// The record, and who watches.
+    /// Compares the record and the watchers.
     fn compare(&mut self, at: usize, step: u64) {
         let Some(record) = self.record(at) else { return };
         let kind: String = redis::cmd("TYPE").arg(&record).query(&mut self.client).unwrap();
@@ -312,7 +309,7 @@ impl Run {
         }
     }
 
-    /// Time goes by for a latch, and for who watches it.
+    /// Ages a latch and its watchers.
     fn age(&mut self) {
         let at = self.rng.usize(..KEYS.len());
         let Some(record) = self.record(at) else { return };
@@ -346,13 +343,13 @@ impl Run {
         }
     }
 
-    /// Somebody else gets at a record.
+    /// Changes a record, as a foreign client does.
     fn foreign(&mut self) {
         let at = self.rng.usize(..KEYS.len());
         let Some(record) = self.record(at) else { return };
         let () = redis::cmd("DEL").arg(&record).query(&mut self.client).unwrap();
         let wrong: [&[&str]; 4] = [&[], &["SET", "x"], &["RPUSH", "x"], &["HSET", "field", "x"]];
-        // Mostly gone: nothing else happens to a value that is no latch.
+        // Mostly the record is removed: no other events follow for a value that is not a latch.
         let wrong = wrong[self.rng.usize(..12).saturating_sub(8)];
         let Some((command, words)) = wrong.split_first() else {
             return self.ledger.overwrite(&self.names[at], None);

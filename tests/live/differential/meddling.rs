@@ -1,4 +1,4 @@
-//! What else happens between batches: time passes, nodes subscribe and die, and somebody changes records by hand.
+//! Events between batches: time passes, nodes subscribe and die, and a user changes records by hand.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use super::{AGES, CLOCK, LONG_MS, NODES, POLL_GAP_AGES_MS, Run, wall_us};
 use crate::tools::{Inbox, PATIENCE, batch};
 
 impl Run {
-    /// What is no number is neither believed nor overwritten, whatever is asked.
+    /// Spoils the clock: a value that is not a number is neither used nor overwritten by any request.
     pub(super) async fn spoil_clock(&mut self, step: u64) {
         let clock: Option<String> = redis::cmd("GET").arg(CLOCK).query(&mut self.client).unwrap();
         let () = redis::cmd("DEL").arg(CLOCK).query(&mut self.client).unwrap();
@@ -51,7 +51,7 @@ impl Run {
             drop(inbox);
             let start = Instant::now();
             while self.subscribers(node) > 0 {
-                assert!(start.elapsed() < PATIENCE, "the subscription stays");
+                assert!(start.elapsed() < PATIENCE, "the subscription does not end");
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             self.ledger.set_listening(node, false);
@@ -72,7 +72,7 @@ impl Run {
         count
     }
 
-    /// A waiter is not heard of for a while, or a key is not left free for a while.
+    /// Ages a waiter without a sign of life, or the time since a key was left free.
     pub(super) fn age(&mut self) {
         let at = self.rng.usize(..self.busy);
         if self.gaps.len() > 1 && self.rng.u8(..4) > 0 {
@@ -116,11 +116,11 @@ impl Run {
         }
     }
 
-    /// A job is no more.
+    /// Forgets a job.
     pub(super) async fn forget(&mut self, step: u64) {
         let at = self.rng.usize(..self.busy);
         let now = self.now();
-        // Else hardly any is in nobody's use.
+        // Otherwise almost every job is in use.
         let idle = self.names[..self.busy].iter().position(|name| {
             self.ledger.record(name, now * 1000).is_none() && self.ledger.job(name).is_some()
         });
@@ -163,7 +163,7 @@ impl Run {
         self.ledger.age_rest(&self.names[at], ms);
     }
 
-    /// One of those who share a key died.
+    /// Expires one of the claims that share a key.
     pub(super) fn kill_share(&mut self, at: usize, record: &[u8]) {
         let us = self.now() * 1000;
         let shares: Vec<_> = self.ledger.shares(&self.names[at], us).copied().collect();
@@ -192,7 +192,7 @@ impl Run {
         self.saw("share died");
     }
 
-    /// A node of before the readers hands over to a reader as it does to a writer.
+    /// Hands over to a reader as to a writer, as a node of a version without readers does.
     pub(super) fn hand_string_to_reader(&mut self, at: usize, record: &[u8]) {
         let (claim_id, term) = self.fresh(at);
         self.modes.insert(claim_id, Mode::Read);
@@ -213,7 +213,7 @@ impl Run {
         self.saw("reader was handed a string");
     }
 
-    /// Somebody else's client, or time, gets at a record.
+    /// Changes a record, as a foreign client or an expiry does.
     pub(super) fn foreign(&mut self) {
         let at = if self.kind == Kind::Lock && self.rng.u8(..4) == 0 {
             self.rng.usize(self.busy..self.names.len())
@@ -288,7 +288,7 @@ impl Run {
                 })
             }
             _ => {
-                // As a server's clock does that is stepped back.
+                // A server's clock that is stepped back makes a record last longer.
                 let Some(mut owned) = self.ledger.record(&self.names[at], 0).cloned() else {
                     return;
                 };

@@ -1,11 +1,11 @@
-//! How long a comparison goes on, and whether it has seen what it must.
+//! The length of a comparison, and the check that each wanted event happened.
 
 use std::collections::HashMap;
 
-/// The steps of one comparison, which follow from a seed. `TENURE_SEED` and `TENURE_STEPS` choose other ones.
+/// The steps of one comparison. They follow from a seed; `TENURE_SEED` and `TENURE_STEPS` choose the seed and the number.
 pub struct Steps {
     pub seed: u64,
-    /// So many are taken in any case.
+    /// The smallest number of steps.
     pub least: u64,
     taken: u64,
 }
@@ -21,11 +21,11 @@ impl Steps {
         }
     }
 
-    /// The number of the next one, or nothing at the end.
+    /// Returns the number of the next step, or `None` at the end.
     ///
-    /// Each of what is wanted happens so many times in a thousand of the least steps, and once at least: a branch that was seldom
-    /// taken was hardly compared. A seed that is short of some then gets more, up to twenty times as many: that a seed falls
-    /// short by chance is then not to be expected, and is a failure.
+    /// Each wanted event must happen the given number of times in a thousand of the least steps, and at least once: a branch
+    /// that is seldom taken is hardly compared. A seed that lacks some events gets more steps, up to twenty times as many. A seed
+    /// that still lacks some is a failure, because chance alone almost never causes it.
     pub fn next(&mut self, seen: &HashMap<&'static str, u64>, wanted: &[(&str, u64)]) -> Option<u64> {
         let short = wanted.iter().find_map(|&(what, often)| {
             let count = seen.get(what).copied().unwrap_or(0);
@@ -47,6 +47,6 @@ impl Steps {
 fn var(name: &str, default: u64) -> u64 {
     std::env::var(name).map_or(default, |text| {
         text.parse()
-            .unwrap_or_else(|_| panic!("{name} is no number: {text}"))
+            .unwrap_or_else(|_| panic!("{name} is not a number: {text}"))
     })
 }

@@ -1,4 +1,4 @@
-//! The real libraries of others, fetched into `target/` in pinned versions by the first test that wants them.
+//! The real libraries of other projects. The first test that needs them fetches pinned versions into `target/`.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -11,7 +11,7 @@ const REDIS_PY: &str = "6.4.0";
 const PYTHON_REDIS_LOCK: &str = "4.0.0";
 const SOURCES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/live/interop");
 
-/// A library that shares a record with us.
+/// A library that shares a record with tenure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Library {
     RedisPy,
@@ -24,7 +24,7 @@ pub enum Library {
 }
 
 impl Library {
-    /// What our programs call it.
+    /// Returns the name of the library in the test programs.
     fn name(self) -> &'static str {
         match self {
             Library::RedisPy => "redis-py",
@@ -37,7 +37,7 @@ impl Library {
         }
     }
 
-    /// What stands in front of its records, and so of ours beside it.
+    /// Returns the prefix of its records, which tenure uses beside it.
     pub fn prefix(self) -> &'static str {
         match self {
             Library::RedisSemaphore => "mutex:",
@@ -73,7 +73,7 @@ fn there(fetched: &LazyLock<Result<PathBuf, String>>) -> PathBuf {
     path.unwrap_or_else(|error| panic!("{error}")).clone()
 }
 
-/// A program of another language with locks of its own.
+/// A program in another language with its own locks.
 pub struct Foreign(Other);
 
 impl Foreign {
@@ -83,7 +83,7 @@ impl Foreign {
         Foreign(other)
     }
 
-    /// Begins something; [`said`](Self::said) is how it went.
+    /// Sends a command. [`said`](Self::said) returns its result.
     pub fn tells(&mut self, what: &str) {
         self.0.tells(what);
     }
@@ -98,7 +98,7 @@ impl Foreign {
     }
 }
 
-/// A Python that has the two. In an environment of its own, as Debian's Python lets nobody install anything else
+/// A Python with the two libraries, in its own environment: Debian's Python does not allow other installations
 /// (PEP 668).
 static PYTHON: LazyLock<Result<PathBuf, String>> = LazyLock::new(|| {
     let python = |at: &Path| at.join("bin/python");
@@ -127,7 +127,7 @@ assert (redis.__version__, prl.__version__) == ('{REDIS_PY}', '{PYTHON_REDIS_LOC
     run(Command::new(python).args(["-c", &look]))
 }
 
-/// A directory in which Node.js finds them. The versions and the hashes of all that they need are in
+/// A directory in which Node.js finds its libraries. The versions and hashes of all packages are in
 /// `node/package-lock.json`.
 static NODE_MODULES: LazyLock<Result<PathBuf, String>> = LazyLock::new(|| {
     const FILES: [&str; 3] = ["locks.cjs", "package.json", "package-lock.json"];
@@ -160,7 +160,7 @@ static NODE_MODULES: LazyLock<Result<PathBuf, String>> = LazyLock::new(|| {
     })
 });
 
-/// Built beside everything else, as plain `cargo test` must not compile it.
+/// The program is built separately, because plain `cargo test` must not compile it.
 static RSLOCK: LazyLock<Result<PathBuf, String>> = LazyLock::new(|| {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("rslock");
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
@@ -170,7 +170,7 @@ static RSLOCK: LazyLock<Result<PathBuf, String>> = LazyLock::new(|| {
     Ok(target.join("debug/interop-rslock"))
 });
 
-/// What is kept under `target/`, so that only the first run fetches it.
+/// Returns a directory under `target/`, and fetches its content only in the first run.
 fn kept(
     name: &str,
     is_good: impl Fn(&Path) -> Result<(), String>,
@@ -183,7 +183,7 @@ fn kept(
     }
     let fresh = tmp.join(format!("{name}.{}", std::process::id()));
     let made = make(&fresh);
-    // Another run was faster, or what is there is not what is wanted.
+    // Another run was faster, or the existing content is not the wanted one.
     if made.is_ok() && std::fs::rename(&fresh, &kept).is_err() && is_good(&kept).is_err() {
         let _ = std::fs::remove_dir_all(&kept);
         let _ = std::fs::rename(&fresh, &kept);

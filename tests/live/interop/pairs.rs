@@ -1,4 +1,4 @@
-//! Each library of the README's table beside ours: two processes of theirs, two of ours, one counter that is not atomic.
+//! Each library of the README's table beside tenure: two processes of each, and one counter that is not atomic.
 
 use std::time::Duration;
 
@@ -40,7 +40,7 @@ pairs! {
     RedisSemaphore: a_counter_is_exact_beside_redis_semaphore, neither_removes_the_record_of_the_other_redis_semaphore;
 }
 
-/// Each adds one again and again, in two steps, and looks whether the record is still its own before it lets go.
+/// Each process repeatedly adds one in two steps, and checks before its release that it still owns the record.
 fn count_together(library: Library) {
     let server = RedisServer::start();
     let (prefix, seconds) = (library.prefix(), seconds());
@@ -78,7 +78,7 @@ fn count_together(library: Library) {
     assert_eq!(Eyes::on(&server).text::<u64>("GET counted"), sum);
 }
 
-/// Two nodes whose tasks hand a key on without end, and a redis-py that looks every 100 ms.
+/// Two nodes hand a key on without a pause, and a redis-py polls every 100 ms.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_poller_gets_in_beside_a_busy_key_with_a_poll_gap() {
     const LOOK: f64 = 4.0;
@@ -128,12 +128,12 @@ async fn a_poller_gets_in_beside_a_busy_key_with_a_poll_gap() {
     println!(
         "without a gap theirs {starved:.1}/s, ours {alone:.0}/s alone, {beside:.0}/s; with it {got:.1}/s, {gap_alone:.0}/s and {gap:.0}/s"
     );
-    // It comes every 0.93 s. A busy machine may make a poller miss one of four.
+    // The poller gets the lock every 0.93 s. On a busy machine it may miss one of four.
     assert!(got >= 0.7, "{got} in a second");
     assert!(gap > alone / 2.0, "an eighth, not {gap} of {alone}");
 }
 
-/// What ran out is not extended or removed when it is the other's meanwhile.
+/// A lock that expired is not extended or removed after the other library acquired it.
 async fn leave_each_others_record(library: Library) {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
@@ -144,13 +144,13 @@ async fn leave_each_others_record(library: Library) {
     let record = |key: &str| format!("{prefix}{key}");
     let get = |key: &str| format!("GET {prefix}{key}");
 
-    // Theirs ran out, and ours came after it.
+    // The foreign lock expired, and tenure acquired the key.
     assert_eq!(theirs.asks(&format!("acquire {} 1 0", record("a"))), "yes");
     let guard = held(&ours, "a").await;
     let owner: String = eyes.text(&get("a"));
     assert_eq!(theirs.asks(&format!("owned {}", record("a"))), "no");
     assert_ne!(theirs.asks(&format!("extend {} 60", record("a"))), "yes");
-    // Not every one says what became of it.
+    // Not every library reports the result of a release.
     theirs.asks(&format!("release {}", record("a")));
     assert_eq!(eyes.text::<String>(&get("a")), owner);
     assert!(eyes.text::<i64>(&format!("PTTL {}", record("a"))) <= 22_000);
@@ -158,7 +158,7 @@ async fn leave_each_others_record(library: Library) {
     assert!(guard.is_held());
     guard.release().await.unwrap();
 
-    // Ours was taken away, and theirs came after it.
+    // The record of tenure was removed, and the foreign lock was acquired.
     let guard = held(&ours, "b").await;
     let _: u64 = eyes.text(&format!("DEL {}", record("b")));
     assert_eq!(theirs.asks(&format!("acquire {} 60 0", record("b"))), "yes");

@@ -1,7 +1,7 @@
-//! An election in the torture: on each node somebody stands all the time, and somebody observes.
+//! An election in the torture: each node always has a candidate and an observer.
 //!
-//! Leaders are holders like others, and judged as these. Who observes is never told of a leader before the one that it was told
-//! of, nor what another has proclaimed.
+//! Leaders are judged like other holders. An observer never sees an earlier leader than it saw before, nor the value of
+//! another leader.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use crate::torture::worker::{Held, Worker, check};
 const ELECTION: &str = "torture";
 
 impl Worker {
-    /// Wants to lead, again and again.
+    /// Campaigns repeatedly.
     pub async fn stands(&self, rng: &mut fastrand::Rng) {
         let election = self.node.election(ELECTION);
         let key = self.orders.election_key();
@@ -38,7 +38,7 @@ impl Worker {
         }
     }
 
-    /// A guard, or nothing when it has led already, or was not to lead.
+    /// Returns a guard, or `None` if the task has already led, or gave up.
     async fn stand(&self, election: &Election, rng: &mut fastrand::Rng) -> Result<Option<Held>, Error> {
         if self.orders.locked == Locked::Nobody {
             sleep(Duration::from_millis(rng.u64(0..4))).await;
@@ -64,7 +64,7 @@ impl Worker {
         }
     }
 
-    /// What it does is dropped when it leads no more, and begun again.
+    /// The work is dropped when the leadership is lost, and begun again.
     async fn lead_until_done(&self, election: &Election, rng: &mut fastrand::Rng) -> Result<(), Error> {
         let span = self.term(rng);
         let led = election.lead(|lease| async move {
@@ -81,9 +81,9 @@ impl Worker {
         });
         match led.await {
             Ok(id) => self.journal.write(now(), format_args!("released {id} kept")),
-            // Its work was done, and who leads since then is not known.
+            // The work was done. The leader since then is unknown.
             Err(Error::Lost { .. }) => {}
-            // The same, and it led to the end.
+            // The work was done, and the node led to the end.
             Err(error) => return Err(error),
         }
         Ok(())
@@ -113,7 +113,7 @@ impl Worker {
         }
     }
 
-    /// Follows who leads.
+    /// Follows the leaders.
     pub async fn observes(&self, rng: &mut fastrand::Rng) {
         let election = self.node.election(ELECTION);
         let (mut observer, mut stop) = (election.observe(), self.stop.clone());
@@ -142,7 +142,7 @@ impl Worker {
     }
 }
 
-/// What one node was told of who leads, so far.
+/// The leaders that one node has seen so far.
 #[derive(Default)]
 pub struct Seen {
     fence: u64,
@@ -150,7 +150,7 @@ pub struct Seen {
 }
 
 impl Seen {
-    /// Told that the leader has this fence, and has proclaimed this.
+    /// Reads a line about the leader with this fence and this proclaimed value.
     pub fn read(&mut self, fence: u64, value: &str, line: &str, tally: &mut Tally, findings: &mut Findings) {
         if fence == 0 {
             return;

@@ -1,4 +1,4 @@
-//! What a worker is told by the crate, as words for its journal.
+//! The events and errors of the crate, as words for the journal of a worker.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! What is done to nodes, connections and servers: a schedule that follows from a seed, except that most
-//! blows to a node go to whoever holds the key of the long holdings at that moment.
+//! Faults of nodes, connections and servers. The schedule follows from a seed, except that most faults of a node hit the
+//! current holder of the key with long holdings.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
@@ -16,12 +16,12 @@ use crate::torture::orders::{LONG, Orders, name};
 use crate::torture::referee::{Scope, Trouble};
 use crate::torture::worker::{TEST, WORKER};
 
-/// A way to break things.
+/// A kind of fault.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     /// `kill -9` of a node; another starts in its place.
     Kill,
-    /// A node is stopped for longer than its lease, and goes on.
+    /// A node is stopped for longer than its lease, and continues.
     Stop,
     /// CLIENT KILL of all command connections.
     CutCommands,
@@ -33,29 +33,29 @@ pub enum Fault {
     PauseAll,
     /// CLIENT PAUSE WRITE.
     PauseWrites,
-    /// The server is stopped, and goes on.
+    /// The server is stopped, and continues.
     StopServer,
-    /// The server becomes a replica, which refuses to write, and a master again.
+    /// The server becomes a replica, which refuses writes, and then a master again.
     Demote,
     /// A node's connections are reset.
     Reset,
     /// A request of a node is executed and its answer lost.
     LoseReply,
-    /// Whatever is answered to a node next is lost, on each of its connections.
+    /// The next answer to a node is lost, on each of its connections.
     LoseReplies,
-    /// A node's bytes arrive late, by less than matters.
+    /// A node's bytes arrive late, but in time for all requests.
     Delay,
     /// A node's bytes arrive late, by up to a lease.
     LongDelay,
-    /// A node's bytes stay away, and arrive when nobody hopes for them any more.
+    /// A node's bytes are held back, and arrive after all timeouts.
     HoldThenDeliver,
-    /// A node's bytes stay away, and are thrown away.
+    /// A node's bytes are held back, and are discarded.
     HoldThenDiscard,
-    /// Only what a node asks, or only what it is told, stays away on the connections that are open.
+    /// Only the requests of a node, or only the answers, are held back on its open connections.
     HoldOneWay,
     /// A node cannot connect.
     Refuse,
-    /// Nothing, for as long as every lock must be free again.
+    /// No fault, for as long as locks may take to be free again.
     Quiet,
 }
 
@@ -64,7 +64,7 @@ use Fault::{
     Kill, LongDelay, LoseReplies, LoseReply, PauseAll, PauseWrites, Quiet, Refuse, Reset, Stop, StopServer,
 };
 
-/// Those in which no holder can lose its lease, unless it dies.
+/// The faults in which no live holder can lose its lease.
 pub const WITHOUT_PAUSES: &[Fault] = &[
     Kill,
     CutCommands,
@@ -76,7 +76,7 @@ pub const WITHOUT_PAUSES: &[Fault] = &[
     Delay,
 ];
 
-/// All.
+/// All faults.
 pub const WITH_PAUSES: &[Fault] = &[
     Kill,
     Stop,
@@ -105,12 +105,12 @@ pub struct Node {
     incarnation: u32,
     child: Child,
     pub proxy: Proxy,
-    /// One trouble at a time.
+    /// Whether the node has a fault. It has one at a time.
     in_trouble: bool,
 }
 
 impl Node {
-    /// Stopped or not, it ends.
+    /// Kills the process, also if it is stopped.
     fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -160,7 +160,7 @@ impl Nodes {
         nodes
     }
 
-    /// Waits until all of them work.
+    /// Waits until all nodes work.
     pub fn ready(&self, patience: Duration) -> bool {
         let end = Instant::now() + patience;
         let ready = |path: &PathBuf| std::fs::read_to_string(path).is_ok_and(|text| text.contains(" ready"));
@@ -191,10 +191,10 @@ impl Nodes {
             .stdout(Stdio::null())
             .stderr(words)
             .spawn()
-            .expect("this binary can be run again")
+            .expect("this binary starts again")
     }
 
-    /// The node that a record in Redis names: its owner, or one of its readers.
+    /// Returns the node that a record in Redis names: its owner, or one of its readers.
     fn owner(&self, record: &str) -> Option<usize> {
         let id = record.split(':').next()?;
         self.nodes.iter().position(|node| {
@@ -214,7 +214,7 @@ impl Nodes {
         self.nodes.insert(number, node);
     }
 
-    /// Tells them to finish, and waits for it. Answers who did not, and who ended in another way than it should.
+    /// Tells the nodes to finish, and waits for them. Returns the nodes that did not finish, or that ended with an error.
     pub fn finish(&mut self, patience: Duration) -> Vec<String> {
         for node in &mut self.nodes {
             drop(node.child.stdin.take());
@@ -247,14 +247,14 @@ impl Nodes {
     }
 }
 
-/// What ends a fault.
+/// The end of a fault.
 enum Cure {
     Restart(usize),
     Continue(usize),
     Heal(usize, Fault, Counts),
     Thaw,
     Promote,
-    /// It ends by itself.
+    /// The fault ends by itself.
     Wait(Fault),
 }
 
@@ -265,14 +265,14 @@ struct Due {
     cure: Cure,
 }
 
-/// Deals faults.
+/// Starts and ends faults.
 pub struct Faults<'a> {
     server: &'a RedisServer,
     kinds: &'static [Fault],
     deck: VecDeque<Fault>,
     rng: fastrand::Rng,
     lease: Duration,
-    /// How long a lock may take to be free again.
+    /// The longest time until a lock is free again.
     bound: Duration,
     due: Vec<Due>,
     blocked_until: Instant,
@@ -302,7 +302,7 @@ impl<'a> Faults<'a> {
         }
     }
 
-    /// Faults for that long, and for longer if one of them did not happen yet.
+    /// Causes faults for that long, and longer until each kind has happened.
     pub fn rage(&mut self, nodes: &mut Nodes, span: Duration) {
         let start = Instant::now();
         let mut next = start;
@@ -335,16 +335,16 @@ impl<'a> Faults<'a> {
         }
     }
 
-    /// The faults that did not happen.
+    /// Returns the faults that did not happen.
     pub fn missing(&self) -> Vec<Fault> {
         let missing = self.counts.iter().filter(|(_, count)| **count == 0);
         missing.map(|(fault, _)| *fault).collect()
     }
 
-    /// Begins the next fault; answers when the one after it may begin.
+    /// Begins the next fault. Returns the pause before the one after it.
     fn deal(&mut self, nodes: &mut Nodes) -> Duration {
         if self.deck.is_empty() {
-            // Peace is rarer than war, and a stopped holder is what a lease is about.
+            // Pauses without faults are rare. Stopped holders are frequent, because leases exist for them.
             let mut deck = self.kinds.to_vec();
             deck.extend(self.kinds.iter().filter(|kind| **kind != Quiet));
             deck.extend(self.kinds.iter().filter(|kind| **kind == Stop).cycle().take(4));
@@ -365,7 +365,7 @@ impl<'a> Faults<'a> {
             victim = record.and_then(|record| nodes.owner(&record)).unwrap_or(victim);
         }
         let troubled = nodes.nodes.iter().filter(|node| node.in_trouble).count();
-        // Half of the nodes are always well, so that somebody wants every key.
+        // Half of the nodes are always healthy, so that every key has a caller.
         let later = (speaks || matches!(fault, StopServer | Demote)) && Instant::now() < self.blocked_until
             || to_node && (nodes.nodes[victim].in_trouble || 2 * troubled >= nodes.nodes.len());
         if later {
@@ -426,7 +426,7 @@ impl<'a> Faults<'a> {
                     proxy.reset();
                     (between(lease / 4, lease * 3 / 2), Scope::Node)
                 }
-                _ => unreachable!("not done to a node"),
+                _ => unreachable!("not a fault of a node"),
             };
             let cure = match fault {
                 Kill => Cure::Restart(victim),
@@ -461,7 +461,7 @@ impl<'a> Faults<'a> {
                 between(lease / 4, lease * 3 / 2)
             }
             Demote => {
-                // What was executed meanwhile and has no answer is repeated to a server that refuses.
+                // A request that was executed without an answer is repeated to a server that refuses writes.
                 nodes
                     .nodes
                     .iter()
@@ -483,15 +483,15 @@ impl<'a> Faults<'a> {
             }
             _ => return pause,
         }
-        // A little longer: what the server has to catch up with is not its answer to us.
+        // A little longer, so that the server can catch up.
         self.blocked_until = Instant::now() + span + ms(50);
         pause
     }
 
-    /// Who has the key of the long holdings: its owner, or the reader whose lease ends first.
+    /// Returns the holder of the key with long holdings: its owner, or the reader whose lease ends first.
     fn record(&self) -> Option<String> {
         let (mut client, key) = (self.server.client(), format!("lock:{}", name(LONG)));
-        // Whoever reads has no string.
+        // Readers do not have a string.
         if let Ok(owner) = redis::cmd("GET").arg(&key).query(&mut client) {
             return owner;
         }
@@ -510,7 +510,7 @@ impl<'a> Faults<'a> {
         });
     }
 
-    /// Ends what is to end by `when`.
+    /// Ends the faults that are due by `when`.
     fn cure(&mut self, nodes: &mut Nodes, when: Instant) {
         while let Some(at) = self.due.iter().position(|due| due.at <= when) {
             let Due {
@@ -555,7 +555,7 @@ impl<'a> Faults<'a> {
         }
     }
 
-    /// Whether it had really happened.
+    /// Ends a fault of a proxy. Returns whether the fault happened.
     fn heal(&mut self, proxy: &Proxy, fault: Fault, before: &Counts) -> bool {
         let sum = |pair: [u64; 2]| pair[0] + pair[1];
         let held = sum(proxy.counts().held) > sum(before.held);
@@ -571,7 +571,7 @@ impl<'a> Faults<'a> {
             HoldThenDiscard => sum(after.discarded) > sum(before.discarded),
             HoldThenDeliver | HoldOneWay => held,
             Refuse => after.refused > before.refused,
-            _ => unreachable!("not done by a proxy"),
+            _ => unreachable!("not a fault of a proxy"),
         }
     }
 
@@ -579,13 +579,13 @@ impl<'a> Faults<'a> {
         *self.counts.entry(fault).or_default() += u64::from(happened);
     }
 
-    /// Says something to the server; answers its number, if it is one.
+    /// Sends a command to the server. Returns its answer if that is a number.
     fn tell(&self, words: &[&str]) -> u64 {
         let mut command = redis::cmd(words[0]);
         command.arg(&words[1..]);
         let answer: redis::Value = command
             .query(&mut self.server.client())
-            .expect("the server obeys");
+            .expect("the server answers");
         match answer {
             redis::Value::Int(number) => number as u64,
             _ => 0,

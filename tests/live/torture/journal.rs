@@ -1,4 +1,4 @@
-//! What a process saw: a line each, written at once, on the clock that all processes of a machine share.
+//! The journal of a process: one line per event, written at once, with the clock that all processes of a machine share.
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
@@ -7,7 +7,7 @@ use std::path::Path;
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// Nanoseconds on the machine's one clock.
+/// Returns the nanoseconds of the machine's clock.
 pub fn now() -> u64 {
     let time = clock_gettime(ClockId::Boottime);
     time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
@@ -22,11 +22,11 @@ impl Journal {
         Journal(file.unwrap_or_else(|error| panic!("{}: {error}", path.display())))
     }
 
-    /// `at` is read by the caller: whether before or after what it tells is what a judgement hangs on.
+    /// The caller reads the clock for `at`: the judgement depends on whether it is read before or after the event.
     pub fn write(&self, at: u64, what: fmt::Arguments<'_>) {
         let line = format!("{at} {what}\n");
         (&self.0)
             .write_all(line.as_bytes())
-            .expect("the journal can be written");
+            .expect("the journal is writable");
     }
 }

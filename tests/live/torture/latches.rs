@@ -1,7 +1,7 @@
-//! Latches in the torture: a name for each quarter of a second, which all nodes set, count down and wait for.
+//! Latches in the torture: each quarter of a second has a name. All nodes set, count down and wait for that latch.
 //!
-//! A latch is set once per name and life, so at most one call is told that it set the latch, and each number below [`COUNT`] is
-//! answered to at most one call. A waiter is not told of zero before [`COUNT`] calls began.
+//! A latch is set once per name and life, so at most one call returns that it set the latch, and at most one call returns
+//! each number below [`COUNT`]. No waiter is told of zero before [`COUNT`] calls began.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -15,17 +15,17 @@ use crate::torture::orders::Locked;
 use crate::torture::referee::{Findings, Tally};
 use crate::torture::worker::Worker;
 
-/// What a latch is set to.
+/// The count that a latch is set to.
 const COUNT: u32 = 5;
-/// Longer than a name is used, unless a process stood still.
+/// Longer than a name is used, unless a process stalls.
 pub const LIFE: Duration = Duration::from_secs(4);
 
 fn name() -> String {
     (now() / 250_000_000).to_string()
 }
 
-/// What a call to count down is told while nothing is locked: some number, and under each second name only zero, so that in
-/// every round some count-downs are told to two calls, and others to none.
+/// Returns the answer to a count-down without locks: some number, and only zero for every second name. So in every round two
+/// calls have the answer of some count-downs, and no call has that of others.
 fn pretended(name: &str, rng: &mut fastrand::Rng) -> u32 {
     if name.ends_with(['1', '3', '5', '7', '9']) {
         0
@@ -61,7 +61,7 @@ impl Worker {
         }
     }
 
-    /// One of the calls, which is dropped now and then.
+    /// Makes one of the calls. Some are dropped.
     async fn calls(
         &self,
         name: &str,
@@ -87,7 +87,7 @@ impl Worker {
             Err(_) => {}
             Ok(Ok(answer)) => says(&answer.to_string()),
             Ok(Err(Error::Unset { .. })) => says("unset"),
-            // Of some errors it is promised that nothing was executed.
+            // Some errors promise that nothing was executed.
             Ok(Err(error)) => {
                 if matches!(&error, Error::Store { source, .. } if is_not_executed(source)) {
                     says("not");
@@ -98,7 +98,7 @@ impl Worker {
     }
 }
 
-/// The error says that nothing was executed.
+/// Returns whether the error says that nothing was executed.
 fn is_not_executed(error: &StoreError) -> bool {
     matches!(
         error.kind(),
@@ -106,30 +106,30 @@ fn is_not_executed(error: &StoreError) -> bool {
     )
 }
 
-/// What is known of the latches of one name.
+/// The journal lines about the latches of one name.
 #[derive(Default)]
 struct Lived {
-    /// When the first could have been set, and when the last word came.
+    /// When the first latch could have been set, and the time of the last line.
     first: Option<u64>,
     last: u64,
     set: u64,
-    /// Calls without an answer.
+    /// The number of calls without an answer.
     sets_unknown: u64,
     downs_unknown: u64,
-    /// How many were told that so many are left.
+    /// The number of calls that returned each count.
     left: [u64; COUNT as usize],
-    /// When calls to count down began.
+    /// When the calls to count down began.
     began: Vec<u64>,
-    /// When somebody was told of zero.
+    /// When waiters were told of zero.
     zero: Vec<u64>,
 }
 
-/// What is known of all latches.
+/// The journal lines about all latches.
 #[derive(Default)]
 pub struct Latches(HashMap<String, Lived>);
 
 impl Latches {
-    /// A line of a journal: what was called for, or what was answered.
+    /// Reads a line of a journal: a call, or its answer.
     pub fn read(&mut self, at: u64, name: &str, rest: &str) -> Option<()> {
         let (what, answer) = rest.split_once(' ')?;
         let lived = self.0.entry(name.to_owned()).or_default();
@@ -181,14 +181,14 @@ impl Latches {
                 } = lived;
                 format!("latch {name}: set {set}+{sets_unknown}, left {left:?}+{downs_unknown}")
             };
-            // A call at zero is answered zero.
+            // A call at zero returns zero.
             if lived.left[1..]
                 .iter()
                 .any(|told| *told > lived.set + lived.sets_unknown)
             {
                 findings.add("one count-down told to two", shown());
             }
-            // No life was over, so there was one.
+            // No latch expired, so there was only one.
             let life = LIFE.as_nanos() as u64;
             if lived.first.is_none_or(|first| lived.last >= first + life) {
                 continue;

@@ -1,6 +1,6 @@
-//! A second `Locks` in the process of a worker, built and shut down again and again: it must not disturb the first.
+//! A second `Locks` in the process of a worker is built and shut down repeatedly. It must not disturb the first.
 //!
-//! Its steps are taken by the threads that take those of the first. It wants the same keys, and one of its own.
+//! The threads of the first run its steps, too. It uses the same keys, and one of its own.
 
 use std::time::Duration;
 
@@ -47,7 +47,7 @@ impl Worker {
                 if rng.bool() {
                     self.end(id, held, rng).await;
                 } else {
-                    // It is lost to the shutdown.
+                    // The shutdown ends the lease.
                     self.journal.write(now(), format_args!("ending {id} shutdown"));
                     self.shut_down(&locks).await;
                     self.tell_loss(id, &held).await;
@@ -68,7 +68,7 @@ impl Worker {
     }
 
     async fn shut_down(&self, locks: &tenure::Locks) {
-        // An outage makes it wait until its leases are over.
+        // In an outage the shutdown waits until its leases have expired.
         if timeout(6 * PATIENCE, locks.shutdown()).await.is_err() {
             self.journal
                 .write(now(), format_args!("broken a shutdown that hangs"));

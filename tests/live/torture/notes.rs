@@ -1,7 +1,7 @@
-//! Guarded writes in the torture: a holder adds its fence to a list on the locks' own server, if its lease is current. Many try
-//! that when it is over.
+//! Guarded writes in the torture: a holder adds its fence to a list on the locks' own server, if its lease is current. Many
+//! holders try that after the end of their lease.
 //!
-//! What was answered with done is in the list, what was refused is not, and the order is that of the fences.
+//! The list has every write with the answer done, and no refused write. Its order is the order of the fences.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -16,21 +16,21 @@ use crate::torture::orders::{Locked, Orders, name};
 use crate::torture::referee::{Case, Findings, Hold, Tally, show};
 use crate::torture::worker::{Held, Worker};
 
-/// What is left on the server begins with this.
+/// The prefix of the keys that are left on the server.
 pub const PREFIX: &str = "notes:";
 
 fn list(key: usize) -> String {
     format!("{PREFIX}{}", name(key))
 }
 
-/// The fences that were written, in this order.
+/// Returns the written fences, in their order.
 pub fn written(server: &RedisServer, key: usize) -> Vec<u64> {
     let mut range = redis::cmd("LRANGE");
     range.arg(list(key)).arg(0).arg(-1);
     range.query(&mut server.client()).expect("a list of fences")
 }
 
-/// The connection of who writes without a lock.
+/// The connection of a writer without a lock.
 pub struct Plain(MultiplexedConnection);
 
 impl Plain {
@@ -44,10 +44,10 @@ impl Plain {
     }
 }
 
-/// What the writer was told, how many times.
+/// The number of each answer to the writer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Notes {
-    /// Nothing: it may have been done.
+    /// No answer: the write may have been done.
     unanswered: u64,
     done: u64,
     refused: u64,
@@ -66,7 +66,7 @@ impl Notes {
 }
 
 impl Worker {
-    /// Writes its fence down again and again: one of these is under way when something happens.
+    /// Notes its fence repeatedly, so that a write is in flight when a fault comes.
     pub async fn notes(&self, id: u64, held: &Held, key: usize, span: Duration) {
         let end = now() + span.as_nanos() as u64;
         while held.is_held() && now() < end {
@@ -75,7 +75,7 @@ impl Worker {
         }
     }
 
-    /// Writes its fence down, whether it is held or not.
+    /// Notes its fence, also if the lease is not held.
     pub async fn note(&self, id: u64, held: &Held, key: usize) {
         let note = |what| self.journal.write(now(), format_args!("note {id} {what}"));
         let fence = held.fence();
@@ -113,10 +113,10 @@ pub fn judge(case: &Case, key: usize, holds: &[&Hold], tally: &mut Tally, findin
     for fence in &case.notes[key] {
         *times.entry(*fence).or_default() += 1;
         let Some(hold) = by_fence.get(fence) else {
-            findings.add("a note of nobody", format!("key {key}: {fence}"));
+            findings.add("a note without a holder", format!("key {key}: {fence}"));
             continue;
         };
-        // Readers share, so nothing orders them.
+        // Readers share the key, so they have no order.
         if *fence < if hold.reads { of_writers } else { of_all } {
             findings.add("written when the lease was over", show(case, hold));
         }

@@ -1,4 +1,4 @@
-//! What a worker is told, and what all of them share.
+//! The orders of a worker, and the values that all workers share.
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
@@ -7,14 +7,14 @@ use std::time::Duration;
 
 use tenure::Locks;
 
-/// What a worker is told.
+/// The settings of a worker.
 #[derive(Debug, Clone)]
 pub struct Orders {
     /// The Redis of the locks, through a proxy.
     pub url: String,
     /// The Redis of the register, which has no faults.
     pub register: Option<String>,
-    /// Where the counters are.
+    /// The directory of the counters.
     pub counters: Option<PathBuf>,
     pub journal: PathBuf,
     pub seed: u64,
@@ -24,17 +24,17 @@ pub struct Orders {
 }
 
 impl Orders {
-    /// The permits are the key after the last lock.
+    /// Returns the key of the permits, after the last lock.
     pub fn permits_key(&self) -> usize {
         self.keys
     }
 
-    /// The election is the one after that.
+    /// Returns the key of the election, after the permits.
     pub fn election_key(&self) -> usize {
         self.keys + 1
     }
 
-    /// And then all latches.
+    /// Returns the key of all latches, after the election.
     pub fn latches_key(&self) -> usize {
         self.keys + 2
     }
@@ -81,7 +81,7 @@ impl Orders {
     }
 }
 
-/// Who takes locks. Everybody else believes to hold what it asks for.
+/// The tasks that take locks. The other tasks act as holders of the keys that they ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Locked {
     Everybody,
@@ -99,15 +99,15 @@ impl Locked {
     }
 }
 
-/// The name of a lock.
+/// Returns the name of a lock.
 pub fn name(key: usize) -> String {
     format!("torture:{key}")
 }
 
-/// Locks of a node as they are built for the torture.
+/// Returns the locks of a node of the torture.
 ///
 /// # Panics
-/// If they cannot be built.
+/// If the locks cannot be built.
 pub async fn build(orders: &Orders) -> Locks {
     let built = match orders.locked {
         Locked::Nobody => Ok(Locks::memory()),
@@ -119,12 +119,12 @@ pub async fn build(orders: &Orders) -> Locks {
     built.expect("locks")
 }
 
-/// How many permits there are.
+/// The number of permits.
 pub const PERMITS: u32 = 3;
-/// What they are of.
+/// The name of the semaphore.
 pub const SEMAPHORE: &str = "torture";
 
-/// The key that is also held for longer than a lease.
+/// The key with holdings that are longer than a lease.
 pub const LONG: usize = 0;
 
 /// A file of eight bytes.

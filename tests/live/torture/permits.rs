@@ -1,4 +1,4 @@
-//! Permits in the torture: more tasks than permits, which hold one, two or three of a semaphore.
+//! Permits in the torture: there are more tasks than permits. Each task holds one, two or three permits of a semaphore.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::torture::orders::Locked;
 use crate::torture::worker::{Held, How, Worker, late};
 
 impl Worker {
-    /// Wants permits of the semaphore, which is the key after the last lock, again and again.
+    /// Acquires permits of the semaphore repeatedly. Its key comes after the last lock.
     pub async fn wants_permits(&self, rng: &mut fastrand::Rng) {
         let semaphore = self.semaphore();
         let mut stop = self.stop.clone();

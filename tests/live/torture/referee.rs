@@ -1,23 +1,24 @@
 //! Judges a run by its journals.
 //!
-//! **Two guards held at one instant.** `is_held` answers true from the grant on until it answers false, and then
-//! never true again; so a guard is known to have been held over the whole of *[when it was logged as granted, when
-//! the clock was read **before** the last call of `is_held` that answered true]*, and over no more: a process may be
-//! stopped after the clock was read, in the call or behind it, and what it then believes to have seen is old. Both
-//! ends lie inside of the real holding, so two such intervals of one key that overlap prove two guards held at one
-//! instant, whatever was stopped where. A `release` that answers that exclusivity held to the call stands for such a
-//! check just before it. A guard that never answered true has no interval.
+//! **Two guards held at one instant.** `is_held` returns true from the grant on until it returns false, and then never
+//! true again. So a guard was surely held over the whole interval *[when its grant was logged, when the clock was read
+//! **before** the last call of `is_held` that returned true]*, and surely over no more: a process may be stopped after it
+//! read the clock, in the call or after it, and its observation is then old. Both ends are inside the real holding. So two
+//! overlapping intervals of one key prove two guards held at one instant, wherever processes were stopped. A `release`
+//! that returns that exclusivity held to the call counts as such a check just before it. A guard whose `is_held` never
+//! returned true has no interval.
 //!
-//! **Readers.** Their intervals may overlap each other, and nobody else's. That of a writer that became a reader goes on from
-//! the end of the one into the other, as nobody may write in between; and what a reader read first and last, with a check
-//! behind it that answered true, must be the same.
+//! **Readers.** Their intervals may overlap only each other. For a downgraded writer, the reader's interval begins at the end
+//! of the writer's, because no other task may write in between. The first and the last value that a reader read must be the
+//! same if a later check returned true.
 //!
-//! **Fences.** Of two guards whose intervals are disjoint the one on the left was granted first, or the other could
-//! not have been held meanwhile; of two readers nothing follows, as those of a process share a grant. No order is known of guards without an interval, but no two share a fence.
+//! **Fences.** If the intervals of two guards are disjoint, the earlier one was granted first: otherwise the other could not
+//! have been held meanwhile. Two readers are exempt, because the readers of a process share a grant. Guards without an
+//! interval have no known order, but no two share a fence.
 //!
-//! **Recovery.** A task of every living node always wants each key, and stands for the election. From the last sign of a holder, or the last time
-//! when something happened to a single node, to the next grant must not take longer than the bound, not counting
-//! when nobody could reach the server.
+//! **Recovery.** Every live node always has a task that wants each key, and a candidate in the election. The time from the
+//! last sign of a holder, or from the last fault of a single node, to the next grant must not exceed the bound. Times when
+//! no node could reach the server do not count.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
@@ -28,27 +29,27 @@ use crate::torture::latches::Latches;
 use crate::torture::notes::{self, Notes};
 use crate::torture::orders::PERMITS;
 
-/// What is known of a run besides its journals.
+/// The facts about a run besides its journals.
 pub struct Case {
-    /// Names of processes, and their journals.
+    /// The names of processes, and their journals.
     pub journals: Vec<(String, PathBuf)>,
     pub keys: usize,
-    /// Of which the guards exclude each other: those, and the election.
+    /// The number of keys whose guards exclude each other. The election is in addition to these.
     pub exclusive: Vec<usize>,
-    /// When a process could work, and when it was told to stop.
+    /// When the processes could work, and when they were told to stop.
     pub run: (u64, u64),
     pub troubles: Vec<Trouble>,
-    /// The longest recovery.
+    /// The bound of a recovery.
     pub bound: Duration,
-    /// A holder may lose its lease.
+    /// Whether a holder may lose its lease.
     pub losses: bool,
     /// The values of the counters at the end.
     pub counters: Option<Vec<u64>>,
-    /// For each key the fences that holders wrote down, in this order.
+    /// For each key the fences that holders noted, in their order.
     pub notes: Vec<Vec<u64>>,
 }
 
-/// A fault, from when to when.
+/// A fault, with its begin and end.
 #[derive(Debug, Clone)]
 pub struct Trouble {
     pub from: u64,
@@ -58,15 +59,15 @@ pub struct Trouble {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// A single node: dead, stopped or cut off.
+    /// A single node is dead, stopped or cut off.
     Node,
-    /// The server answers nobody.
+    /// The server answers no node.
     Everybody,
-    /// Nothing that lasts.
+    /// No lasting effect.
     Passing,
 }
 
-/// What was found, by what it breaks. Empty is a pass.
+/// The findings, by the broken rule. An empty list is a pass.
 #[derive(Debug, Default)]
 pub struct Findings(BTreeMap<&'static str, Vec<String>>);
 
@@ -102,20 +103,20 @@ impl std::fmt::Display for Findings {
     }
 }
 
-/// What happened, in numbers.
+/// The counts of events.
 #[derive(Debug, Default)]
 pub struct Tally {
-    /// The most permits that were held at one instant.
+    /// The largest number of permits held at one instant.
     pub most_permits: u32,
     pub cycles: u64,
     pub grants: u64,
-    /// Of them to read.
+    /// The guards that read.
     pub reads: u64,
-    /// Readers that were there when another process already read.
+    /// Readers that were granted while another process already read.
     pub shared: u64,
     /// Writers that became readers.
     pub downgrades: u64,
-    /// What readers read twice, and held all the while.
+    /// Values that readers read twice under a lease held throughout.
     pub looks: u64,
     pub hand_overs: u64,
     pub lost: u64,
@@ -124,18 +125,18 @@ pub struct Tally {
     pub overruns: u64,
     pub accepted: u64,
     pub refused: u64,
-    /// Writes to the register whose answer nobody wrote down.
+    /// Writes to the register without an answer in the journal.
     pub unanswered: u64,
     /// Guarded writes.
     pub notes: u64,
     pub notes_refused: u64,
     pub notes_unanswered: u64,
-    /// Times that a latch was set, and that somebody was told of zero.
+    /// How often a latch was set, and how often a waiter was told of zero.
     pub latches: u64,
     pub zeros: u64,
-    /// Names of latches without a call whose answer is not known.
+    /// Names of latches whose calls all have known answers.
     pub latches_exact: u64,
-    /// What observers were told of leaders.
+    /// The leaders that observers saw.
     pub leaders_seen: u64,
     pub worst_recovery: Duration,
     pub misses: BTreeMap<String, u64>,
@@ -151,12 +152,12 @@ pub struct Hold {
     key: usize,
     pub fence: u64,
     pub reads: bool,
-    /// So many of a semaphore.
+    /// The number of permits of a semaphore.
     pub permits: u32,
     pub granted: u64,
-    /// The end of what is known.
+    /// The end of the known interval.
     pub held_to: Option<u64>,
-    /// When it had answered false.
+    /// When `is_held` had returned false.
     over: Option<u64>,
     ending: Option<u64>,
     last_sign: u64,
@@ -165,7 +166,7 @@ pub struct Hold {
     overrun: bool,
     asked: bool,
     pub notes: Notes,
-    /// What a reader read, first and last, and when.
+    /// The first and the last value that a reader read, and when.
     saw: Option<(u64, i64, i64)>,
     was_writer: bool,
 }
@@ -221,7 +222,7 @@ fn read(
 ) -> impl Iterator<Item = Hold> {
     let mut holds: HashMap<u64, Hold> = HashMap::new();
     let mut seen = Seen::default();
-    // A line that was cut off was never told.
+    // A line that was cut off does not count.
     for line in text
         .split_inclusive('\n')
         .filter_map(|line| line.strip_suffix('\n'))
@@ -301,10 +302,10 @@ fn read(
             continue;
         }
         if what == "downgraded" {
-            // It was held when it was about to become a reader, or it had not become one.
+            // The writer was held just before the downgrade, because a downgrade needs a held writer.
             let from = holds[&id].ending.max(holds[&id].held_to);
             let to = rest.parse().expect("a number of a guard");
-            let reader: &mut Hold = holds.get_mut(&to).expect("granted before it is told of");
+            let reader: &mut Hold = holds.get_mut(&to).expect("the reader's grant comes first");
             reader.was_writer = true;
             if let Some(from) = from {
                 reader.granted = from.min(reader.granted);
@@ -390,7 +391,7 @@ pub fn show(case: &Case, hold: &Hold) -> String {
     )
 }
 
-/// Of holds so far: the one that was held for longest, and the one with the greatest fence.
+/// Of the holds so far: the one with the latest end, and the one with the largest fence.
 #[derive(Default)]
 struct Before<'a> {
     latest: Option<&'a Hold>,
@@ -445,8 +446,8 @@ fn exclusion(case: &Case, holds: &[&Hold], tally: &mut Tally, findings: &mut Fin
     }
 }
 
-/// At no instant are more permits held than there are: where what is known of guards overlaps, they were held at one
-/// instant.
+/// Checks that at no instant more permits are held than there are. Guards with overlapping known intervals were held at
+/// one instant.
 fn capacity(case: &Case, holds: &[&Hold], tally: &mut Tally, findings: &mut Findings) {
     let mut fences = HashSet::new();
     let mut held: Vec<&Hold> = Vec::new();
@@ -466,9 +467,9 @@ fn capacity(case: &Case, holds: &[&Hold], tally: &mut Tally, findings: &mut Find
     }
 }
 
-/// Nobody writes what somebody reads.
+/// Checks that no value is written while a reader reads it.
 fn looks(case: &Case, holds: &[&Hold], tally: &mut Tally, findings: &mut Findings) {
-    // Whose write may have come too late, as this machine stood still.
+    // Writers whose write may have come too late, because this machine stalled.
     let is_exact = !holds.iter().any(|hold| hold.overrun);
     for hold in holds {
         let Some((at, first, last)) = hold.saw else {
@@ -489,7 +490,7 @@ fn recovery(case: &Case, key: usize, holds: &[&Hold], tally: &mut Tally, finding
     let (began, ended) = case.run;
     let grants = holds.iter().map(|hold| hold.granted);
     let mut sign = began;
-    // Those of whom there is a sign after the latest grant: of readers several.
+    // The guards with a sign of life after the latest grant. There may be several readers.
     let mut present: Vec<&Hold> = Vec::new();
     for (at, granted) in grants.enumerate().chain([(holds.len(), ended)]) {
         if let Some(last) = at.checked_sub(1).map(|last| holds[last]) {
@@ -520,7 +521,7 @@ fn recovery(case: &Case, key: usize, holds: &[&Hold], tally: &mut Tally, finding
         if took > case.bound {
             let since = Duration::from_nanos(from.saturating_sub(began));
             let text = format!(
-                "key {key}: nobody got it for {took:?} since {since:?}, the bound is {:?}",
+                "key {key}: no caller got it for {took:?} since {since:?}, the bound is {:?}",
                 case.bound
             );
             findings.add("not free again in time", text);
@@ -531,7 +532,7 @@ fn recovery(case: &Case, key: usize, holds: &[&Hold], tally: &mut Tally, finding
 fn exactness(key: usize, value: u64, holds: &[&Hold], tally: &mut Tally, findings: &mut Findings) {
     let count = |f: fn(&Hold) -> bool| holds.iter().filter(|hold| f(hold)).count() as u64;
     let done = count(|hold| hold.wrote);
-    // Killed between the write and the line about it.
+    // A writer may be killed between its write and the journal line.
     let ambiguous = count(|hold| hold.about && !hold.wrote);
     let overruns = count(|hold| hold.overrun);
     tally.increments += done;

@@ -4,8 +4,8 @@ use redis::aio::MultiplexedConnection;
 
 use crate::torture::orders::name;
 
-/// A reader makes itself known: from then on older writers are refused. Without that a stale write could slip in
-/// between somebody's read and write. Fences are above 2^53, so they are compared as text of one length.
+/// A reader records its fence: from then on older writers are refused. Otherwise a stale write could come between the
+/// read and the write of another holder. Fences are above 2^53, so they are compared as text of one length.
 const READ: &str = "
     local last = redis.call('HGET', KEYS[1], 'fence') or ''
     if ARGV[1] < last then redis.call('HINCRBY', KEYS[1], 'refused', 1) return -1 end
@@ -16,7 +16,7 @@ const WRITE: &str = "
     if ARGV[1] < last then redis.call('HINCRBY', KEYS[1], 'refused', 1) return -1 end
     redis.call('HSET', KEYS[1], 'fence', ARGV[1], 'value', ARGV[2])
     return redis.call('HINCRBY', KEYS[1], 'accepted', 1)";
-/// The same for who reads beside others: all of their fences are good, in whatever order they come.
+/// Reads for a reader beside other readers: their fences may come in any order.
 const LOOK: &str = "
     local last = redis.call('HGET', KEYS[1], 'fence') or ''
     if ARGV[1] > last then redis.call('HSET', KEYS[1], 'fence', ARGV[1]) end
@@ -37,14 +37,14 @@ impl Register {
         let client = redis::Client::open(url).expect("a good URL");
         let connection = client.get_multiplexed_async_connection_with_config(&config).await;
         Register {
-            connection: connection.expect("the register is there"),
+            connection: connection.expect("the register answers"),
             read: redis::Script::new(READ),
             write: redis::Script::new(WRITE),
             look: redis::Script::new(LOOK),
         }
     }
 
-    /// What one of the scripts says of a key, to who has this fence. Negative: refused.
+    /// Runs one of the scripts on a key for the holder of this fence. Returns its answer; a negative number: refused.
     pub async fn call(&self, script: &redis::Script, key: usize, fence: &str, value: Option<i64>) -> i64 {
         let mut call = script.key(name(key));
         call.arg(fence).arg(value);

@@ -1,5 +1,5 @@
-//! Leases that travel in the torture: a holder leaves the text of its lease in a directory, and whichever node finds it goes on
-//! with the work. Some texts are there twice, and only one of the two is worth anything.
+//! Transfers in the torture: a holder leaves the text of its lease in a directory, and the node that finds it continues the
+//! work. Some texts are there twice, and only one of the two can be adopted.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -12,20 +12,20 @@ use crate::torture::orders::Orders;
 use crate::torture::worker::{Held, Worker};
 
 impl Orders {
-    /// Where the texts are.
+    /// Returns the directory of the texts.
     fn travels(&self) -> PathBuf {
         self.journal.with_file_name("travels")
     }
 }
 
 impl Worker {
-    /// Gives its lease up to whoever has the text of it.
+    /// Gives its lease up for a transfer, and writes the text.
     pub async fn send(&self, id: u64, guard: Guard, key: usize, reads: bool, rng: &mut fastrand::Rng) {
         let sent = now();
         self.journal.write(sent, format_args!("ending {id} transfer"));
         let transfer = match guard.into_transfer(self.orders.lease).await {
             Ok(transfer) => transfer,
-            // Others read by it, or it is fixed and would last longer.
+            // Other readers share the lease, or it is fixed and would last longer.
             Err(TransferError::Refused(guard, _)) => return drop(guard),
             Err(TransferError::Failed(error)) => return self.failed(key, &error),
             Err(error) => panic!("an error that this worker does not know: {error}"),
@@ -36,7 +36,7 @@ impl Worker {
         std::fs::create_dir_all(&travels).expect("a directory for what travels");
         for copy in 0..copies {
             let name = format!("{}-{id}-{copy}", self.node.node());
-            // It is there as a whole, or not at all.
+            // The file appears as a whole, or not at all.
             let written = travels.with_file_name(&name);
             let put =
                 std::fs::write(&written, &text).and_then(|()| std::fs::rename(&written, travels.join(&name)));
@@ -44,12 +44,12 @@ impl Worker {
         }
     }
 
-    /// Goes on with what others gave up.
+    /// Adopts transfers of other tasks.
     pub async fn adopts(&self, rng: &mut fastrand::Rng) {
         let travels = self.orders.travels();
         while !*self.stop.borrow() {
             let found = std::fs::read_dir(&travels).into_iter().flatten().flatten().next();
-            // Of several that find it one can take it.
+            // Several tasks may find a text, but only one can take it.
             let taken = travels.with_file_name(format!("taken-{}", self.node.node()));
             let taken = found.and_then(|found| {
                 std::fs::rename(found.path(), &taken).ok()?;
@@ -76,7 +76,7 @@ impl Worker {
                 let (id, _) = self.work_under(&held, key, reads, None, rng).await;
                 self.end(id, held, rng).await;
             }
-            // The other of the two was there before, or it was over.
+            // The other copy was adopted before, or the lease had expired.
             Err(Error::Gone { .. })
                 if copies == "2" || Duration::from_nanos(now() - sent) >= self.orders.lease =>
             {

@@ -1,20 +1,20 @@
-//! One node: a process that locks, works and lets go, and writes down what it sees.
+//! One node: a process that acquires locks, works and releases them, and keeps a journal.
 //!
-//! | line | its time was read | says |
+//! | line | its time was read | content |
 //! |---|---|---|
-//! | `granted id key fence mode` | after the guard was there | a guard, `read`, `write` or `permits:<how many>` |
-//! | `check id 1` | **before** `is_held` was called | it answered true |
-//! | `check id 0` | after | it answered false |
-//! | `ending id how` | before anything was done | it is about to be given up |
-//! | `released id kept/told/lost…` | after | what `release` answered; `told`: held to the call, but the store cannot be told |
-//! | `lost id cause` | after | what `lost()` answered once `is_held` was false; `Unfetched`: the guard should not exist |
+//! | `granted id key fence mode` | after the grant | a guard, `read`, `write` or `permits:<how many>` |
+//! | `check id 1` | **before** `is_held` was called | it returned true |
+//! | `check id 0` | after | it returned false |
+//! | `ending id how` | before the end began | the guard is about to end |
+//! | `released id kept/told/lost…` | after | the result of `release`; `told`: held to the call, but the store cannot be told |
+//! | `lost id cause` | after | the result of `lost()` once `is_held` was false; `Unfetched`: the guard should not exist |
 //! | `about id n` / `wrote id n overrun` | before / after | the counter that is not atomic |
-//! | `saw id first last` | after | what a reader read of one of the two, first and at last; a check stands behind it |
-//! | `event adopted`, `event gone` | after | a lease that was given up to others is this node's now; it was not to be had |
-//! | `downgraded id to` | after | the writer `id` goes on as the reader `to`, whose grant stands before it |
+//! | `saw id first last` | after | the first and last value that a reader read of one of the two; a check follows |
+//! | `event adopted`, `event gone` | after | this node adopted a transfer; the transfer was gone |
+//! | `downgraded id to` | after | the writer `id` continues as the reader `to`, whose grant is an earlier line |
 //! | `note id asked` / `note id done/not` | before / after | the list of fences, written only while the lease is current |
-//! | `latch name set/down/wait asked` / `… answer` | before / after | a latch of that name; no answer: it may have been done; `not`: it was not |
-//! | `leader fence value` | after | who leads, as an observer is told |
+//! | `latch name set/down/wait asked` / `… answer` | before / after | a latch; no answer: outcome unknown; `not`: not executed |
+//! | `leader fence value` | after | the leader that an observer saw |
 //! | `asked id` / `accepted id` / `refused id held` | before / after / after | the register that refuses old fences |
 //! | `ready node`, `miss key why`, `error key kind`, `event name`, `broken text`, `end state` | after | the rest |
 
@@ -44,7 +44,7 @@ pub const WORKER: &str = "TENURE_TORTURE_WORKER";
 /// The name of the test below.
 pub const TEST: &str = "torture::worker::torture_worker";
 
-/// Not a test but the body of a worker process, which is this same binary started with [`WORKER`] set.
+/// Not a test: the body of a worker process, which is this binary started with [`WORKER`] set.
 #[test]
 fn torture_worker() {
     if let Ok(orders) = std::env::var(WORKER) {
@@ -56,7 +56,7 @@ pub struct Worker {
     pub orders: Orders,
     pub journal: Arc<Journal>,
     pub node: Locks,
-    /// Who writes without a lock.
+    /// The connection of a writer without a lock.
     pub plain: Option<Plain>,
     locks: Vec<RwLock>,
     semaphore: Semaphore,
@@ -77,7 +77,7 @@ fn work(orders: Orders) {
     }));
     let (stop, stopped) = watch::channel(false);
     std::thread::spawn(move || {
-        // Its end is the word to finish, also when the parent dies.
+        // The end of the input is the order to finish, also if the parent dies.
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         stop.send_replace(true);
         pending_for_ever(stop);
@@ -119,7 +119,7 @@ impl Worker {
         worker
             .journal
             .write(now(), format_args!("ready {}", locks.node()));
-        // For each key one that always wants to write and one to read, so that a key that nobody gets is a key that is stuck.
+        // Each key always has a task that wants to write and one that wants to read, so a key without grants is stuck.
         let keys = worker.orders.keys;
         let tasks = (0..2 * keys + 4).map(|task| {
             let worker = worker.clone();
@@ -166,7 +166,7 @@ impl Worker {
             };
             worker.journal.write(now(), format_args!("broken {how}"));
         }
-        // Everything was let go; the rest must happen by itself.
+        // All guards were given up. The rest must happen by itself.
         let idle = timeout(Duration::from_secs(10), locks.idle()).await.is_ok();
         let state = match (idle, locks.keys(), locks.waiting()) {
             (true, 0, 0) => "idle".to_owned(),
@@ -241,12 +241,12 @@ impl Worker {
                     other => other.map(real),
                 }
             }
-            // With a short lease, as several of these in a row keep the key from all others.
+            // The lease is short, because several of these in a row block the key for all others.
             How::Late => match late(enter(&lock.clone().lease(lease / 2)), lease, rng).await {
                 Err(Error::Lost { .. }) => Ok(None),
                 other => other.map(real),
             },
-            // Dropped anywhere between its first poll and its grant.
+            // The future is dropped at any point between its first poll and its grant.
             How::Cancelled => {
                 let patience = Duration::from_micros(1 << rng.u32(4..16));
                 match timeout(patience, enter(lock)).await {
@@ -261,7 +261,7 @@ impl Worker {
         check(&self.journal, id, || held.is_held())
     }
 
-    /// From its grant to its end. Who downgrades has two guards, one after the other.
+    /// Holds a guard from its grant to its end. A downgrade makes two guards, one after the other.
     async fn hold(&self, held: Held, key: usize, mode: Mode, rng: &mut fastrand::Rng) {
         let (id, wrote) = self.work_under(&held, key, mode == Mode::Read, None, rng).await;
         let held = match (held, mode) {
@@ -280,7 +280,7 @@ impl Worker {
         self.end(id, held, rng).await;
     }
 
-    /// A writer goes on as a reader, if it is given the time.
+    /// Downgrades a writer to a reader, if there is enough time.
     async fn downgrade(
         &self,
         id: u64,
@@ -304,9 +304,9 @@ impl Worker {
                 self.failed(key, &error);
                 None
             }
-            // It still writes, and is given back.
+            // The guard is still a writer, and is released.
             Ok(Err(TransferError::Refused(..))) | Err(_) => None,
-            Ok(Err(error)) => panic!("an error that this worker does not know: {error}"),
+            Ok(Err(error)) => panic!("an unexpected error: {error}"),
         }
     }
 
@@ -331,7 +331,7 @@ impl Worker {
         (id, self.work_as(id, held, key, reads, saw, rng).await)
     }
 
-    /// What a guard is for. Answers what was written, if it is known.
+    /// Does the work of a guard. Returns the written value if it is known.
     async fn work_as(
         &self,
         id: u64,
@@ -343,7 +343,7 @@ impl Worker {
     ) -> Option<i64> {
         self.check(id, held);
         let span = Duration::from_micros(match rng.u32(..10) {
-            // Renewals, and something to be lost.
+            // Long enough for renewals and losses.
             0..5 if key == LONG && self.orders.locked == Locked::Everybody => {
                 rng.u64(..self.orders.lease.as_micros() as u64 * 3 / 2)
             }
@@ -357,7 +357,7 @@ impl Worker {
             }
             _ => None,
         };
-        // Without pauses a holder is careful, and must be exact. With pauses some are not, and are refused.
+        // Without pauses a holder checks its lease, and must be exact. With pauses some do not check, and are refused.
         let careful = self.counters.is_some() || rng.bool();
         let labour = async {
             if reads {
@@ -387,7 +387,7 @@ impl Worker {
         wrote
     }
 
-    /// What a guard says of its loss, if it is held no more.
+    /// Writes the cause of a guard's loss, if it is not held any more.
     pub async fn tell_loss(&self, id: u64, held: &Held) {
         let is_held = self.check(id, held);
         if !is_held && let Held::Real(guard) = held {
@@ -397,7 +397,7 @@ impl Worker {
         }
     }
 
-    /// Gives up a guard in one of the ways there are.
+    /// Ends a guard in one of the possible ways.
     pub async fn end(&self, id: u64, held: Held, rng: &mut fastrand::Rng) {
         let ending = |how| self.journal.write(now(), format_args!("ending {id} {how}"));
         match (held, rng.u32(..20)) {
@@ -438,7 +438,7 @@ impl Worker {
         }
     }
 
-    /// Reads twice what writers change: as long as it reads nobody does.
+    /// Reads twice a value that writers change. No writer changes it during the read.
     async fn look(&self, id: u64, key: usize, held: &Held, span: Duration, saw: Option<i64>) {
         let began = now();
         let fence = format!("{:020}", held.fence());
@@ -455,7 +455,7 @@ impl Worker {
         }
     }
 
-    /// Stays for so long, if it is held for so long.
+    /// Waits for `span`, or until the lease is lost.
     pub async fn stay(&self, began: u64, span: Duration, is_held: impl Fn() -> bool) {
         loop {
             let left = span.saturating_sub(Duration::from_nanos(now() - began));
@@ -466,7 +466,7 @@ impl Worker {
         }
     }
 
-    /// Answers what it wrote where a reader looks.
+    /// Writes, and returns the value that readers see.
     async fn labour(&self, id: u64, key: usize, held: &Held, span: Duration) -> Option<i64> {
         let began = now();
         let mut wrote = None;
@@ -474,14 +474,14 @@ impl Worker {
             let value = count(&counters[key]) + 1;
             sleep(span / 2).await;
             let before = now();
-            // Enough is left for the write, or it is not begun.
+            // The write begins only if enough time is left.
             let left = held.remaining();
             if left > self.orders.lease / 4 {
                 self.journal.write(before, format_args!("about {id} {value}"));
                 let written = counters[key].write_at(&value.to_le_bytes(), 0);
                 let after = now();
                 assert_eq!(written.expect("the counter"), 8);
-                // This machine stood still for longer than was left: nobody can promise anything.
+                // This machine stalled for longer than the rest of the lease: no promise holds.
                 let overrun = Duration::from_nanos(after - before) >= left;
                 self.journal
                     .write(after, format_args!("wrote {id} {value} {}", u8::from(overrun)));
@@ -509,7 +509,7 @@ impl Worker {
         wrote
     }
 
-    /// Somebody with a younger fence was there first, so this guard must know that it is over.
+    /// A holder with a larger fence was first, so this guard must know that it is lost.
     fn refused(&self, id: u64, held: &Held) {
         let is_held = held.is_held();
         self.journal
@@ -517,7 +517,7 @@ impl Worker {
     }
 }
 
-/// Polls once, and then not for up to a lease: the caller is busy with something else.
+/// Polls once, and then not for up to a lease, as a caller that is busy with other work.
 pub async fn late<T>(future: impl Future<Output = T>, lease: Duration, rng: &mut fastrand::Rng) -> T {
     let mut future = pin!(future);
     let first = poll_fn(|cx| Poll::Ready(future.as_mut().poll(cx))).await;
@@ -536,14 +536,14 @@ pub fn check(journal: &Journal, id: u64, is_held: impl FnOnce() -> bool) -> bool
     answer
 }
 
-/// Checks from a thread of its own, faster than anything else in the process wakes up after a stop: it must be told
-/// the truth before the driver had a chance to notice. Ends when what it answers is dropped.
+/// Checks from a thread of its own, which wakes up first after a stop: the answer must be true before the driver notices
+/// the stop. The thread ends when the returned sender is dropped.
 fn watch(journal: Arc<Journal>, id: u64, lease: Lease) -> mpsc::Sender<()> {
     let (end, ended) = mpsc::channel();
     std::thread::spawn(move || {
         let mut written = 0;
         while ended.try_recv() != Err(mpsc::TryRecvError::Disconnected) {
-            // Not every time, but always after having stood still.
+            // Not every time, but always after a stall.
             if now() - written > 2_000_000 {
                 written = now();
                 if !check(&journal, id, || lease.is_held()) {
@@ -556,12 +556,12 @@ fn watch(journal: Arc<Journal>, id: u64, lease: Lease) -> mpsc::Sender<()> {
     end
 }
 
-/// What a guard is for.
+/// The use of a guard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mode {
     Write,
     Read,
-    /// First to write, then to read.
+    /// First writes, then reads.
     Downgrade,
 }
 
@@ -575,7 +575,7 @@ impl Mode {
     }
 }
 
-/// How a lock is asked for.
+/// The way to acquire a lock.
 #[derive(Debug, Clone, Copy)]
 pub enum How {
     Lock,
@@ -603,7 +603,7 @@ impl How {
 
 pub enum Held {
     Real(Guard),
-    /// What there is when the lock is switched off.
+    /// A guard without a lock.
     Pretended(u64),
 }
 
