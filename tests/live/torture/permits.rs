@@ -7,7 +7,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::torture::journal::now;
 use crate::torture::orders::Locked;
-use crate::torture::worker::{Held, How, Worker, late};
+use crate::torture::worker::{AcquireWay, Held, Worker, late};
 
 impl Worker {
     /// Acquires permits of the semaphore repeatedly. Its key comes after the last lock.
@@ -15,7 +15,7 @@ impl Worker {
         let semaphore = self.semaphore();
         let mut stop = self.stop.clone();
         while !*self.stop.borrow() {
-            let (how, many) = (How::any(rng), [1, 1, 1, 2, 3][rng.usize(..5)]);
+            let (how, many) = (AcquireWay::any(rng), [1, 1, 1, 2, 3][rng.usize(..5)]);
             let got = tokio::select! {
                 got = self.acquire_permits(&semaphore, how, many, rng) => got,
                 _ = stop.wait_for(|stop| *stop) => return,
@@ -38,7 +38,7 @@ impl Worker {
     async fn acquire_permits(
         &self,
         semaphore: &Semaphore,
-        how: How,
+        how: AcquireWay,
         many: u32,
         rng: &mut fastrand::Rng,
     ) -> Result<Option<Held>, tenure::Error> {
@@ -49,34 +49,34 @@ impl Worker {
         let lease = self.orders.lease;
         let real = |guard| Some(Held::Real(guard));
         match how {
-            How::Lock => semaphore.acquire_many(many).await.map(real),
-            How::Shorter => semaphore
+            AcquireWay::Lock => semaphore.acquire_many(many).await.map(real),
+            AcquireWay::Shorter => semaphore
                 .clone()
                 .lease(lease / 2)
                 .acquire_many(many)
                 .await
                 .map(real),
-            How::Fixed => semaphore
+            AcquireWay::Fixed => semaphore
                 .clone()
                 .fixed(lease * 2 / 3)
                 .acquire_many(many)
                 .await
                 .map(real),
-            How::Try => Ok(semaphore.try_acquire_many(many).await?.and_then(real)),
-            How::Timeout => {
+            AcquireWay::Try => Ok(semaphore.try_acquire_many(many).await?.and_then(real)),
+            AcquireWay::Timeout => {
                 let wait = Duration::from_millis(rng.u64(1..300));
                 match semaphore.acquire_many_timeout(many, wait).await {
                     Err(tenure::Error::Busy { .. }) => Ok(None),
                     other => other.map(real),
                 }
             }
-            How::Late => {
+            AcquireWay::Late => {
                 match late(semaphore.clone().lease(lease / 2).acquire_many(many), lease, rng).await {
                     Err(tenure::Error::Lost { .. }) => Ok(None),
                     other => other.map(real),
                 }
             }
-            How::Cancelled => {
+            AcquireWay::Cancelled => {
                 let patience = Duration::from_micros(1 << rng.u32(4..16));
                 match timeout(patience, semaphore.acquire_many(many)).await {
                     Err(_) => Ok(None),

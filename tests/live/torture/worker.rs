@@ -127,9 +127,9 @@ impl Worker {
             tokio::spawn(async move {
                 while !*worker.stop.borrow() {
                     let (key, how, mode) = match task {
-                        task if task < keys => (task, How::Lock, Mode::Write),
-                        task if task < 2 * keys => (task - keys, How::Lock, Mode::Read),
-                        _ => (rng.usize(..keys), How::any(&mut rng), Mode::any(&mut rng)),
+                        task if task < keys => (task, AcquireWay::Lock, Mode::Write),
+                        task if task < 2 * keys => (task - keys, AcquireWay::Lock, Mode::Read),
+                        _ => (rng.usize(..keys), AcquireWay::any(&mut rng), Mode::any(&mut rng)),
                     };
                     worker.cycle(key, how, mode, &mut rng).await;
                 }
@@ -175,7 +175,7 @@ impl Worker {
         worker.journal.write(now(), format_args!("end {state}"));
     }
 
-    async fn cycle(&self, key: usize, how: How, mode: Mode, rng: &mut fastrand::Rng) {
+    async fn cycle(&self, key: usize, how: AcquireWay, mode: Mode, rng: &mut fastrand::Rng) {
         let mut stop = self.stop.clone();
         let got = tokio::select! {
             got = self.acquire(key, how, mode, rng) => got,
@@ -210,7 +210,7 @@ impl Worker {
     async fn acquire(
         &self,
         key: usize,
-        how: How,
+        how: AcquireWay,
         mode: Mode,
         rng: &mut fastrand::Rng,
     ) -> Result<Option<Held>, Error> {
@@ -224,12 +224,12 @@ impl Worker {
         let enter = |lock: &RwLock| if reads { lock.read() } else { lock.write() };
         let real = |guard| Some(Held::Real(guard));
         match how {
-            How::Lock => enter(lock).await.map(real),
-            How::Shorter => enter(&lock.clone().lease(lease / 2)).await.map(real),
-            How::Fixed => enter(&lock.clone().fixed(lease * 2 / 3)).await.map(real),
-            How::Try if reads => Ok(lock.try_read().await?.and_then(real)),
-            How::Try => Ok(lock.try_write().await?.and_then(real)),
-            How::Timeout => {
+            AcquireWay::Lock => enter(lock).await.map(real),
+            AcquireWay::Shorter => enter(&lock.clone().lease(lease / 2)).await.map(real),
+            AcquireWay::Fixed => enter(&lock.clone().fixed(lease * 2 / 3)).await.map(real),
+            AcquireWay::Try if reads => Ok(lock.try_read().await?.and_then(real)),
+            AcquireWay::Try => Ok(lock.try_write().await?.and_then(real)),
+            AcquireWay::Timeout => {
                 let wait = Duration::from_millis(rng.u64(1..300));
                 let answer = if reads {
                     lock.read_timeout(wait).await
@@ -242,12 +242,12 @@ impl Worker {
                 }
             }
             // The lease is short, because several of these in a row block the key for all others.
-            How::Late => match late(enter(&lock.clone().lease(lease / 2)), lease, rng).await {
+            AcquireWay::Late => match late(enter(&lock.clone().lease(lease / 2)), lease, rng).await {
                 Err(Error::Lost { .. }) => Ok(None),
                 other => other.map(real),
             },
             // The future is dropped at any point between its first poll and its grant.
-            How::Cancelled => {
+            AcquireWay::Cancelled => {
                 let patience = Duration::from_micros(1 << rng.u32(4..16));
                 match timeout(patience, enter(lock)).await {
                     Err(_) => Ok(None),
@@ -577,7 +577,7 @@ impl Mode {
 
 /// The way to acquire a lock.
 #[derive(Debug, Clone, Copy)]
-pub enum How {
+pub enum AcquireWay {
     Lock,
     Shorter,
     Fixed,
@@ -587,16 +587,16 @@ pub enum How {
     Cancelled,
 }
 
-impl How {
+impl AcquireWay {
     pub fn any(rng: &mut fastrand::Rng) -> Self {
         match rng.u32(..13) {
-            12 => How::Late,
-            0..3 => How::Lock,
-            3 => How::Shorter,
-            4 => How::Fixed,
-            5..8 => How::Try,
-            8..10 => How::Timeout,
-            _ => How::Cancelled,
+            12 => AcquireWay::Late,
+            0..3 => AcquireWay::Lock,
+            3 => AcquireWay::Shorter,
+            4 => AcquireWay::Fixed,
+            5..8 => AcquireWay::Try,
+            8..10 => AcquireWay::Timeout,
+            _ => AcquireWay::Cancelled,
         }
     }
 }
