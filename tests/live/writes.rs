@@ -44,7 +44,7 @@ pub(crate) fn number(fence: Fence) -> u64 {
 
 pub(crate) fn failed(written: Result<Value, Error>) -> String {
     match written {
-        Err(Error::Failed { said, .. }) => said,
+        Err(Error::Failed { message, .. }) => message,
         other => panic!("{other:?}"),
     }
 }
@@ -337,7 +337,7 @@ async fn the_user_of_the_readme_writes_only_with_rights_to_the_keys() {
     // The call declares the key, so the server checks the right before it begins.
     let refused = |error: &Error| match error {
         Error::Store { source, .. } => *source.kind() == StoreErrorKind::Refused(StoreRefusal::NoPermission),
-        Error::Failed { said, .. } => said.contains("can't"),
+        Error::Failed { message, .. } => message.contains("can't"),
         _ => false,
     };
     assert!(said.as_ref().is_err_and(refused), "{said:?}");
@@ -875,7 +875,9 @@ async fn a_script_that_breaks_its_globals_disturbs_no_later_script() {
         let said = soon(guard.atomically().script(script).query::<i64>()).await;
         match said {
             Ok(said) => assert_eq!(said, returned, "{script}"),
-            Err(Error::Failed { said, .. }) => assert!(returned < 0 && said.contains("unheard_of"), "{said}"),
+            Err(Error::Failed { message, .. }) => {
+                assert!(returned < 0 && message.contains("unheard_of"), "{message}")
+            }
             Err(error) => panic!("{script}: {error}"),
         }
     }
