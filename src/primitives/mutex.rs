@@ -281,9 +281,6 @@ impl Mutex {
     }
 
     pub(crate) async fn enter_timeout(&self, mode: Mode, wait: Duration) -> Result<Guard, Error> {
-        if wait.is_zero() {
-            return self.enter(mode, false).await;
-        }
         self.enter(mode, true).within(wait).await
     }
 

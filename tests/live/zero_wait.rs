@@ -2,16 +2,20 @@
 
 use tenure::Locks;
 
-use crate::help::{locks, ms};
+use crate::help::{addr, locks, ms, url};
 use crate::server::RedisServer;
+use crate::support::proxy::{Direction, Flow, Proxy};
 
-async fn nodes() -> (Locks, Locks, RedisServer) {
+/// Behind a wire that is slower than the shortest timer: an answer never comes by chance before the end of a wait of zero.
+async fn nodes() -> (Locks, Locks, (RedisServer, Proxy)) {
     let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
     let (one, other) = (
-        locks(&server.url(), ms(20_000)).await,
+        locks(&url(proxy.addr()), ms(20_000)).await,
         locks(&server.url(), ms(20_000)).await,
     );
-    (one, other, server)
+    proxy.set(Direction::Both, Flow::Delay(ms(10)));
+    (one, other, (server, proxy))
 }
 
 crate::laws_of_zero_waits!(nodes);
