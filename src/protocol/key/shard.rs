@@ -205,8 +205,10 @@ impl<P: Plant> Shard<P> {
         }
     }
 
-    /// Handles a new connection: every failed request that waits to be repeated is sent now.
-    pub fn reachable(&mut self, now: Instant, perform: impl FnMut(&Name, &Effect)) {
+    /// Handles a new connection: every failed request that waits to be repeated is sent now. `is_elsewhere` is set if
+    /// the connection leads to another address or run of the server than the last one.
+    pub fn reachable(&mut self, now: Instant, is_elsewhere: bool, perform: impl FnMut(&Name, &Effect)) {
+        let _ = is_elsewhere;
         self.each(now, KeyState::reachable, perform);
     }
 
