@@ -133,6 +133,26 @@ impl Locks {
         Locks::builder().client(client).await
     }
 
+    /// Makes locks on the master that Sentinels watch under this name, with defaults. Each URL leads to a Sentinel, as
+    /// `redis://:password@host:port`; without a port it means 26379. List all of them: some decisions need a majority.
+    ///
+    /// The master is used without a password, without TLS and with database 0. [`Builder::sentinel`] has other settings.
+    ///
+    /// After a failover the locks are at the new master. The Sentinels are asked for it once a second; unreachable
+    /// Sentinels are no outage. A server that was just promoted grants nothing for a while, see [`Builder::recovery`].
+    ///
+    /// # Errors
+    /// [`ConnectError`] if a URL is wrong, no Sentinel knows the name, or the master does not answer or refuses.
+    #[cfg(feature = "redis")]
+    pub async fn sentinel<U: AsRef<str>>(
+        name: &str,
+        urls: impl IntoIterator<Item = U>,
+    ) -> Result<Locks, ConnectError> {
+        let like = redis::Client::open("redis://127.0.0.1/");
+        let like = like.map_err(|error| OptionsError(format!("the Redis client cannot be used: {error}")))?;
+        Locks::builder().sentinel(name, urls, like).await
+    }
+
     /// Makes locks on the Redis server behind a connection pool of yours.
     ///
     /// All connections come from `client`, as those of [`client`](Self::client) do. The pool's connections are shared with
@@ -632,6 +652,26 @@ impl Builder {
     pub async fn client(self, client: redis::Client) -> Result<Locks, ConnectError> {
         self.options.check()?;
         self.connected(RedisStore::new(client)?).await
+    }
+
+    /// Builds locks on the master that Sentinels watch under this name; see [`Locks::sentinel`].
+    ///
+    /// The connections to the master have the user, the password, the database, the TLS settings and the socket settings of
+    /// `like`. Its address is replaced by the one that the Sentinels tell. The URLs have the settings of the connections to
+    /// the Sentinels. With TLS the master's certificate must be for that address: an IP, unless the Sentinels announce
+    /// host names.
+    ///
+    /// # Errors
+    /// As [`Locks::sentinel`]. With [`lazy`](Self::lazy) only [`ConnectError::Options`], for an option or a URL.
+    #[cfg(feature = "redis")]
+    pub async fn sentinel<U: AsRef<str>>(
+        self,
+        name: &str,
+        urls: impl IntoIterator<Item = U>,
+        like: redis::Client,
+    ) -> Result<Locks, ConnectError> {
+        self.options.check()?;
+        self.connected(RedisStore::behind(name, urls, like)?).await
     }
 
     /// Builds locks on the Redis server behind a pool; see [`Locks::pool`]. With [`lazy`](Self::lazy) the pool is not asked.

@@ -1,18 +1,21 @@
 //! A connection for commands: the checks when it opens, and the sending of batches and actions.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, Value};
+use redis::{
+    AsyncConnectionConfig, Cmd, ConnectionAddr, ErrorKind, Pipeline, RedisError, RedisResult, Value,
+};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Name, Reply, WriteAnswer};
 use crate::protocol::session::step::Place;
 use crate::protocol::write::Action;
-pub(super) use crate::store::redis::codec::{error_text, text};
+pub(super) use crate::store::redis::codec::{error_text, result, text};
 use crate::store::redis::config::Config;
 use crate::store::redis::script::{LuaScript, SCRIPTS};
+use crate::store::redis::sentinel::SentinelWatch;
 use crate::store::redis::write::{self, ActionCall};
 use crate::store::redis::{codec, tls};
 use crate::store::{BoxFuture, Link};
@@ -34,6 +37,8 @@ pub(super) struct RedisLink {
     /// The run id and the replication id of the server, empty if it does not report them.
     run: Arc<str>,
     warnings: Vec<String>,
+    /// Asks the Sentinels where the master is, until the link has ended.
+    watch: Mutex<Option<SentinelWatch>>,
 }
 
 impl fmt::Debug for RedisLink {
@@ -49,8 +54,22 @@ impl RedisLink {
     pub(super) async fn open(store: Arc<Config>) -> Result<Self, StoreError> {
         // The session's own timeout ends a little later, and its error cannot give advice about TLS.
         let timeout = store.timeout - store.timeout / 10;
-        let opened = tokio::time::timeout(timeout, Self::open_unbounded(&store)).await;
-        opened.map_err(|_| too_slow(&store))?
+        let Some(sentinels) = &store.sentinels else {
+            let opened = tokio::time::timeout(timeout, Self::open_unbounded(&store)).await;
+            return opened.map_err(|_| too_slow(&store))?;
+        };
+        let mut watch = sentinels.watch(store.timeout);
+        let located = watch.locate().await?;
+        let master = Arc::new(store.at(located).map_err(|error| cannot_open(&store, error))?);
+        // The Sentinels had a quarter of the time.
+        let timeout = timeout - store.timeout / 4;
+        let opened = tokio::time::timeout(timeout, Self::open_unbounded(&master)).await;
+        let opened = opened.map_err(|_| too_slow(&master))?;
+        let mut link = opened.map_err(|error| refused_by_master(&master, error))?;
+        let refusals = std::mem::take(&mut watch.refusals);
+        link.warnings.extend(store.warned.new_warnings(refusals));
+        link.watch = Mutex::new(Some(watch));
+        Ok(link)
     }
 
     async fn open_unbounded(store: &Arc<Config>) -> Result<Self, StoreError> {
@@ -93,6 +112,7 @@ impl RedisLink {
             run,
             run_id,
             warnings: store.warned.new_warnings(warnings),
+            watch: Mutex::default(),
         })
     }
 }
@@ -169,6 +189,16 @@ impl Link for RedisLink {
         }
     }
 
+    fn ended(&self) -> BoxFuture<'static, ()> {
+        let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match (watch, self.store.address()) {
+            (Some(watch), ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. }) => {
+                Box::pin(watch.moved((host.clone(), *port)))
+            }
+            _ => Box::pin(std::future::pending()),
+        }
+    }
+
     fn warnings(&self) -> &[String] {
         &self.warnings
     }
@@ -193,14 +223,6 @@ async fn send(
     reload.add_command(call);
     let answers = connection.send_packed_commands(&reload, 0, 2).await;
     Ok(second_answer(answers.map_err(failure)?))
-}
-
-/// Converts a server's error that redis-rs returns as a value.
-pub(super) fn result(value: Value) -> RedisResult<Value> {
-    match value {
-        Value::ServerError(error) => Err(error.into()),
-        value => Ok(value),
-    }
 }
 
 /// Returns the answer to a call that followed its script. If the server refused the script, returns that refusal.
@@ -293,6 +315,18 @@ pub(super) fn cannot_open(store: &Config, error: RedisError) -> StoreError {
     .with_source(error)
 }
 
+/// Returns an error that says that the master refused, and not a Sentinel.
+fn refused_by_master(store: &Config, error: StoreError) -> StoreError {
+    let what = match error.kind() {
+        StoreErrorKind::Refused(StoreRefusal::NoAuth | StoreRefusal::WrongPassword) => {
+            "with the user and password of the client for the master"
+        }
+        StoreErrorKind::Refused(StoreRefusal::ReadOnly) => "which the Sentinels call the master",
+        _ => return error,
+    };
+    error.within(format_args!("at {}, {what}", store.address()))
+}
+
 /// Returns the error of a connection that did not open in time.
 pub(super) fn too_slow(store: &Config) -> StoreError {
     let deadline = store.timeout;
@@ -330,8 +364,8 @@ fn refuse_sentinel(store: &Config, watched: Option<Value>) -> StoreError {
     let name = only.and_then(|[name]| text(name));
     let name = name.as_deref().unwrap_or("<name>");
     unsupported(format_args!(
-        "{} is a Sentinel and keeps no locks: give the address of the master, which `SENTINEL GET-MASTER-ADDR-BY-NAME \
-         {name}` tells there, or one that follows the master",
+        "{} is a Sentinel and keeps no locks: use `Locks::sentinel(\"{name}\", urls)` with the URL of each Sentinel, which \
+         follows the master",
         store.address()
     ))
 }
@@ -379,6 +413,10 @@ fn check_info(store: &Config, info: [Value; 3], warnings: &mut Vec<String>) -> R
     };
     let [server, memory, replication] =
         [server, memory, replication].map(|section| text(section).unwrap_or_default());
+    // ROLE says so too, but the user may lack the right to ask for it.
+    if field(&replication, "role") == Some("slave") {
+        return Err(StoreError::refused(StoreRefusal::ReadOnly));
+    }
     let version =
         field(&server, "redis_version").and_then(|version| Some((version, parse_version(version)?)));
     if let Some((version, numbers)) = version
