@@ -471,7 +471,7 @@ impl Node {
 
     /// Notes that a connection opened, so that queued releases can be sent.
     pub(crate) fn reachable(self: &Arc<Self>) {
-        self.step_every_key(|shard, now, perform| shard.reachable(now, perform));
+        self.step_every_key(|shard, now, perform| shard.reachable(now, false, perform));
     }
 
     /// Returns a watch on whether grants are pushed to this node.

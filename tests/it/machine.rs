@@ -83,7 +83,7 @@ impl Machine {
     pub(crate) fn reachable(&mut self) {
         let effects = &mut self.effects;
         self.shard
-            .reachable(self.now, |_, effect| effects.push(effect.clone()));
+            .reachable(self.now, false, |_, effect| effects.push(effect.clone()));
     }
 
     pub(crate) fn close(&mut self) {

@@ -34,6 +34,7 @@ impl Bench {
             remote: true,
             can_fail: true,
             poll_gap: Duration::ZERO,
+            recovery: Duration::from_secs(10),
             seed: 7,
         });
         Bench {
@@ -104,7 +105,7 @@ impl Bench {
                 when_behind: Default::default(),
                 data: None,
                 mark: None,
-                verb: Verb::Renew,
+                verb: Verb::HEARTBEAT,
             },
             lease: ms(lease_ms),
             class,

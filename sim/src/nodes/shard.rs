@@ -67,7 +67,7 @@ impl World {
         let mut effects = std::mem::take(&mut self.effects);
         self.note(Some(slot), None, || "<- reachable".into());
         let keep = |_: &Name, effect: &Effect| effects.push(effect.clone());
-        self.nodes[slot].shard.reachable(local, keep);
+        self.nodes[slot].shard.reachable(local, false, keep);
         self.carry_out(slot, effects);
         self.raise(Signal::AllKeysChanged);
     }
