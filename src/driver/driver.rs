@@ -207,7 +207,7 @@ impl Node {
                 connecting.inspect(tokio::task::AbortHandle::abort);
                 drop(connection);
             }
-            SessionEffect::Reachable => self.reachable(),
+            SessionEffect::Reachable { is_elsewhere } => self.reachable(is_elsewhere),
             SessionEffect::Inbox(InboxEffect::Open(attempt)) => inbox::open(self, server, attempt),
             SessionEffect::Inbox(InboxEffect::Ping(attempt)) => {
                 let io = lock(&server.io);
@@ -242,18 +242,35 @@ impl Node {
                         node.events.push(observe::server_warning(text));
                     }
                     node.note_run(&to, link.run_id());
-                    let time = link.time();
+                    let (time, place) = (link.time(), link.place());
                     let batches = JoinSet::new();
                     lock(&to.io)
                         .connections
                         .insert(attempt, OpenConnection { link, batches });
-                    SessionInput::Connected { attempt, time }
+                    SessionInput::Connected { attempt, time, place }
                 }
                 Err(error) => SessionInput::ConnectFailed { attempt, error },
             };
             node.feed_and_step(&to, input);
+            // Only now: the session knows no connection before its input.
+            node.watch_end(&to, attempt);
         });
         lock(&server.io).connecting.insert(attempt, task.abort_handle());
+    }
+
+    /// Tells the session when this connection ends by itself.
+    fn watch_end(self: &Arc<Self>, server: &Arc<Server>, attempt: Attempt) {
+        let mut io = lock(&server.io);
+        let Some(open) = io.connections.get_mut(&attempt) else {
+            return;
+        };
+        let (node, to, ended) = (Arc::downgrade(self), server.clone(), open.link.ended());
+        open.batches.spawn(async move {
+            ended.await;
+            if let Some(node) = node.upgrade() {
+                node.feed_and_step(&to, SessionInput::ConnectionEnded(attempt));
+            }
+        });
     }
 
     /// Sends an action, unless a lease that the action needs has ended: the action may have waited for a connection.

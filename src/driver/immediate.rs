@@ -13,7 +13,7 @@ use crate::driver::node::Node;
 use crate::driver::waiter::lock;
 use crate::protocol::message::BatchReply;
 use crate::protocol::session::Session;
-use crate::protocol::session::step::{InboxEffect, SessionEffect, SessionInput};
+use crate::protocol::session::step::{InboxEffect, Place, SessionEffect, SessionInput};
 use crate::protocol::time::Instant;
 use crate::store::{Immediate, ServerId, Sink};
 
@@ -110,12 +110,13 @@ impl Node {
                 is_over &= matches!(effect, SessionEffect::Send { .. });
                 let input = match effect {
                     SessionEffect::Connect(attempt) => {
-                        let time = store.time();
-                        SessionInput::Connected { attempt, time }
+                        let (time, place) = (store.time(), Place::default());
+                        SessionInput::Connected { attempt, time, place }
                     }
                     SessionEffect::Inbox(InboxEffect::Open(attempt)) => {
                         store.listen(self.id, Some(self.sink()));
-                        SessionInput::InboxOpened(attempt)
+                        let address = Arc::default();
+                        SessionInput::InboxOpened { attempt, address }
                     }
                     SessionEffect::Send { id, batch, .. } => {
                         self.events.note_batch(batch.requests.len());

@@ -42,7 +42,8 @@ pub(crate) fn open(node: &Arc<Node>, server: &Arc<Server>, attempt: Attempt) {
         };
         let error = match catch_panic("subscribing", opening).await {
             Ok(inbox) => {
-                feed(SessionInput::InboxOpened(attempt));
+                let address = inbox.address.clone();
+                feed(SessionInput::InboxOpened { attempt, address });
                 serve(inbox, ping_requests, || feed(SessionInput::InboxHeard(attempt))).await
             }
             Err(error) => error,

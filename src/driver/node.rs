@@ -470,8 +470,8 @@ impl Node {
     }
 
     /// Notes that a connection opened, so that queued releases can be sent.
-    pub(crate) fn reachable(self: &Arc<Self>) {
-        self.step_every_key(|shard, now, perform| shard.reachable(now, false, perform));
+    pub(crate) fn reachable(self: &Arc<Self>, is_elsewhere: bool) {
+        self.step_every_key(|shard, now, perform| shard.reachable(now, is_elsewhere, perform));
     }
 
     /// Returns a watch on whether grants are pushed to this node.

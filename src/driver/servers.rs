@@ -56,7 +56,7 @@ pub(crate) struct Io {
     pub(crate) inboxes: HashMap<Attempt, OpenInbox>,
 }
 
-/// A connection and the tasks of its batches. Dropping it closes the socket.
+/// A connection, and the tasks that wait for its batches and for its end. Dropping it closes the socket.
 #[derive(Debug)]
 pub(crate) struct OpenConnection {
     pub(crate) link: Arc<dyn Link>,

@@ -207,6 +207,8 @@ pub enum Flaw {
     ForgottenWithConnection,
     /// A batch that found no script on the server is sent again with its old not-after, when its claims may be late.
     ReloadWithoutBound,
+    /// An inbox stays at its server when the connection leads to another one.
+    InboxLeftBehind,
 }
 
 impl Flaw {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use crate::error::StoreError;
 use crate::protocol::message::{Batch, BatchReply, Failure, InboxEvent, Name, NodeId, Reply};
+use crate::protocol::session::step::Place;
 use crate::protocol::write::Action;
 
 pub mod memory;
@@ -127,6 +128,17 @@ pub trait Link: Debug + Send + Sync + 'static {
         None
     }
 
+    /// Returns where the connection leads. A store with one server that never moves has one place for all connections.
+    fn place(&self) -> Place {
+        Place::default()
+    }
+
+    /// Resolves when the connection must no longer be used, because its server is no longer the one that answers for
+    /// the store. By default never.
+    fn ended(&self) -> BoxFuture<'static, ()> {
+        Box::pin(std::future::pending())
+    }
+
     /// Returns warnings for the operator of the server, found when the connection was opened.
     fn warnings(&self) -> &[String] {
         &[]
@@ -136,6 +148,8 @@ pub trait Link: Debug + Send + Sync + 'static {
 /// An open inbox. Dropping it closes it.
 #[non_exhaustive]
 pub struct Inbox {
+    /// The address that the inbox leads to, equal to that of a [`Place`].
+    pub address: Arc<str>,
     /// Pings the inbox's connection.
     pub pings: Box<dyn Ping>,
     /// Receives pushes, and resolves when the connection breaks.

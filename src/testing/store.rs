@@ -234,6 +234,7 @@ impl Store for Reached {
                 away()
             };
             Ok(Inbox {
+                address: Arc::default(),
                 pings: Box::new(pings),
                 ended: Box::pin(serve),
             })

@@ -200,7 +200,12 @@ fn a_lease_is_renewed_no_longer_than_its_holder_may_hold_it() {
     engine.passes();
     assert_eq!(
         (engine.sends(), engine.sent().request.verb),
-        (sends + 1, Verb::HEARTBEAT)
+        (
+            sends + 1,
+            Verb::Renew {
+                number: Some(GrantNumber(7))
+            }
+        )
     );
     engine.answer(Reply::Granted(GrantNumber(7)));
     while !is_overdue(&engine, second) {

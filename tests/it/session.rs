@@ -1,5 +1,6 @@
 //! The session alone: which requests it sends at which time, and what it reports about unanswered requests.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
@@ -10,7 +11,7 @@ use tenure::protocol::message::{
 };
 use tenure::protocol::session::Session;
 use tenure::protocol::session::step::{
-    Attempt, BatchId, InboxEffect, MAX_SILENCE, Probe, SessionEffect, SessionInput, SessionOptions,
+    Attempt, BatchId, InboxEffect, MAX_SILENCE, Place, Probe, SessionEffect, SessionInput, SessionOptions,
 };
 use tenure::protocol::step::{Class, InboxState, Input, Outgoing, Tag};
 use tenure::protocol::time::Instant;
@@ -126,7 +127,25 @@ impl Bench {
     fn connect(&mut self) -> Attempt {
         self.step();
         let attempt = self.attempts()[0];
-        self.tell(SessionInput::Connected { attempt, time: 5 });
+        self.tell(SessionInput::Connected {
+            attempt,
+            time: 5,
+            place: Place::default(),
+        });
+        attempt
+    }
+
+    /// Opens the connection that the session asks for, to this address and run.
+    fn connect_to(&mut self, address: &str, run: &str) -> Attempt {
+        self.step();
+        let attempt = self.attempts()[0];
+        let (address, run) = (address.into(), run.into());
+        let place = Place { address, run };
+        self.tell(SessionInput::Connected {
+            attempt,
+            time: 5,
+            place,
+        });
         attempt
     }
 
@@ -180,10 +199,22 @@ impl Bench {
             _ => None,
         });
         let inbox = opening.expect("it is opened");
-        self.tell(SessionInput::InboxOpened(inbox));
+        self.tell(SessionInput::InboxOpened {
+            attempt: inbox,
+            address: Arc::default(),
+        });
         assert!(self.wants(|effect| matches!(effect, SessionEffect::InboxState(InboxState::Confirmed))));
         self.effects.clear();
         inbox
+    }
+
+    /// Returns whether the last connection was reported to lead elsewhere than the one before.
+    fn is_elsewhere(&self) -> bool {
+        let reported = self.effects.iter().rev().find_map(|effect| match effect {
+            SessionEffect::Reachable { is_elsewhere } => Some(*is_elsewhere),
+            _ => None,
+        });
+        reported.expect("a connection opened")
     }
 
     fn does(&self, wanted: InboxEffect) -> bool {
@@ -477,12 +508,14 @@ fn an_old_attempt_is_closed_and_does_not_affect_its_successor() {
     bench.tell(SessionInput::Connected {
         attempt: old,
         time: 5,
+        place: Place::default(),
     });
     assert!(bench.wants(|effect| matches!(effect, SessionEffect::Close(of) if *of == old)));
     assert!(bench.sent().is_empty());
     bench.tell(SessionInput::Connected {
         attempt: new,
         time: 5,
+        place: Place::default(),
     });
     let sent = bench.sent();
     assert_eq!((sent.len(), sent[0].0), (1, new));
@@ -670,11 +703,18 @@ fn a_connection_that_breaks_at_once_is_opened_a_few_times_a_second() {
             match effect {
                 SessionEffect::Connect(attempt) => {
                     opened += 1;
-                    bench.tell(SessionInput::Connected { attempt, time: 5 });
+                    bench.tell(SessionInput::Connected {
+                        attempt,
+                        time: 5,
+                        place: Place::default(),
+                    });
                 }
                 SessionEffect::Inbox(InboxEffect::Open(attempt)) => {
                     opened += 1;
-                    bench.tell(SessionInput::InboxOpened(attempt));
+                    bench.tell(SessionInput::InboxOpened {
+                        attempt: attempt,
+                        address: Arc::default(),
+                    });
                     let error = StoreError::new(StoreErrorKind::Interrupted, "killed");
                     bench.tell(SessionInput::InboxFailed(attempt, error));
                 }
@@ -691,4 +731,101 @@ fn a_connection_that_breaks_at_once_is_opened_a_few_times_a_second() {
         bench.pass(ms(1));
     }
     assert!(opened < 5 * 50, "{opened}");
+}
+
+#[test]
+fn a_connection_that_ends_by_itself_is_replaced_at_once() {
+    let mut bench = Bench::new();
+    bench.ask("a", 1, 10_000, Class::Claim);
+    let old = bench.connect_to("one", "run:1");
+    let (_, id, _) = bench.sent().remove(0);
+    bench.answer(id, 1);
+    bench.ask("a", 2, 10_000, Class::OwnerRenewal);
+    bench.step();
+    assert_eq!(bench.sent().remove(0).0, old);
+    bench.tell(SessionInput::ConnectionEnded(old));
+    assert!(bench.wants(|effect| matches!(effect, SessionEffect::Close(of) if *of == old)));
+    assert_eq!(bench.failed(), [(2, Unanswered::Bystander)]);
+    bench.ask("a", 2, 10_000, Class::OwnerRenewal);
+    let new = bench.connect_to("two", "run:2");
+    assert_eq!(bench.sent().remove(0).0, new);
+    // The end of the old connection does not concern its successor.
+    bench.effects.clear();
+    bench.tell(SessionInput::ConnectionEnded(old));
+    assert!(bench.effects.is_empty(), "{:?}", bench.effects);
+}
+
+#[test]
+fn a_connection_to_another_address_or_run_is_reported() {
+    let mut bench = Bench::new();
+    for (address, run, is_elsewhere) in [
+        ("one", "run:1", false),
+        ("one", "run:1", false),
+        ("one", "run:2", true),
+        ("two", "run:2", true),
+        // An unknown run counts as the last one, and does not hide that the next run is another one.
+        ("two", "", false),
+        ("two", "run:2", false),
+        ("two", "", false),
+        ("two", "run:3", true),
+        ("three", "", true),
+        ("three", "run:4", false),
+    ] {
+        bench.ask("a", 1, 10_000, Class::Claim);
+        let attempt = bench.connect_to(address, run);
+        assert_eq!(bench.is_elsewhere(), is_elsewhere, "{address} {run}");
+        bench.tell(SessionInput::ConnectionEnded(attempt));
+        bench.effects.clear();
+        bench.pass(Duration::from_secs(2));
+    }
+}
+
+#[test]
+fn an_inbox_follows_the_connection_to_another_address() {
+    let mut bench = Bench::new();
+    let open = |bench: &Bench| {
+        bench.effects.iter().find_map(|effect| match effect {
+            SessionEffect::Inbox(InboxEffect::Open(attempt)) => Some(*attempt),
+            _ => None,
+        })
+    };
+    let opens_at = |bench: &mut Bench, attempt, address: &str| {
+        bench.effects.clear();
+        let address = address.into();
+        bench.tell(SessionInput::InboxOpened { attempt, address });
+    };
+    bench.tell(SessionInput::InboxWanted);
+    let first = open(&bench).unwrap();
+    opens_at(&mut bench, first, "one");
+    bench.pass(Duration::from_secs(2));
+    // The inbox answers later than the connection is lost, so only the address shows that it was left behind.
+    bench.ask("a", 1, 10_000, Class::Claim);
+    let attempt = bench.connect_to("one", "run:1");
+    let (_, batch, _) = bench.sent().remove(0);
+    bench.pass(ms(1));
+    bench.tell(SessionInput::InboxHeard(first));
+    let reply = Err(interrupted());
+    bench.tell(SessionInput::Replied { batch, reply });
+    assert!(bench.wants(|effect| matches!(effect, SessionEffect::Close(of) if *of == attempt)));
+    bench.tell(SessionInput::InboxHeard(first));
+    assert!(!bench.does(InboxEffect::Close(first)));
+    bench.ask("a", 2, 10_000, Class::Claim);
+    bench.pass(ms(100));
+    bench
+        .effects
+        .retain(|effect| matches!(effect, SessionEffect::Connect(_)));
+    bench.connect_to("two", "run:2");
+    assert!(bench.does(InboxEffect::Close(first)));
+    assert!(bench.wants(|effect| matches!(effect, SessionEffect::InboxState(InboxState::Unconfirmed))));
+
+    // An inbox that opens at another address is opened again too, after a pause.
+    let second = open(&bench).unwrap();
+    opens_at(&mut bench, second, "one");
+    assert!(bench.does(InboxEffect::Close(second)));
+    assert_eq!(open(&bench), None);
+    bench.pass(Duration::from_secs(1));
+    let third = open(&bench).unwrap();
+    opens_at(&mut bench, third, "two");
+    assert!(!bench.does(InboxEffect::Close(third)));
+    assert!(bench.wants(|effect| matches!(effect, SessionEffect::InboxState(InboxState::Confirmed))));
 }

@@ -8,7 +8,7 @@ use tenure::protocol::message::{
     ClaimId, ClaimNumber, GrantNumber, Mode, Name, Reply, Unanswered, Verb, WriteAnswer,
 };
 use tenure::protocol::session::Session;
-use tenure::protocol::session::step::{Attempt, BatchId, SessionEffect, SessionInput, SessionOptions};
+use tenure::protocol::session::step::{Attempt, BatchId, Place, SessionEffect, SessionInput, SessionOptions};
 use tenure::protocol::step::{Effect, Input, LockOptions, OutgoingAction, Rules, Tag, Ticket};
 use tenure::protocol::time::Instant;
 use tenure::protocol::write::{Action, GuardedWrite, Precondition, WriteBody};
@@ -277,7 +277,11 @@ impl Bench {
         bench.write(0, ms(10_000));
         let attempt = bench.connects();
         let time = 1_700_000_000_000_000;
-        bench.tell(SessionInput::Connected { attempt, time });
+        bench.tell(SessionInput::Connected {
+            attempt,
+            time,
+            place: Place::default(),
+        });
         let sent = bench.sent();
         assert_eq!(sent.len(), 1);
         bench.answer(sent[0].1);

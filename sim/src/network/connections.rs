@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{Executed, Failure};
-use tenure::protocol::session::step::{Attempt, SessionInput};
+use tenure::protocol::session::step::{Attempt, Place, SessionInput};
 
 use crate::coverage::Case;
 use crate::time::MS;
@@ -101,7 +101,11 @@ impl World {
             self.cover(Case::OpenedTooLate);
             return self.raise(Signal::Session {
                 slot,
-                input: SessionInput::Connected { attempt, time },
+                input: SessionInput::Connected {
+                    attempt,
+                    time,
+                    place: Place::default(),
+                },
             });
         }
         if !client || silent.is_some() {
@@ -123,7 +127,11 @@ impl World {
         }
         self.raise(Signal::Session {
             slot,
-            input: SessionInput::Connected { attempt, time },
+            input: SessionInput::Connected {
+                attempt,
+                time,
+                place: Place::default(),
+            },
         });
     }
 

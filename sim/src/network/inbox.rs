@@ -1,5 +1,7 @@
 //! Inboxes: subscriptions through which grants are pushed.
 
+use std::sync::Arc;
+
 use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{NodeId, Push};
 use tenure::protocol::session::step::{Attempt, SessionInput};
@@ -112,7 +114,10 @@ impl World {
         }
         self.raise(Signal::Session {
             slot,
-            input: SessionInput::InboxOpened(sub),
+            input: SessionInput::InboxOpened {
+                attempt: sub,
+                address: Arc::default(),
+            },
         });
     }
 

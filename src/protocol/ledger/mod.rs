@@ -390,6 +390,12 @@ impl<P: Plant> Ledger<P> {
         }
     }
 
+    /// Deletes every lease and queue, as a client with write access can do. Keeps the clock and the jobs.
+    #[doc(hidden)]
+    pub fn clear(&mut self) {
+        self.states.clear();
+    }
+
     /// Forgets every lease, queue and number, as a server that restarts without persistence does.
     pub fn forget(&mut self) {
         self.states.clear();

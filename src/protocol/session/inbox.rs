@@ -4,6 +4,7 @@
 //! slow timers. An inbox that may have stopped receiving must therefore be found: the session pings it at intervals,
 //! and at once when the connection to the server falls silent.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind};
@@ -22,6 +23,8 @@ const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(crate) struct InboxLink {
     state: LinkState,
+    /// Where the inbox that opened last leads.
+    address: Arc<str>,
     /// The reliability of pushes that the node was last told.
     reported: InboxState,
     backoff: Backoff,
@@ -53,6 +56,7 @@ impl InboxLink {
     pub(crate) fn new(options: &SessionOptions) -> Self {
         InboxLink {
             state: LinkState::Unwanted,
+            address: Arc::default(),
             reported: InboxState::Unconfirmed,
             backoff: Backoff::default(),
             timeout: options.request_timeout,
@@ -71,11 +75,17 @@ impl InboxLink {
     }
 
     /// Marks the inbox as open. Returns whether the current attempt opened it; another attempt is closed.
-    pub(crate) fn opened(&mut self, attempt: Attempt, cx: &mut SessionContext<'_>) -> bool {
+    pub(crate) fn opened(
+        &mut self,
+        attempt: Attempt,
+        address: Arc<str>,
+        cx: &mut SessionContext<'_>,
+    ) -> bool {
         if !matches!(self.state, LinkState::Opening { attempt: current, .. } if current == attempt) {
             cx.inbox(InboxEffect::Close(attempt));
             return false;
         }
+        self.address = address;
         self.state = LinkState::Open {
             attempt,
             since: cx.now,
@@ -122,16 +132,11 @@ impl InboxLink {
             } if current == attempt => Some(since),
             _ => return false,
         };
-        // An inbox that breaks soon after it opened is not opened again at once.
-        let lasted = was_open_since.is_some_and(|since| cx.now.since(since) >= MAX_RECONNECT_PAUSE);
         let refused = matches!(error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing());
         let pause = if refused {
             PAUSE_AFTER_REFUSAL
-        } else if lasted {
-            self.backoff.reset();
-            Duration::ZERO
         } else {
-            self.backoff.next(part)
+            self.pause(was_open_since, part, cx.now)
         };
         self.state = LinkState::Closed {
             since: cx.now,
@@ -145,6 +150,31 @@ impl InboxLink {
         };
         self.report(state, cx);
         was_open_since.is_some()
+    }
+
+    /// Returns the pause before the next attempt. An inbox that breaks soon after it opened is not opened again at
+    /// once.
+    fn pause(&mut self, was_open_since: Option<Instant>, part: f64, now: Instant) -> Duration {
+        if was_open_since.is_some_and(|since| now.since(since) >= MAX_RECONNECT_PAUSE) {
+            self.backoff.reset();
+            return Duration::ZERO;
+        }
+        self.backoff.next(part)
+    }
+
+    /// Replaces an open inbox that leads to another address than the connection does.
+    pub(crate) fn follow(&mut self, address: &Arc<str>, part: f64, cx: &mut SessionContext<'_>) {
+        if let LinkState::Open { attempt, since, .. } = self.state
+            && self.address != *address
+        {
+            cx.inbox(InboxEffect::Close(attempt));
+            let pause = self.pause(Some(since), part, cx.now);
+            self.state = LinkState::Closed {
+                since: cx.now,
+                until: cx.now + pause,
+            };
+            self.report(InboxState::Unconfirmed, cx);
+        }
     }
 
     /// Pings the inbox after its server's connection fell silent. The answer is due within the same timeout.

@@ -25,7 +25,7 @@ use crate::protocol::session::inbox::InboxLink;
 use crate::protocol::session::queue::{BatchLimits, RequestQueue};
 use crate::protocol::session::server_clock::ServerClock;
 use crate::protocol::session::step::{
-    Attempt, BatchId, MAX_SILENCE, Probe, SessionContext, SessionEffect, SessionEvent, SessionInput,
+    Attempt, BatchId, MAX_SILENCE, Place, Probe, SessionContext, SessionEffect, SessionEvent, SessionInput,
     SessionOptions,
 };
 use crate::protocol::step::{Class, Outgoing, OutgoingAction};
@@ -83,6 +83,8 @@ pub struct Session<P: Plant = Sound> {
     /// When the first unanswered request since `heard` was sent. A value before `heard` is stale: nothing is
     /// unanswered.
     missed: Option<Instant>,
+    /// Where the last connection leads. `None` before the first connection.
+    place: Option<Place>,
     /// When a connection last opened after another one was lost.
     reopened_at: Option<Instant>,
     /// Why the last connection was lost or did not open. Cleared when a connection opens.
@@ -130,6 +132,7 @@ impl<P: Plant> Session<P> {
             highest: GrantNumber::default(),
             heard: None,
             missed: None,
+            place: None,
             reopened_at: None,
             lost: None,
             unreachable: false,
@@ -199,14 +202,16 @@ impl<P: Plant> Session<P> {
     pub fn handle(&mut self, now: Instant, input: SessionInput, effects: &mut Vec<SessionEffect>) {
         let cx = &mut SessionContext { now, effects };
         match input {
-            SessionInput::Connected { attempt, time } => self.connected(attempt, time, cx),
+            SessionInput::Connected { attempt, time, place } => self.connected(attempt, (time, place), cx),
             SessionInput::ConnectFailed { attempt, error } => self.connect_failed(attempt, error, cx),
+            SessionInput::ConnectionEnded(attempt) => self.connection_ended(attempt, cx),
             SessionInput::Replied { batch, reply } => self.replied(batch, reply, cx),
             SessionInput::Probed(probe) => self.probes.push(probe),
             SessionInput::InboxWanted => self.inbox.want(now),
-            SessionInput::InboxOpened(attempt) => {
-                if self.inbox.opened(attempt, cx) {
+            SessionInput::InboxOpened { attempt, address } => {
+                if self.inbox.opened(attempt, address, cx) {
                     self.retry_now(now);
+                    self.compare_addresses(cx);
                 }
             }
             SessionInput::SignWanted => {

@@ -10,7 +10,7 @@ use crate::protocol::session::backoff::part_of_pause;
 use crate::protocol::session::connection::{Connection, next_attempt};
 use crate::protocol::session::in_flight::{InFlight, UnansweredRequest};
 use crate::protocol::session::step::{
-    Attempt, MIN_RECONNECT_PAUSE, SessionContext, SessionEffect, SessionEvent,
+    Attempt, MIN_RECONNECT_PAUSE, Place, SessionContext, SessionEffect, SessionEvent,
 };
 use crate::protocol::session::{SILENT_AFTER, Session};
 use crate::protocol::step::Outgoing;
@@ -62,7 +62,12 @@ impl<P: Plant> Session<P> {
         cx.effects.push(SessionEffect::Connect(attempt));
     }
 
-    pub(super) fn connected(&mut self, attempt: Attempt, time: u64, cx: &mut SessionContext<'_>) {
+    pub(super) fn connected(
+        &mut self,
+        attempt: Attempt,
+        (time, place): (u64, Place),
+        cx: &mut SessionContext<'_>,
+    ) {
         let now = cx.now;
         // This attempt was given up, so its connection is not used.
         let Some(began) = self.connection.opening_since(attempt) else {
@@ -79,9 +84,38 @@ impl<P: Plant> Session<P> {
             proven: false,
             used: now,
         };
+        let is_elsewhere = self.place.as_ref().is_some_and(|last| place.is_elsewhere(last));
+        // A run that could not be read does not hide a later change of the run.
+        match &mut self.place {
+            Some(last) if place.run.is_empty() && !is_elsewhere => {}
+            last => *last = Some(place),
+        }
         self.inbox.retry_now(now);
+        self.compare_addresses(cx);
         cx.event(SessionEvent::Connected(now.since(began)));
-        cx.effects.push(SessionEffect::Reachable);
+        cx.effects.push(SessionEffect::Reachable { is_elsewhere });
+    }
+
+    /// Gives up a connection that ended by itself.
+    pub(super) fn connection_ended(&mut self, attempt: Attempt, cx: &mut SessionContext<'_>) {
+        let address = self.place.as_ref().map_or("", |place| &place.address);
+        let text = format_args!("{address} is no longer the master");
+        let error = StoreError::new(StoreErrorKind::Interrupted, text);
+        self.give_up(attempt, cx.now, error, cx);
+    }
+
+    /// Reopens an inbox that leads to another address than the open connection.
+    ///
+    /// An inbox at a demoted master still receives grants by replication. But the new master sees no subscriber of
+    /// this node, and therefore passes over the node's waiters.
+    pub(super) fn compare_addresses(&mut self, cx: &mut SessionContext<'_>) {
+        if let Connection::Open { .. } = self.connection
+            && let Some(place) = &self.place
+            && !self.plant.planted(Flaw::InboxLeftBehind)
+        {
+            let part = part_of_pause(&mut self.jitter);
+            self.inbox.follow(&place.address, part, cx);
+        }
     }
 
     pub(super) fn connect_failed(

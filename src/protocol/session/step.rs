@@ -48,6 +48,24 @@ pub struct SessionOptions {
     pub seed: u64,
 }
 
+/// Where a connection leads: an address, and the run of the server that answers there.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Place {
+    /// The address, as errors name it. It contains no password.
+    pub address: Arc<str>,
+    /// The run of the server: its run id and replication id. Empty if unknown.
+    pub run: Arc<str>,
+}
+
+impl Place {
+    /// Returns whether a connection to this place leads to another address or run than one to `last`. An unknown run
+    /// counts as equal.
+    pub(crate) fn is_elsewhere(&self, last: &Place) -> bool {
+        let are_known = !self.run.is_empty() && !last.run.is_empty();
+        self.address != last.address || are_known && self.run != last.run
+    }
+}
+
 /// An input to a session.
 #[derive(Debug)]
 pub enum SessionInput {
@@ -57,6 +75,8 @@ pub enum SessionInput {
         attempt: Attempt,
         /// The server's clock (in µs), read after the attempt began.
         time: u64,
+        /// Where it leads.
+        place: Place,
     },
     /// A connection could not be opened.
     ConnectFailed {
@@ -65,6 +85,8 @@ pub enum SessionInput {
         /// The reason.
         error: StoreError,
     },
+    /// A connection ended by itself: its server is no longer the master.
+    ConnectionEnded(Attempt),
     /// A batch has its reply, or will never have one.
     Replied {
         /// The number of the batch.
@@ -77,7 +99,12 @@ pub enum SessionInput {
     /// A caller will wait for a grant, so the inbox is needed.
     InboxWanted,
     /// The inbox is open: from now on grants are pushed.
-    InboxOpened(Attempt),
+    InboxOpened {
+        /// The attempt that opened it.
+        attempt: Attempt,
+        /// The address that it leads to.
+        address: Arc<str>,
+    },
     /// A caller is about to give up: the session pings the server, unless it answered lately.
     SignWanted,
     /// The node owns a lease whose push did not arrive.
@@ -118,7 +145,10 @@ pub enum SessionEffect {
     /// Pass this input to the key machine of the name.
     Tell(Name, Input),
     /// A connection opened: requests that were held back can be sent now.
-    Reachable,
+    Reachable {
+        /// Set if the connection leads to another address or another run of the server than the last one did.
+        is_elsewhere: bool,
+    },
     /// Open, ping or close the inbox.
     Inbox(InboxEffect),
     /// The reliability of pushes has changed.

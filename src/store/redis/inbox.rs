@@ -26,6 +26,7 @@ pub(super) async fn open(store: Arc<Config>, node: NodeId, sink: Sink) -> Result
     subscribed.map_err(|error| cannot_open(&store, error))?;
     let (pings, stream) = inbox.split();
     Ok(Inbox {
+        address: store.address().to_string().into(),
         pings: Box::new(RedisPing {
             sink: sink.clone(),
             pings,

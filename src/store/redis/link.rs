@@ -8,6 +8,7 @@ use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisRe
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Name, Reply, WriteAnswer};
+use crate::protocol::session::step::Place;
 use crate::protocol::write::Action;
 pub(super) use crate::store::redis::codec::{error_text, text};
 use crate::store::redis::config::Config;
@@ -30,6 +31,8 @@ pub(super) struct RedisLink {
     store: Arc<Config>,
     time: u64,
     run_id: Option<String>,
+    /// The run id and the replication id of the server, empty if it does not report them.
+    run: Arc<str>,
     warnings: Vec<String>,
 }
 
@@ -81,11 +84,13 @@ impl RedisLink {
             result(loaded).map_err(|error| cannot_open(store, error))?;
         }
         let run_id = run_id(&server);
+        let run = run_of(run_id.as_deref(), &replication).unwrap_or_default().into();
         check_info(store, [server, memory, replication], &mut warnings)?;
         Ok(RedisLink {
             connection,
             store: store.clone(),
             time,
+            run,
             run_id,
             warnings: store.warned.new_warnings(warnings),
         })
@@ -155,6 +160,13 @@ impl Link for RedisLink {
 
     fn run_id(&self) -> Option<&str> {
         self.run_id.as_deref()
+    }
+
+    fn place(&self) -> Place {
+        Place {
+            address: self.store.address().to_string().into(),
+            run: self.run.clone(),
+        }
     }
 
     fn warnings(&self) -> &[String] {
@@ -402,6 +414,12 @@ fn check_info(store: &Config, info: [Value; 3], warnings: &mut Vec<String>) -> R
 fn run_id(server: &Value) -> Option<String> {
     let server = text(server.clone())?;
     field(&server, "run_id").map(str::to_owned)
+}
+
+/// Returns the run of a server: the run id, which a restart changes, and the replication id, which a promotion changes.
+fn run_of(run_id: Option<&str>, replication: &Value) -> Option<String> {
+    let replication = text(replication.clone())?;
+    Some(format!("{}:{}", run_id?, field(&replication, "master_replid")?))
 }
 
 pub(super) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
