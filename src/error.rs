@@ -372,6 +372,11 @@ pub enum StoreRefusal {
         to_string = "the user lacks a right (NOPERM), which `ACL LOG` of the server names: see the ACL in the README, and the rights that guarded writes need"
     )]
     NoPermission,
+    /// The server may have lost grants. It grants nothing until every earlier lease has ended.
+    #[strum(
+        to_string = "the server may have lost leases, and grants none until the earlier ones have ended: try again later"
+    )]
+    Recovering,
     /// The server is too old, or cannot do what the request needs.
     #[strum(to_string = "the server cannot do this: Redis 6.2 or newer is needed")]
     Unsupported,
@@ -383,10 +388,10 @@ pub enum StoreRefusal {
 impl StoreRefusal {
     /// Returns whether the store may accept the same request a little later, without a repair.
     pub fn is_passing(&self) -> bool {
-        use StoreRefusal::{Busy, Loading, Misconfigured, NoReplicas, OutOfMemory, ReadOnly};
+        use StoreRefusal::{Busy, Loading, Misconfigured, NoReplicas, OutOfMemory, ReadOnly, Recovering};
         matches!(
             self,
-            Busy | Loading | Misconfigured | NoReplicas | OutOfMemory | ReadOnly
+            Busy | Loading | Misconfigured | NoReplicas | OutOfMemory | ReadOnly | Recovering
         )
     }
 }

@@ -114,6 +114,11 @@ impl Options {
         Ok(())
     }
 
+    /// Returns how long a server that may have lost grants grants nothing.
+    pub(crate) fn recovery(&self) -> Duration {
+        Duration::from_millis(self.times(self.lease).hold_ms())
+    }
+
     /// Returns the options of a lock with the defaults of these settings.
     pub(crate) fn lock(&self) -> LockOptions {
         LockOptions {

@@ -251,6 +251,12 @@ counters! {
     NoQueue: "worlds with a store that cannot queue",
     WeakPush: "worlds with pushes that are not final",
     NoProbe: "worlds with a server that does not know its subscribers",
+    RecoveryByClock: "recovery begun, as a node knew a higher number",
+    RecoveryByOwner: "recovery begun, as an owner knew a higher number",
+    Asserted: "lost lease asserted",
+    AssertionLate: "assertion refused as late",
+    ClaimHeldBack: "claim held back by a recovery",
+    AdoptionHeldBack: "adoption held back by a recovery",
 }
 
 /// The count of each case.
@@ -407,6 +413,12 @@ impl Case {
             Branch::ProclaimedByWinner => Case::ProclaimedByWinner,
             Branch::ProclaimedBefore => Case::ProclaimedBefore,
             Branch::ProclaimRefused => Case::ProclaimRefused,
+            Branch::RecoveryByClock => Case::RecoveryByClock,
+            Branch::RecoveryByOwner => Case::RecoveryByOwner,
+            Branch::Asserted => Case::Asserted,
+            Branch::AssertionLate => Case::AssertionLate,
+            Branch::ClaimHeldBack => Case::ClaimHeldBack,
+            Branch::AdoptionHeldBack => Case::AdoptionHeldBack,
         }
     }
 }

@@ -23,6 +23,7 @@ pub(crate) struct Servers {
     pub(crate) store: Arc<dyn Store>,
     timeout: Duration,
     poll_gap: Duration,
+    recovery: Duration,
     seed: u64,
     list: ServerSlot,
 }
@@ -81,6 +82,7 @@ impl Servers {
             store,
             timeout: options.request_timeout,
             poll_gap: options.poll_gap,
+            recovery: options.recovery(),
             seed,
             list: ServerSlot::default(),
         }
@@ -133,6 +135,7 @@ impl Servers {
             remote: self.store.abilities().remote,
             can_fail: self.immediate().is_none(),
             poll_gap: self.poll_gap,
+            recovery: self.recovery,
             seed: self.seed.wrapping_add(u64::from(id.0)),
         });
         Server {

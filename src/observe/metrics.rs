@@ -357,6 +357,7 @@ fn word(kind: &StoreErrorKind) -> &'static str {
             StoreRefusal::NoAuth => "no_auth",
             StoreRefusal::WrongPassword => "wrong_password",
             StoreRefusal::NoPermission => "no_permission",
+            StoreRefusal::Recovering => "recovering",
             StoreRefusal::Unsupported => "unsupported",
             StoreRefusal::Other(_) => "other",
         },

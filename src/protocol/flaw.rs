@@ -74,6 +74,9 @@ pub enum Flaw {
     /// A write under a lease is not counted, so the lease is handed on while the write has no answer.
     UncountedWrite,
 
+    /// A leave is not repeated when an earlier renewal, which has no answer, can no longer assert the lease.
+    AssertedAfterLeave,
+
     // Of the calls.
     /// A repeated call has a fresh id.
     RepeatedUnderFreshId,
@@ -171,6 +174,21 @@ pub enum Flaw {
     QueuedValueForgotten,
     /// A late proclaim replaces a later value of the same leader.
     ProclaimedLate,
+
+    /// A server that recovers grants leases.
+    RecoveringGrants,
+    /// A lease is asserted after the renewal's not-after.
+    AssertedLate,
+    /// A lease is asserted although another claim owns the key.
+    AssertedOverOwner,
+    /// A claim whose lease is asserted stays in the queue.
+    AssertionStaysQueued,
+    /// A recovery is shorter than the longest lease.
+    RecoveryTooShort,
+    /// A server does not notice that it has lost grants.
+    EvidenceIgnored,
+    /// A transfer is adopted at a server that recovers.
+    AdoptedWhileRecovering,
 
     // Of the session.
     /// Not-after is always computed from the first reading of the server's clock.

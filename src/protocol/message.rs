@@ -114,7 +114,13 @@ pub enum Verb {
     },
     /// Extends an owner's lease to its full length, or records a waiter's heartbeat and settles the key. Never
     /// creates a claim.
-    Renew,
+    ///
+    /// An owner names the `number` of its grant. A server that recovers and has lost the grant then writes it again,
+    /// if the key is free for it. Such an assertion is refused after the batch's not-after.
+    Renew {
+        /// The number of the owner's grant; `None` for a waiter, and for a claim whose outcome is not known.
+        number: Option<GrantNumber>,
+    },
     /// Releases an owner's lease to the first live waiter, or removes a waiter from the queue.
     Leave,
     /// Marks the tick as run to its end, so that it never runs again, and then leaves as [`Leave`](Self::Leave) does.
@@ -142,6 +148,14 @@ pub enum Verb {
 }
 
 impl Verb {
+    /// The renewal of a waiter, or of a claim whose outcome is not known.
+    pub const HEARTBEAT: Verb = Verb::Renew { number: None };
+
+    /// Returns whether the verb is a renewal, of an owner or of a waiter.
+    pub fn is_renewal(self) -> bool {
+        matches!(self, Verb::Renew { .. })
+    }
+
     /// Returns whether the verb may create a claim or a latch, so that a late request is refused.
     pub fn creates(self) -> bool {
         matches!(
@@ -196,6 +210,9 @@ pub enum Reply {
     /// The claim is queued, but the store does not announce the release: the owner does not know the queue, or the
     /// lock may be left free.
     QueuedBehindForeign(Option<u64>),
+    /// The server may have lost grants, and grants nothing for this many milliseconds. A claim that waits is queued,
+    /// except for a tick; nothing else was done.
+    Recovering(u64),
     /// Another claim holds the key or is next. The present record ends in this many milliseconds, if it ends.
     Busy(Option<u64>),
     /// Nothing was done: the claim could be granted, but another claim of its group could not.
@@ -265,6 +282,9 @@ pub struct Batch {
     /// How long a lock that was handed over again and again is left free for clients that poll, in milliseconds; 0:
     /// never. Not for jobs.
     pub poll_gap_ms: u64,
+    /// How long the server grants nothing if this batch shows that it has lost grants, in milliseconds: the longest
+    /// lease, with its margin.
+    pub recovery_ms: u64,
     /// How the requests depend on each other.
     pub rule: Rule,
     /// The requests: all of one kind, and at most one per name. A store may read all of its keys before it executes

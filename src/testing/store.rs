@@ -134,7 +134,7 @@ impl SimulatedStore {
             }
         }
         drop(server);
-        let asks = |verb| matches!(verb, Verb::Call(_) | Verb::Renew);
+        let asks = |verb| matches!(verb, Verb::Call(_) | Verb::Renew { .. });
         let is_watched = matches!(batch.kind(), Some(Kind::Latch | Kind::Election));
         if is_watched || !batch.requests.iter().all(|request| asks(request.verb)) {
             self.world.note_news();

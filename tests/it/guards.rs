@@ -38,7 +38,7 @@ async fn a_loss_is_one_for_all_guards() {
     let locks = Locks::builder().memory_shared(&store).unwrap();
     let first = locks.mutex("a").lease(ms(3_000)).lock().await.unwrap();
     let second = first.again().unwrap();
-    store.with_ledger(|ledger, _| ledger.forget());
+    store.with_ledger(|ledger, _| ledger.clear());
     assert_eq!(soon(second.lost()).await, LostCause::Gone);
     assert!(!first.is_held() && !second.is_held());
     let lost = |error: Error| {
@@ -60,7 +60,7 @@ async fn a_downgrade_after_the_end_reports_the_same_cause() {
     let store = MemoryStore::new();
     let locks = Locks::builder().memory_shared(&store).unwrap();
     let guard = locks.mutex("a").lease(ms(3_000)).lock().await.unwrap();
-    store.with_ledger(|ledger, _| ledger.forget());
+    store.with_ledger(|ledger, _| ledger.clear());
     assert_eq!(soon(guard.lost()).await, LostCause::Gone);
     let error = Error::from(guard.downgrade().await.unwrap_err());
     assert!(
@@ -130,7 +130,7 @@ async fn work_of_readers_writers_and_permits_runs_under_their_lease() {
 async fn work_of_a_reader_and_of_a_permit_is_dropped_when_the_lease_is_lost() {
     let store = MemoryStore::new();
     let locks = Locks::builder().lease(ms(3_000)).memory_shared(&store).unwrap();
-    let lose = || store.with_ledger(|ledger, _| ledger.forget());
+    let lose = || store.with_ledger(|ledger, _| ledger.clear());
     let is_lost = |answer: Result<(), Error>| matches!(answer, Err(Error::Lost { .. }));
     let (prices, calls) = (locks.rw_lock("prices"), locks.semaphore("calls", 1));
     let hangs = async |_| {

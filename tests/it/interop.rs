@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tenure::Key;
-use tenure::protocol::message::{Name, Reply, Verb};
+use tenure::protocol::message::{Name, Reply};
 use tenure::protocol::step::{Effect, InboxState, Rules};
 
 use crate::help::ms;
@@ -25,7 +25,7 @@ fn waiting() -> Machine {
 fn looks_after(machine: &mut Machine, reply: Reply) -> Duration {
     machine.answer(reply);
     let pause = machine.passes();
-    assert_eq!(machine.sent().request.verb, Verb::Renew);
+    assert!(machine.sent().request.verb.is_renewal());
     pause
 }
 

@@ -152,7 +152,7 @@ fn a_leave_and_the_claim_behind_it_are_both_asked_again_when_their_connection_br
     let asked = engine.sent();
     assert_eq!(
         (asked.request.verb, asked.request.claim_id),
-        (Verb::Renew, claim.request.claim_id)
+        (Verb::HEARTBEAT, claim.request.claim_id)
     );
     // Neither request had reached the server. The unknown claim ends, and the next one follows.
     engine.answer_to(&again, engine.now, Reply::Done);
@@ -181,7 +181,7 @@ fn a_lease_is_renewed_no_longer_than_its_holder_may_hold_it() {
     assert!(engine.take_up(first));
     for _ in 0..3 {
         assert_eq!(engine.passes(), ms(300));
-        assert_eq!(engine.sent().request.verb, Verb::Renew);
+        assert!(engine.sent().request.verb.is_renewal());
         engine.answer(Reply::Granted(GrantNumber(7)));
     }
     let (sends, is_overdue) = (engine.sends(), |engine: &Engine, of| {
@@ -200,12 +200,17 @@ fn a_lease_is_renewed_no_longer_than_its_holder_may_hold_it() {
     engine.passes();
     assert_eq!(
         (engine.sends(), engine.sent().request.verb),
-        (sends + 1, Verb::Renew)
+        (
+            sends + 1,
+            Verb::Renew {
+                number: Some(GrantNumber(7))
+            }
+        )
     );
     engine.answer(Reply::Granted(GrantNumber(7)));
     while !is_overdue(&engine, second) {
         engine.passes();
-        if engine.sent().request.verb == Verb::Renew && !is_overdue(&engine, second) {
+        if engine.sent().request.verb.is_renewal() && !is_overdue(&engine, second) {
             engine.answer(Reply::Granted(GrantNumber(7)));
         }
     }
@@ -291,7 +296,7 @@ fn a_push_unknown_to_the_store_starts_no_request_loop() {
         attempt: 0,
     }));
     let call = engine.sent();
-    assert_eq!(call.request.verb, Verb::Renew);
+    assert!(call.request.verb.is_renewal());
     // An answer that was executed before the grant says nothing about it. The request is repeated after a pause.
     let before = engine.sends();
     let earlier = tenure::protocol::time::Instant::from_nanos(engine.now.as_nanos() - 1_000_000);
@@ -368,7 +373,7 @@ fn a_grant_that_is_not_fetched_is_kept_for_one_lease() {
     };
     while lost(&engine, forgotten).is_none() {
         engine.passes();
-        if engine.sent().request.verb == Verb::Renew {
+        if engine.sent().request.verb.is_renewal() {
             engine.answer(Reply::Granted(GrantNumber(7)));
         }
         assert!(engine.now.since(granted) <= ms(1000), "renewed for ever");
@@ -453,7 +458,7 @@ fn a_step_costs_no_walk_along_ten_thousand_claims() {
 fn renew_what_is_due(engine: &mut Engine) -> Vec<Name> {
     let mut renewed = Vec::new();
     while let Some(name) = engine.wake_next() {
-        assert_eq!(engine.sent().request.verb, Verb::Renew);
+        assert!(engine.sent().request.verb.is_renewal());
         engine.name = name.clone();
         engine.answer(Reply::Granted(GrantNumber(7)));
         renewed.push(name);
@@ -657,7 +662,7 @@ fn a_late_answer_about_a_yielded_grant_does_not_answer_its_leave() {
     assert!(engine.take_up(claim_id));
     engine.passes();
     let renewal = engine.sent();
-    assert_eq!(renewal.request.verb, Verb::Renew);
+    assert!(renewal.request.verb.is_renewal());
     give_on(&mut engine, claim_id);
     engine.answer(Reply::Gone);
     let leave = engine.sent_of(|verb| verb == Verb::Leave);
@@ -705,7 +710,7 @@ fn a_step_of_every_key_leaves_no_effects_behind() {
     };
     let renewals = asked(&mut engine, "inbox");
     assert_eq!(renewals.len() as u64, WAITERS);
-    assert!(renewals.iter().all(|(_, verb)| *verb == Verb::Renew));
+    assert!(renewals.iter().all(|(_, verb)| verb.is_renewal()));
     assert!(asked(&mut engine, "reachable").is_empty(), "nothing failed");
     let claims = asked(&mut engine, "another");
     assert!(

@@ -187,7 +187,7 @@ async fn a_loss_found_by_a_release_is_reported_once() {
     let locks = Locks::builder().memory_shared(&store).unwrap();
     let watch = Watch::of("key=taken away ");
     let guard = locks.mutex("taken away").lock().await.unwrap();
-    store.with_ledger(|ledger, _| ledger.forget());
+    store.with_ledger(|ledger, _| ledger.clear());
     assert!(guard.release().await.unwrap_err().is_lost());
     watch.until("lost").await;
     assert_eq!(watch.count("lost"), 1);

@@ -143,8 +143,8 @@ async fn every_metric_is_listed_documented_described_and_fed() {
     soon(async {
         loop {
             let guard = mutex.lock().await.unwrap();
-            // The store forgets everything, as after a flush.
-            store.with_ledger(|ledger, _| ledger.forget());
+            // A client deletes every lease.
+            store.with_ledger(|ledger, _| ledger.clear());
             if guard.lost().await == LostCause::Gone {
                 break;
             }

@@ -31,7 +31,7 @@ fn a_bystander_claim_is_checked_at_once_and_counts_no_failure() {
         machine.fail(Unanswered::Bystander, Some(machine.now));
         assert_eq!(machine.sends(), before + 1, "at once");
         let sent = machine.sent();
-        assert_eq!((sent.request.verb, sent.tag.claim), (Verb::Renew, number));
+        assert_eq!((sent.request.verb, sent.tag.claim), (Verb::HEARTBEAT, number));
         assert!(machine.denial(ticket).is_none());
     }
     // An excused bystander is no failure, so the first failure is still to come.
@@ -89,7 +89,7 @@ fn a_new_caller_gets_an_error_after_two_unanswered_requests() {
     let mut machine = Machine::new(Rules::default());
     let asked = machine.lock(false);
     machine.fail(Unanswered::Unknown, None);
-    assert_eq!(machine.sent().request.verb, Verb::Renew);
+    assert!(machine.sent().request.verb.is_renewal());
     assert!(machine.denial(asked).is_none());
     machine.fail(Unanswered::Unknown, None);
     assert!(is_told_of_the_store(&machine, asked));
@@ -459,7 +459,7 @@ fn a_claim_whose_request_is_under_way_when_the_inbox_opens_looks_again() {
     machine.inbox(InboxState::Confirmed);
     // The claim may have been executed, and another's lease handed over, before the inbox was open.
     machine.answer(Reply::Queued(None));
-    assert_eq!(machine.sent().request.verb, Verb::Renew);
+    assert!(machine.sent().request.verb.is_renewal());
     machine.inbox(InboxState::Unconfirmed);
     machine.inbox(InboxState::Confirmed);
     let before = machine.sends();

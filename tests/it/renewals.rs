@@ -47,7 +47,7 @@ fn the_new_term_of_a_fixed_lease_starts_when_the_request_is_sent() {
     let caller = renew(&mut machine, holder);
     assert_eq!(
         (machine.sends(), machine.sent().request.verb),
-        (sends + 1, Verb::Renew)
+        (sends + 1, Verb::Renew { number: Some(GRANT) })
     );
     machine.later(ms(100));
     assert_eq!(machine.remaining(holder), Some(ms(200)), "no answer yet");

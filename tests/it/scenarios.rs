@@ -134,6 +134,7 @@ impl Stage {
             highest: GrantNumber(0),
             not_after,
             poll_gap_ms: 0,
+            recovery_ms: 1_000,
             rule: Rule::Each,
             requests: vec![request],
         };
@@ -501,6 +502,7 @@ fn fences_grow_after_the_server_forgot_everything() {
                 highest: GrantNumber(0),
                 not_after: u64::MAX,
                 poll_gap_ms: 0,
+                recovery_ms: 1_000,
                 rule: Rule::Each,
                 requests: vec![request],
             };

@@ -35,6 +35,7 @@ impl Bench {
             remote: true,
             can_fail: true,
             poll_gap: Duration::ZERO,
+            recovery: Duration::from_secs(10),
             seed: 7,
         });
         Bench {
@@ -105,7 +106,7 @@ impl Bench {
                 when_behind: Default::default(),
                 data: None,
                 mark: None,
-                verb: Verb::Renew,
+                verb: Verb::HEARTBEAT,
             },
             lease: ms(lease_ms),
             class,

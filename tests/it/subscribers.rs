@@ -115,7 +115,7 @@ async fn tells_a_loss(ill: Ill) {
     soon(heard.wait_for(|count| *count > 0)).await.unwrap();
     // Past the first renewal, which does not come if the background is blocked.
     tokio::time::sleep(LEASE / 2).await;
-    store.with_ledger(|ledger, _| ledger.forget());
+    store.with_ledger(|ledger, _| ledger.clear());
     let lost = tokio::time::timeout(ms(20_000), guard.lost()).await;
     assert_eq!(
         lost.ok(),

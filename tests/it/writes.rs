@@ -297,6 +297,7 @@ impl Bench {
                 remote: true,
                 can_fail: true,
                 poll_gap: ms(0),
+                recovery: Duration::from_secs(10),
                 seed: 7,
             }),
             now: Instant::from_nanos(1_000_000_000_000),

@@ -171,11 +171,11 @@ async fn two_versions_hand_a_lock_over_to_each_other() {
     assert_eq!(letter(&both.old("w", claim_id(4, 1))), 'Q');
     // Each version reads the values of the other: the owner, the waiters, and their order.
     assert_eq!(
-        both.asked(Verb::Renew, claim_id(1, 1)).await,
+        both.asked(Verb::HEARTBEAT, claim_id(1, 1)).await,
         Reply::Granted(GrantNumber(first))
     );
     assert!(matches!(
-        both.asked(Verb::Renew, claim_id(2, 1)).await,
+        both.asked(Verb::HEARTBEAT, claim_id(2, 1)).await,
         Reply::QueuedBehind(Some(_), _)
     ));
     assert_eq!(letter(&both.old("r", claim_id(3, 1))), 'Q');
@@ -187,7 +187,7 @@ async fn two_versions_hand_a_lock_over_to_each_other() {
     let third = inboxes[1].grant().await;
     assert_eq!((third.claim_id, third.lease_ms), (claim_id(3, 1), TERM.lease_ms));
     assert_eq!(
-        both.asked(Verb::Renew, claim_id(3, 1)).await,
+        both.asked(Verb::HEARTBEAT, claim_id(3, 1)).await,
         Reply::Granted(third.number)
     );
     let to = claim_id(3, 2);
@@ -229,7 +229,7 @@ async fn the_earlier_version_does_not_change_records_of_readers() {
             assert_eq!(letter(&answer), 'E', "{verb} of {of}: {answer:?}");
         }
         assert_eq!(
-            both.read(Verb::Renew, claim_id(1, 1)).await,
+            both.read(Verb::HEARTBEAT, claim_id(1, 1)).await,
             Reply::Granted(number)
         );
     }
@@ -254,14 +254,14 @@ async fn the_earlier_version_hands_over_to_a_reader() {
     assert_eq!(first.claim_id, claim_id(2, 1));
     assert_eq!(letter(&both.old("c", claim_id(4, 1))), 'B');
     assert_eq!(
-        both.read(Verb::Renew, claim_id(2, 1)).await,
+        both.read(Verb::HEARTBEAT, claim_id(2, 1)).await,
         Reply::Granted(first.number)
     );
     let second = inboxes[1].grant().await;
     assert_eq!(second.claim_id, claim_id(3, 1));
     assert!(second.number > first.number);
     for (of, number) in [(claim_id(2, 1), first.number), (claim_id(3, 1), second.number)] {
-        assert_eq!(both.read(Verb::Renew, of).await, Reply::Granted(number));
+        assert_eq!(both.read(Verb::HEARTBEAT, of).await, Reply::Granted(number));
         assert_eq!(both.read(Verb::Leave, of).await, Reply::Done);
     }
     let left: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut both.client).unwrap();
@@ -285,11 +285,11 @@ async fn expired_waiters_of_one_version_are_expired_for_the_other() {
         both.age(claim_id(2, 2), 1.5);
         // This version's heartbeat leaves expired waiters, which the heartbeat of the other removes.
         assert!(matches!(
-            both.asked(Verb::Renew, claim_id(3, 1)).await,
+            both.asked(Verb::HEARTBEAT, claim_id(3, 1)).await,
             Reply::QueuedBehind(..)
         ));
         assert_eq!(both.members(), 6);
-        assert_eq!(both.asked(Verb::Renew, claim_id(2, 2)).await, Reply::Gone);
+        assert_eq!(both.asked(Verb::HEARTBEAT, claim_id(2, 2)).await, Reply::Gone);
         assert_eq!(both.members(), 4);
         if old_leaves {
             assert_eq!(both.old("l", claim_id(1, 1)), Value::Int(0));
@@ -339,7 +339,7 @@ async fn two_versions_hand_a_tick_over_to_each_other() {
     let grant = inboxes[0].grant().await;
     assert_eq!((grant.claim_id, grant.attempt), (claim_id(2, 1), 2));
     assert_eq!(
-        both.new_tick(Verb::Renew, claim_id(2, 1), 1).await,
+        both.new_tick(Verb::HEARTBEAT, claim_id(2, 1), 1).await,
         Reply::Won(grant.number, 2)
     );
     assert_eq!(both.new_tick(Verb::Leave, claim_id(2, 1), 1).await, Reply::Done);
@@ -351,7 +351,10 @@ async fn two_versions_hand_a_tick_over_to_each_other() {
     ));
     assert_eq!(both.old_tick("f", claim_id(3, 1), 1), Value::Int(0));
     // Both versions tell a waiter of a finished tick that it is over.
-    assert_eq!(both.new_tick(Verb::Renew, claim_id(2, 2), 1).await, Reply::Over);
+    assert_eq!(
+        both.new_tick(Verb::HEARTBEAT, claim_id(2, 2), 1).await,
+        Reply::Over
+    );
     assert_eq!(letter(&both.old_tick("c", claim_id(1, 2), 1)), 'O');
     assert_eq!(
         both.new_tick(Verb::Claim { wait: true }, claim_id(1, 3), 1).await,

@@ -437,7 +437,7 @@ impl Run {
                 self.ledger.record(&request.name, 0).map(|record| &record.owner)
             && request.claim_id == *owner
             && self.kind != Kind::Semaphore
-            && matches!(request.verb, Verb::Renew | Verb::Yield { .. })
+            && matches!(request.verb, Verb::Renew { .. } | Verb::Yield { .. })
         {
             request.mode = self.modes.get(owner).copied().unwrap_or_default();
             request.verb = Verb::Leave;
@@ -460,6 +460,7 @@ impl Run {
             highest: GrantNumber(highest),
             not_after,
             poll_gap_ms: self.gaps[self.rng.usize(..self.gaps.len())],
+            recovery_ms: 1_000,
             rule: if is_together { Rule::AllOrNone } else { Rule::Each },
             requests,
         };
@@ -541,10 +542,10 @@ impl Run {
             self.saw(word(real));
         }
         for ((request, reply), ended) in batch.requests.iter().zip(&real.replies).zip(ended) {
-            if request.verb == Verb::Renew && *reply == Reply::Gone && dead.contains(&request.claim_id) {
+            if request.verb.is_renewal() && *reply == Reply::Gone && dead.contains(&request.claim_id) {
                 self.saw("dead not revived");
             }
-            if request.verb == Verb::Renew && ends(&self.ledger, request) < ended {
+            if request.verb.is_renewal() && ends(&self.ledger, request) < ended {
                 self.saw("shortened");
             }
         }

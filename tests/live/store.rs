@@ -52,11 +52,11 @@ async fn a_broken_number_in_a_local_record_is_no_grant() {
             .arg(&text)
             .query(&mut server.client())
             .unwrap();
-        let verbs = [CLAIM, Verb::Renew, Verb::Yield { to: claim_id(1, 2) }];
+        let verbs = [CLAIM, Verb::HEARTBEAT, Verb::Yield { to: claim_id(1, 2) }];
         for (verb, wanted) in verbs.into_iter().zip(["Busy", "Gone", "Gone"]) {
             let both = batch(vec![
                 request(b"a", claim_id(1, 1), verb),
-                request(b"other", other, Verb::Renew),
+                request(b"other", other, Verb::HEARTBEAT),
             ]);
             let replies = link.apply(both).await.unwrap().replies;
             assert!(
@@ -111,7 +111,7 @@ async fn a_queue_of_a_wrong_type_does_not_prevent_a_release() {
         .query(&mut client)
         .unwrap();
     assert_eq!(
-        ask(&link, b"a", claim_id(2, 1), Verb::Renew).await,
+        ask(&link, b"a", claim_id(2, 1), Verb::HEARTBEAT).await,
         Reply::Refused(StoreRefusal::WrongType)
     );
     assert_eq!(ask(&link, b"a", claim_id(1, 1), Verb::Leave).await, Reply::Done);
@@ -149,16 +149,16 @@ async fn a_release_needs_no_memory() {
         ask(&link, b"b", claim_id(4, 1), WAIT).await,
         Reply::Refused(StoreRefusal::OutOfMemory)
     );
-    granted(&ask(&link, b"a", claim_id(1, 1), Verb::Renew).await);
+    granted(&ask(&link, b"a", claim_id(1, 1), Verb::HEARTBEAT).await);
     assert!(matches!(
-        ask(&link, b"b", claim_id(3, 1), Verb::Renew).await,
+        ask(&link, b"b", claim_id(3, 1), Verb::HEARTBEAT).await,
         Reply::QueuedBehind(..)
     ));
     assert_eq!(ask(&link, b"a", claim_id(1, 1), Verb::Leave).await, Reply::Done);
     let grant = inbox.grant().await;
     assert_eq!(grant.claim_id, claim_id(2, 1));
     assert_eq!(
-        ask(&link, b"a", claim_id(2, 1), Verb::Renew).await,
+        ask(&link, b"a", claim_id(2, 1), Verb::HEARTBEAT).await,
         Reply::Granted(grant.number)
     );
     assert_eq!(ask(&link, b"a", claim_id(2, 1), Verb::Leave).await, Reply::Done);
@@ -199,7 +199,7 @@ async fn broken_numbers_of_a_job_do_not_fail_the_batch() {
         edit.arg("HSET").arg(memory).arg(field).arg(number);
         let () = edit.query(&mut server.client()).unwrap();
         let both = batch(vec![
-            tick(b"a", of, n, Verb::Renew),
+            tick(b"a", of, n, Verb::HEARTBEAT),
             tick(b"b", claim_id(2, n), n, CLAIM),
         ]);
         let both = link.apply(both).await.unwrap().replies;
@@ -278,8 +278,11 @@ async fn a_user_without_the_right_to_publish_still_hands_over() {
         link.apply(both).await.unwrap().replies,
         [Reply::Done, Reply::Done]
     );
-    granted(&ask(&link, b"a", claim_id(2, 1), Verb::Renew).await);
-    assert_eq!(ask(&link, b"b", claim_id(1, 2), Verb::Renew).await, Reply::Gone);
+    granted(&ask(&link, b"a", claim_id(2, 1), Verb::HEARTBEAT).await);
+    assert_eq!(
+        ask(&link, b"b", claim_id(1, 2), Verb::HEARTBEAT).await,
+        Reply::Gone
+    );
     // The user's own subscription is refused, with an error that says so.
     let mute = store(&format!("redis://mute:secret@127.0.0.1:{}/", server.port()));
     let refused = Inbox::open(&mute, NodeId::numbered(5)).await.err().unwrap();
@@ -388,7 +391,7 @@ async fn the_documented_acl_is_enough() {
         let mut inbox = Inbox::open(&store, NodeId::numbered(2)).await.unwrap();
         let number = granted(&ask(&link, b"a", claim_id(1, 1), CLAIM).await);
         assert_eq!(
-            ask(&link, b"a", claim_id(1, 1), Verb::Renew).await,
+            ask(&link, b"a", claim_id(1, 1), Verb::HEARTBEAT).await,
             Reply::Granted(GrantNumber(number))
         );
         assert!(matches!(
@@ -400,7 +403,7 @@ async fn the_documented_acl_is_enough() {
             Reply::QueuedBehind(Some(_), _)
         ));
         assert!(matches!(
-            ask(&link, b"a", claim_id(2, 1), Verb::Renew).await,
+            ask(&link, b"a", claim_id(2, 1), Verb::HEARTBEAT).await,
             Reply::QueuedBehind(Some(_), _)
         ));
         let to = claim_id(1, 2);
@@ -410,7 +413,7 @@ async fn the_documented_acl_is_enough() {
         ));
         assert_eq!(inbox.grant().await.claim_id, claim_id(2, 1));
         assert_eq!(ask(&link, b"a", to, Verb::Leave).await, Reply::Done);
-        assert_eq!(ask(&link, b"a", to, Verb::Renew).await, Reply::Gone);
+        assert_eq!(ask(&link, b"a", to, Verb::HEARTBEAT).await, Reply::Gone);
         assert_eq!(ask(&link, b"a", claim_id(2, 1), Verb::Leave).await, Reply::Done);
         assert_eq!(
             ask(&link, b"a", claim_id(2, 1), Verb::Leave).await,
@@ -419,10 +422,10 @@ async fn the_documented_acl_is_enough() {
         // A tick, from its first attempt to its end.
         for (of, verb, reply) in [
             (claim_id(1, 3), CLAIM, "Won(_, 1)"),
-            (claim_id(1, 3), Verb::Renew, "Won(_, 1)"),
+            (claim_id(1, 3), Verb::HEARTBEAT, "Won(_, 1)"),
             (claim_id(2, 3), WAIT, "Queued"),
             (claim_id(1, 3), Verb::Leave, "Done"),
-            (claim_id(2, 3), Verb::Renew, "Won(_, 2)"),
+            (claim_id(2, 3), Verb::HEARTBEAT, "Won(_, 2)"),
             (claim_id(2, 3), Verb::Finish { well: true }, "Done"),
             (claim_id(1, 4), CLAIM, "Over"),
         ] {
@@ -503,7 +506,7 @@ async fn a_replica_is_no_store() {
     // The existing link learns it from its next batch, also if the batch would write nothing.
     for verb in [
         CLAIM,
-        Verb::Renew,
+        Verb::HEARTBEAT,
         Verb::Leave,
         Verb::Yield { to: claim_id(8, 2) },
     ] {
@@ -679,7 +682,7 @@ async fn a_waiter_costs_eight_calls() {
     while time(&mut client).1 / 1000 == before.1 / 1000 {}
     let () = command("CONFIG RESETSTAT").query(&mut client).unwrap();
     assert!(matches!(
-        ask(&link, b"a", claim_id(2, 1), Verb::Renew).await,
+        ask(&link, b"a", claim_id(2, 1), Verb::HEARTBEAT).await,
         Reply::QueuedBehind(..)
     ));
     let stats: String = command("INFO commandstats").query(&mut client).unwrap();

@@ -80,12 +80,13 @@ impl World {
                 when_behind: Default::default(),
                 data: None,
                 mark: None,
-                verb: Verb::Renew,
+                verb: Verb::HEARTBEAT,
             };
             let batch = Batch {
                 highest: GrantNumber(0),
                 not_after: u64::MAX,
                 poll_gap_ms: self.profile.poll_gap,
+                recovery_ms: 1_000,
                 rule: Rule::Each,
                 requests: vec![request],
             };

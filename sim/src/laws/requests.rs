@@ -59,7 +59,7 @@ impl World {
         let node = &mut self.nodes[slot];
         node.sends += 1;
         node.requests.insert((claim, seq), (now, key));
-        if outgoing.request.verb != Verb::Renew {
+        if !outgoing.request.verb.is_renewal() {
             node.unsent.push((outgoing.tag, outgoing.request.clone()));
         }
     }

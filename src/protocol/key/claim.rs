@@ -39,6 +39,9 @@ pub(crate) struct Claim {
     /// Set while a request is unanswered: the store may execute it until this time, and refuses it as late after
     /// that.
     pub(crate) executable_until: Option<Instant>,
+    /// Set while an owner's renewal, or a request that it was sent with, is unanswered: a server that lost grants may
+    /// write the lease again until this time, even after a leave.
+    pub(crate) assertable_until: Option<Instant>,
     /// Why the first of the unanswered requests has no answer. That request may have been executed, whatever the
     /// store says of its repeats.
     pub(crate) unanswered: Option<Box<StoreError>>,
@@ -110,8 +113,12 @@ pub(crate) struct Yielded {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum RequestKind {
-    Claim { wait: bool },
+    Claim {
+        wait: bool,
+    },
     Renew,
+    /// Renews a fixed lease for the time that is left of it.
+    Assert,
     Leave,
     Yield,
     Pass,
@@ -298,6 +305,7 @@ impl Claim {
             failed_requests: 0,
             recheck_on_answer: false,
             executable_until: None,
+            assertable_until: None,
             unanswered: None,
             origin: None,
         }
@@ -342,10 +350,16 @@ impl Claim {
         let to = self.claim_id;
         match kind {
             RequestKind::Claim { wait } => (Verb::Claim { wait }, Class::Claim),
-            RequestKind::Renew if self.held().is_some() || matches!(self.phase, Phase::Confirming { .. }) => {
-                (Verb::Renew, Class::OwnerRenewal)
+            RequestKind::Renew | RequestKind::Assert => {
+                let number = self.held().map(|held| held.number);
+                let owns = number.is_some() || matches!(self.phase, Phase::Confirming { .. });
+                let class = if owns {
+                    Class::OwnerRenewal
+                } else {
+                    Class::WaiterRenewal
+                };
+                (Verb::Renew { number }, class)
             }
-            RequestKind::Renew => (Verb::Renew, Class::WaiterRenewal),
             RequestKind::Leave => {
                 let finished = self.tick.as_ref().and_then(|tick| tick.finished);
                 let finish = finished.map(|well| Verb::Finish { well });
@@ -371,6 +385,16 @@ impl Claim {
             Phase::Held(held) => Some(held),
             _ => None,
         }
+    }
+
+    /// Notes an unanswered request: until `late_after` the server may write the lease again.
+    pub(crate) fn note_assertable(&mut self, late_after: Instant) {
+        self.assertable_until = self.assertable_until.max(Some(late_after));
+    }
+
+    /// Returns until when the server may write the lease again after a leave, if it may.
+    pub(crate) fn assertable(&self, now: Instant) -> Option<Instant> {
+        self.assertable_until.filter(|until| now < *until)
     }
 
     pub(crate) fn is_in_flight(&self, kind: RequestKind) -> bool {

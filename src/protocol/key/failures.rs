@@ -28,6 +28,13 @@ impl<P: Plant> KeyState<P> {
         late_after: Instant,
         failure: FailedRequest,
     ) {
+        if let Some(claim) = self.claims.get_mut(tag.claim)
+            && failure.may_be_executed()
+            && (claim.held().is_some() || matches!(claim.phase, Phase::Leaving(_)))
+            && (tag.seq < claim.seq || !claim.is_in_flight(RequestKind::Leave))
+        {
+            claim.note_assertable(late_after);
+        }
         let Some(kind) = self.take_in_flight(tag) else {
             return;
         };
@@ -36,7 +43,7 @@ impl<P: Plant> KeyState<P> {
             RequestKind::Claim { .. } | RequestKind::Yield => {
                 self.claim_failed(cx, tag.claim, late_after, &failure);
             }
-            RequestKind::Renew => self.renew_failed(cx, tag.claim, &failure),
+            RequestKind::Renew | RequestKind::Assert => self.renew_failed(cx, tag.claim, &failure),
             RequestKind::Leave => self.leave_failed(cx, tag.claim, &failure),
             RequestKind::Pass => self.pass_failed(cx, tag.claim, late_after, &failure),
         }
@@ -59,7 +66,7 @@ impl<P: Plant> KeyState<P> {
                 let refusal = Reply::NotThere;
                 self.yield_not_executed(cx, number, &refusal);
             }
-            RequestKind::Renew => self.renew_failed(cx, number, &failure),
+            RequestKind::Renew | RequestKind::Assert => self.renew_failed(cx, number, &failure),
             RequestKind::Leave => self.leave_failed(cx, number, &failure),
             RequestKind::Pass => self.pass_failed(cx, number, cx.now, &failure),
         }
@@ -158,7 +165,12 @@ impl<P: Plant> KeyState<P> {
             cx.event(KeyEvent::LeaveRepeated);
             let claim = &self.claims[number];
             let (seq, unanswered) = (claim.seq, claim.unanswered.clone());
+            let old = yielded.from.claim;
             self.leave_old_number(cx, yielded, seq, unanswered);
+            // A renewal of the old number may have been lost with the yield.
+            if failure.may_be_executed() {
+                self.claims[old].note_assertable(late_after);
+            }
         }
         let claim = &mut self.claims[number];
         match claim.phase {
@@ -222,7 +234,12 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    fn renew_failed(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failure: &FailedRequest) {
+    pub(crate) fn renew_failed(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        failure: &FailedRequest,
+    ) {
         let claim = &self.claims[number];
         match claim.phase {
             Phase::Leaving(_) => {}

@@ -34,7 +34,11 @@ impl<P: Plant> KeyState<P> {
         self.taken_at = Some(cx.now);
         // The hold time of a writer that became a reader continues. Its `max_hold` does not start again.
         let origin = claim.origin.take();
-        let before = origin.and_then(|origin| Some(origin.held_as_writer(mode)?.local()?.hold));
+        let before = origin
+            .as_ref()
+            .and_then(|origin| Some(origin.held_as_writer(mode)?.local()?.hold));
+        self.end_passed(cx, origin);
+        let claim = &mut self.claims[number];
         let Some(next) = next else {
             return self.leave(cx, number, None);
         };
@@ -214,7 +218,7 @@ impl<P: Plant> KeyState<P> {
             None => {}
         }
         if cause == LostCause::Gone {
-            self.claims.end(number);
+            self.end_number(cx, number);
         } else {
             self.leave(cx, number, None);
         }

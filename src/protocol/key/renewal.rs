@@ -221,12 +221,15 @@ impl<P: Plant> KeyState<P> {
         self.end_step(cx);
     }
 
-    /// Repeats the failed requests that wait, because a connection opened.
-    pub(crate) fn reachable(&mut self, cx: &mut StepContext<'_>) {
+    /// Repeats the failed requests that wait, because a connection opened. `is_elsewhere`: the connection leads to
+    /// another server, or to another run of the server, which may have lost grants. Then every lease is renewed.
+    pub(crate) fn reachable(&mut self, cx: &mut StepContext<'_>, is_elsewhere: bool) {
         self.step_calls(cx, Calls::reachable);
         self.expire(cx);
         for number in self.claims.all() {
-            if self.claims[number].is_retry {
+            let claim = &self.claims[number];
+            let is_renewed = is_elsewhere && claim.held().is_some() && claim.in_flight.is_none();
+            if claim.is_retry || is_renewed {
                 self.send_due_request(cx, number);
             }
         }

@@ -5,12 +5,13 @@
 
 use std::time::Duration;
 
-use crate::error::{LostCause, StoreError};
+use crate::error::{LostCause, StoreError, StoreRefusal};
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{Claimant, Leaving, Phase, RequestKind, Yielded};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::{KeyState, Reclaim};
+use crate::protocol::key::line::Caller;
 use crate::protocol::message::{ClaimNumber, Grant, GrantNumber, LeaseTimes, Mode, NodeId, Reply, TickTime};
 use crate::protocol::step::{AcquireError, Effect, KeyEvent, Outcome, Tag, TickRefusal, ms};
 use crate::protocol::time::Instant;
@@ -27,6 +28,30 @@ const UNKNOWN_CLAIM_SEQ: u32 = 1 << 31;
 
 /// The shortest time between two reports that the capacity of a semaphore differs, for all semaphores of a shard.
 const CAPACITY_REPORT_PERIOD: Duration = Duration::from_secs(60);
+
+/// What the store says of a claim that it queued.
+#[derive(Debug, Clone, Copy)]
+struct Queued {
+    /// When the owner's record ends, or the recovery, in milliseconds.
+    left: Option<u64>,
+    /// The owner does not announce its release.
+    is_foreign: bool,
+    /// The server recovers, and grants nothing.
+    is_recovering: bool,
+    /// The owner's node, if it is known.
+    owner: Option<NodeId>,
+}
+
+impl Queued {
+    fn new(left: Option<u64>, owner: Option<NodeId>) -> Self {
+        Queued {
+            left,
+            is_foreign: false,
+            is_recovering: false,
+            owner,
+        }
+    }
+}
 
 impl<P: Plant> KeyState<P> {
     /// Removes and returns the request in flight that the tag names. Returns `None` if its claim is over, or sent a later
@@ -57,6 +82,14 @@ impl<P: Plant> KeyState<P> {
                 self.refused(cx, number, kind, StoreError::refused(refusal));
             }
             (RequestKind::Leave, reply) => self.leave_answered(cx, number, &reply),
+            // A fixed lease ends when it would have ended.
+            (RequestKind::Assert, Reply::Granted(grant))
+                if self.claims[number]
+                    .held()
+                    .is_some_and(|held| held.number == grant) =>
+            {
+                self.schedule_renewal(cx, number);
+            }
             (_, Reply::Granted(grant)) => self.granted(cx, number, (sent, time), grant),
             (_, Reply::CapacityDiffers(grant, recorded)) => {
                 self.report_capacity(cx, number, recorded);
@@ -70,11 +103,44 @@ impl<P: Plant> KeyState<P> {
                 self.note_attempt(number, 1, Some(tick));
                 self.granted(cx, number, (sent, time), grant);
             }
-            (_, Reply::Queued(left)) => self.queued(cx, number, sent, (left, false, None)),
+            (_, Reply::Queued(left)) => self.queued(cx, number, sent, Queued::new(left, None)),
             (_, Reply::QueuedBehind(left, node)) => {
-                self.queued(cx, number, sent, (left, false, Some(node)));
+                self.queued(cx, number, sent, Queued::new(left, Some(node)));
             }
-            (_, Reply::QueuedBehindForeign(left)) => self.queued(cx, number, sent, (left, true, None)),
+            (_, Reply::QueuedBehindForeign(left)) => {
+                let is_foreign = true;
+                self.queued(
+                    cx,
+                    number,
+                    sent,
+                    Queued {
+                        is_foreign,
+                        ..Queued::new(left, None)
+                    },
+                );
+            }
+            (RequestKind::Claim { wait: false } | RequestKind::Pass, Reply::Recovering(_)) => {
+                let error = StoreError::refused(StoreRefusal::Recovering);
+                self.refused(cx, number, kind, error);
+            }
+            (_, Reply::Recovering(left)) => {
+                self.error = Some(StoreError::refused(StoreRefusal::Recovering));
+                let is_recovering = true;
+                self.queued(
+                    cx,
+                    number,
+                    sent,
+                    Queued {
+                        is_recovering,
+                        ..Queued::new(Some(left), None)
+                    },
+                );
+            }
+            (RequestKind::Renew | RequestKind::Assert, Reply::Late) => {
+                let failure =
+                    FailedRequest::of_late_answer(self.taken_at, "the renewal reached the store too late");
+                self.renew_failed(cx, number, &failure);
+            }
             (RequestKind::Yield, reply) => self.yield_not_executed(cx, number, &reply),
             (RequestKind::Pass, Reply::Late) => self.came_late(cx, number),
             (RequestKind::Pass, _) => self.end_denied(cx, number, AcquireError::Lost(LostCause::Gone)),
@@ -87,7 +153,7 @@ impl<P: Plant> KeyState<P> {
             (RequestKind::Claim { wait }, Reply::Busy(left)) => self.busy(cx, number, wait, left),
             (RequestKind::Claim { .. }, Reply::GroupRefused) => self.group_refused(cx, number),
             (RequestKind::Claim { .. }, _) => self.came_late(cx, number),
-            (RequestKind::Renew, _) => self.gone(cx, number),
+            (RequestKind::Renew | RequestKind::Assert, _) => self.gone(cx, number),
         }
     }
 
@@ -222,15 +288,8 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Handles "queued". `is_foreign`: the owner does not announce its release. `owner`: the owner's node, if it is
-    /// known.
-    fn queued(
-        &mut self,
-        cx: &mut StepContext<'_>,
-        number: ClaimNumber,
-        sent: Instant,
-        (left, is_foreign, owner): (Option<u64>, bool, Option<NodeId>),
-    ) {
+    /// Handles "queued".
+    fn queued(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, sent: Instant, queued: Queued) {
         self.finish_yield(cx, number);
         let claim = &mut self.claims[number];
         claim.executable_until = None;
@@ -251,15 +310,28 @@ impl<P: Plant> KeyState<P> {
                     Claimant::LineFollower | Claimant::Abandoned => {}
                 }
                 self.claims_head_only = matches!(claim.mode, Mode::Permits(_));
-                self.taken_at = Some(cx.now);
-                (self.owner_ends, self.owner) = (left.map(|left| sent + ms(left)), owner);
                 let mode = claim.mode;
-                self.schedule_wait(cx, number, left, is_foreign);
+                self.schedule_wait(cx, number, queued.left, queued.is_foreign);
+                // A server that recovers does not tell whether the key is taken.
+                if queued.is_recovering {
+                    return self.deny_recovering(cx);
+                }
+                self.taken_at = Some(cx.now);
+                (self.owner_ends, self.owner) = (queued.left.map(|left| sent + ms(left)), queued.owner);
                 self.deny_behind(cx, mode);
             }
             Phase::Held(_) => self.schedule_renewal(cx, number),
             Phase::Leaving(_) => {}
         }
+    }
+
+    /// Denies the callers that do not wait, because the server recovers.
+    fn deny_recovering(&mut self, cx: &mut StepContext<'_>) {
+        let error = StoreError::refused(StoreRefusal::Recovering);
+        let waits = |caller: &Caller| caller.options.wait;
+        self.line.retain(waits, |caller| {
+            cx.deny(caller.ticket, AcquireError::Store(error.clone()));
+        });
     }
 
     /// Handles the store's refusal to run a tick, which ends the claim. A holder loses its lease, as after "gone".
@@ -362,16 +434,11 @@ impl<P: Plant> KeyState<P> {
             };
             cx.released(ticket, outcome);
         }
-        match claim.executable_until.take() {
-            // The claim itself may still be executed. It is left once more when it no longer can be.
-            Some(until) if *reply == Reply::NotThere => {
-                cx.event(KeyEvent::GhostLeft);
-                claim.next_request = Some(until.max(cx.now));
-            }
-            _ => {
-                self.claims.end(number);
-            }
+        // The claim itself may still be executed, if it was not there.
+        if *reply != Reply::NotThere {
+            claim.executable_until = None;
         }
+        self.end_number(cx, number);
     }
 
     /// Handles a yield that was not executed: the old number may still own the lease, and the new one never did.
@@ -414,27 +481,35 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Ends a number that the store does not know, and returns its callers.
-    fn end_number(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Claimant {
+    /// Ends a number that the store does not know, and returns its callers. If an unanswered request of the number may
+    /// still be executed, the number is left when it no longer can be.
+    pub(crate) fn end_number(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Claimant {
+        let forgets = self.plant.planted(Flaw::AssertedAfterLeave);
         let claim = &mut self.claims[number];
         let claimant = std::mem::replace(&mut claim.claimant, Claimant::Abandoned);
-        match claim.executable_until.take() {
-            Some(until) => {
-                cx.event(KeyEvent::GhostLeft);
-                let until = until.max(cx.now);
-                let ends = until + claim.record_lifetime();
-                claim.phase = Phase::Leaving(Leaving {
-                    release: None,
-                    ends,
-                    until: ends,
-                });
-                claim.next_request = Some(until);
-            }
+        let assertable = claim.assertable(cx.now).filter(|_| !forgets);
+        match claim.executable_until.take().max(assertable) {
+            Some(until) => self.leave_at(cx, number, until),
             None => {
                 self.claims.end(number);
             }
         }
         claimant
+    }
+
+    /// Leaves a number at `until`, when no unanswered request of it can be executed any more.
+    pub(crate) fn leave_at(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, until: Instant) {
+        cx.event(KeyEvent::GhostLeft);
+        let claim = &mut self.claims[number];
+        let until = until.max(cx.now);
+        let ends = until + claim.record_lifetime();
+        claim.claimant = Claimant::Abandoned;
+        claim.phase = Phase::Leaving(Leaving {
+            release: None,
+            ends,
+            until: ends,
+        });
+        claim.next_request = Some(until);
     }
 
     /// Handles a pushed grant. "Queued" was answered to a request that was sent at t₀, and proves that this number

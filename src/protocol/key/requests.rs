@@ -158,6 +158,10 @@ impl<P: Plant> KeyState<P> {
         let Some(options) = self.line.front().map(|head| head.options) else {
             return self.leave(cx, number, release);
         };
+        // The yield would not undo a late assertion of the old number. A leave is repeated.
+        if self.claims[number].assertable(cx.now).is_some() {
+            return self.leave(cx, number, release);
+        }
         let Some(old) = self.claims.remove(number) else {
             return;
         };
@@ -204,10 +208,14 @@ impl<P: Plant> KeyState<P> {
 
     /// Sends a request of the claim. An answer to an earlier request is ignored from now on.
     pub(crate) fn ask(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, kind: RequestKind) {
+        let is_asked_for = !self.renewals.is_empty() || self.plant.planted(Flaw::FixedLeaseRenewedAlone);
         let claim = &mut self.claims[number];
+        // A fixed lease is lengthened for its caller only.
+        let asserts = claim.fixed && claim.held().is_some() && !is_asked_for;
         // The outcome of a pass is found out by a repeat, because a pass is executed only once.
         let kind = match kind {
             RequestKind::Renew if claim.pass().is_some() => RequestKind::Pass,
+            RequestKind::Renew if asserts => RequestKind::Assert,
             kind => kind,
         };
         claim.seq += 1;
@@ -224,12 +232,16 @@ impl<P: Plant> KeyState<P> {
             _ => None,
         };
         let claim_id = claim.request_claim_id(kind);
+        let mut term = claim.term;
+        if let (RequestKind::Assert, Some(held)) = (kind, claim.held()) {
+            term.lease_ms = (held.deadline.since(cx.now).as_millis() as u64 + 1).min(term.lease_ms);
+        }
         let request = Request {
             mark: claim.tick.as_deref().map(|tick| tick.mark),
             when_behind: claim.tick.as_deref().map_or(WhenBehind::Skip, |tick| tick.turn),
             name: cx.name.clone(),
             claim_id,
-            term: claim.term,
+            term,
             mode: claim.mode,
             verb,
             data,

@@ -205,11 +205,10 @@ impl<P: Plant> Shard<P> {
         }
     }
 
-    /// Handles a new connection: every failed request that waits to be repeated is sent now. `is_elsewhere` is set if
-    /// the connection leads to another address or run of the server than the last one.
+    /// Handles a new connection: every failed request that waits to be repeated is sent now. `is_elsewhere`: the
+    /// connection leads to another place than the one before, so every lease is renewed, too.
     pub fn reachable(&mut self, now: Instant, is_elsewhere: bool, perform: impl FnMut(&Name, &Effect)) {
-        let _ = is_elsewhere;
-        self.each(now, KeyState::reachable, perform);
+        self.each(now, |key, cx| key.reachable(cx, is_elsewhere), perform);
     }
 
     /// Returns whether no caller of this process has the key, waits for it or makes a call about it. An

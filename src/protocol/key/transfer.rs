@@ -184,6 +184,11 @@ impl<P: Plant> KeyState<P> {
         let claim = &mut self.claims[number];
         if failure.may_be_executed() {
             claim.executable_until = Some(late_after.max(cx.now));
+            if let Some(Origin::Pass(pass)) = &mut claim.origin
+                && let Some(local) = &mut pass.local
+            {
+                local.note_assertable(late_after);
+            }
             if let Claimant::Solo(caller) = claim.claimant
                 && gives_up
                 && let Some(origin) = &claim.origin
@@ -237,6 +242,19 @@ impl<P: Plant> KeyState<P> {
         self.last_held = number;
         self.schedule_renewal(cx, number);
         true
+    }
+
+    /// Ends the number of a lease that was passed on. If an unanswered renewal may still write its record again, it is
+    /// left later.
+    pub(crate) fn end_passed(&mut self, cx: &mut StepContext<'_>, origin: Option<Origin>) {
+        if let Some(Origin::Pass(pass)) = origin
+            && let Some(old) = pass.local
+            && let Some(until) = old.assertable(cx.now)
+        {
+            let number = old.claim_id.claim;
+            self.claims.insert(old);
+            self.leave_at(cx, number, until);
+        }
     }
 
     /// Leaves the number of a lease whose pass may or may not have been executed.

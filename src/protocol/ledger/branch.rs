@@ -116,4 +116,16 @@ pub enum Branch {
     ProclaimedBefore,
     /// A claim that does not lead tried to proclaim a value.
     ProclaimRefused,
+    /// A node had seen a higher number than the server gave, so a recovery began.
+    RecoveryByClock,
+    /// An owner renewed under a higher number than the server gave, and had no record, so a recovery began.
+    RecoveryByOwner,
+    /// An owner's lost record was written again.
+    Asserted,
+    /// An assertion came after its not-after.
+    AssertionLate,
+    /// A claim came while the server recovered.
+    ClaimHeldBack,
+    /// An adoption came while the server recovered.
+    AdoptionHeldBack,
 }

@@ -28,6 +28,7 @@ pub(crate) mod election;
 pub(crate) mod hand_over;
 pub(crate) mod latch;
 pub mod record;
+pub(crate) mod recovery;
 pub(crate) mod shares;
 pub(crate) mod ticks;
 pub mod transaction;
@@ -48,6 +49,8 @@ pub struct Ledger<P: Plant = Sound> {
     listening: Option<HashSet<NodeId>>,
     /// The number of keys at which the next sweep runs.
     sweep_at: usize,
+    /// The last millisecond of the latest recovery, in which nothing is granted.
+    recovering_until: u64,
     plant: P,
 }
 
@@ -96,6 +99,7 @@ impl<P: Plant> Ledger<P> {
         (pushes, branches): (&mut Vec<Push>, &mut Vec<Branch>),
     ) -> BatchReply {
         self.sweep(now_us / 1000);
+        self.check_clock(now_us, batch, branches);
         // A group is granted only after each of its claims was checked.
         let mut is_group_refused = false;
         if batch.rule == Rule::AllOrNone {
@@ -139,6 +143,8 @@ impl<P: Plant> Ledger<P> {
             job: is_job.then(|| self.jobs.entry(request.name.clone()).or_default()),
             mark: request.mark,
             last: &mut self.last,
+            recovering_until: &mut self.recovering_until,
+            recovery_ms: batch.recovery_ms,
             seen: batch.highest,
             listening: self.listening.as_ref(),
             poll_gap: if request.name.kind == Kind::Lock {
@@ -147,6 +153,7 @@ impl<P: Plant> Ledger<P> {
                 0
             },
             is_group_refused: false,
+            is_after_bound: false,
             plant: self.plant,
             now_us,
             date_ms: self.date_ms.unwrap_or(now_us / 1000),
@@ -363,10 +370,37 @@ impl<P: Plant> Ledger<P> {
         }
     }
 
+    /// Begins a recovery of `ms` milliseconds: the server may have lost grants, and grants nothing until every lease
+    /// has ended that it may have lost. Never shortens a recovery.
+    pub fn begin_recovery(&mut self, now_us: u64, ms: u64) {
+        recovery::begin(&mut self.recovering_until, now_us / 1000, ms, self.plant);
+    }
+
+    /// Returns how many milliseconds of a recovery are left at `now_us`; `None` without a recovery.
+    pub fn recovering(&self, now_us: u64) -> Option<u64> {
+        recovery::left(self.recovering_until, now_us / 1000)
+    }
+
+    /// Begins a recovery if the sender has seen a higher number than the server gave: the server has lost that grant.
+    fn check_clock(&mut self, now_us: u64, batch: &Batch, branches: &mut Vec<Branch>) {
+        if batch.highest > self.last && !self.plant.planted(Flaw::EvidenceIgnored) {
+            branches.push(Branch::RecoveryByClock);
+            self.begin_recovery(now_us, batch.recovery_ms);
+            self.last = batch.highest;
+        }
+    }
+
+    /// Deletes every lease and queue, as a client with write access can do. Keeps the clock and the jobs.
+    #[doc(hidden)]
+    pub fn clear(&mut self) {
+        self.states.clear();
+    }
+
     /// Forgets every lease, queue and number, as a server that restarts without persistence does.
     pub fn forget(&mut self) {
         self.states.clear();
         self.jobs.clear();
+        self.recovering_until = 0;
         self.last = GrantNumber::default();
     }
 

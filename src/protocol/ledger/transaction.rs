@@ -30,6 +30,12 @@ pub(crate) struct Transaction<'a, P: Plant> {
     pub(crate) mark: Option<TickTime>,
     /// The last grant number of the store.
     pub(crate) last: &'a mut GrantNumber,
+    /// The last millisecond of the latest recovery.
+    pub(crate) recovering_until: &'a mut u64,
+    /// How long a recovery lasts that this request begins, in ms.
+    pub(crate) recovery_ms: u64,
+    /// The request came after its batch's not-after.
+    pub(crate) is_after_bound: bool,
     /// The highest grant number that the sender has seen. The next number is higher.
     pub(crate) seen: GrantNumber,
     /// The nodes with an open inbox; `None` if that is not known.
@@ -59,6 +65,7 @@ impl<P: Plant> Transaction<'_, P> {
     /// Executes a request and returns its reply. Refuses a late request, and a key whose record is no lock's.
     #[inline]
     pub(crate) fn execute(&mut self, request: &Request, not_after: u64) -> Reply {
+        self.is_after_bound = self.now_us > not_after;
         if self.is_late(request, not_after) {
             self.branches.push(if self.job.is_some() {
                 Branch::TickLate
@@ -100,7 +107,7 @@ impl<P: Plant> Transaction<'_, P> {
         };
         match verb {
             Verb::Claim { wait } => self.claim(entry, wait, request.when_behind),
-            Verb::Renew => self.renew(entry),
+            Verb::Renew { number } => self.renew(entry, number),
             Verb::Leave => self.leave(claim_id),
             Verb::Finish { well } => self.finish(claim_id, well),
             Verb::Yield { to } => self.yield_(
@@ -136,6 +143,9 @@ impl<P: Plant> Transaction<'_, P> {
         }
         if self.owned_by(request.claim_id).is_some() {
             return true;
+        }
+        if self.recovering().is_some() {
+            return false;
         }
         let mut search = self.settle(Some(request.claim_id));
         if search == Search::Waits && self.planted(Flaw::TogetherPastWriter) {
@@ -183,10 +193,18 @@ impl<P: Plant> Transaction<'_, P> {
             let recorded_capacity = recorded_capacity.filter(|_| owned.is_none());
             return self.granted_beside(number, recorded_capacity);
         }
-        if let Some(refused) = self
-            .refuse_tick()
-            .or_else(|| self.refuse_behind_earlier(when_behind))
-        {
+        if let Some(refused) = self.refuse_tick() {
+            return refused;
+        }
+        if let Some(left) = self.recovering() {
+            self.branches.push(Branch::ClaimHeldBack);
+            // A tick is not queued, because what is known of earlier ticks may be lost.
+            if wait && self.job.is_none() {
+                self.enqueue(claim);
+            }
+            return Reply::Recovering(left);
+        }
+        if let Some(refused) = self.refuse_behind_earlier(when_behind) {
             return refused;
         }
         if self.may_join(&claim, search) {
@@ -230,14 +248,21 @@ impl<P: Plant> Transaction<'_, P> {
         Reply::CapacityDiffers(number, capacity)
     }
 
-    /// Extends the owner's lease, or records a waiter's heartbeat.
-    fn renew(&mut self, claim: QueueEntry) -> Reply {
+    /// Extends the owner's lease, or records a waiter's heartbeat. `number`: the sender's grant, if it is an owner.
+    fn renew(&mut self, claim: QueueEntry, number: Option<GrantNumber>) -> Reply {
         let claim_id = claim.claim_id;
-        if let Some(number) = self.owned_by(claim_id) {
+        if let Some(own) = self.owned_by(claim_id) {
             self.branches.push(Branch::AskedAgain);
             self.convert_to_share(&claim);
             self.extend(claim_id, claim.term);
-            return self.granted(number);
+            // A sender that does not know its grant does not hold yet. Its lease may have ended before the loss.
+            return match self.recovering() {
+                Some(left) if number.is_none() => Reply::Recovering(left),
+                _ => self.granted(own),
+            };
+        }
+        if let Some(asserted) = number.and_then(|number| self.assert_lease(&claim, number)) {
+            return asserted;
         }
         let waits = self.note_heartbeat(claim_id);
         self.settle(Some(claim_id));
@@ -281,10 +306,15 @@ impl<P: Plant> Transaction<'_, P> {
             self.branches.push(Branch::YieldRepeated);
             return Reply::Gone;
         }
+        let was_alone = self.state.record.is_some();
         self.state.end(claim_id);
         let search = self.hand_over(None, true);
-        // If the key is left free, the yielding claim queues, too.
-        let is_kept = self.is_free() && search == Search::NoWaiter && self.is_left_free(true);
+        let is_kept = match self.recovering() {
+            // A lost lease may exclude the next claim, unless this one excluded it.
+            Some(_) => !was_alone && next.mode != Mode::Read,
+            // If the key is left free, the yielding claim queues, too.
+            None => self.is_free() && search == Search::NoWaiter && self.is_left_free(true),
+        };
         if !is_kept && self.may_join(&next, search) {
             let number = self.grant(&next);
             return self.granted(number);
@@ -366,6 +396,9 @@ impl<P: Plant> Transaction<'_, P> {
     /// Returns the reply to a waiter. It tells the waiter if the owner will not announce its release, so that the
     /// waiter polls.
     pub(crate) fn queued(&mut self) -> Reply {
+        if let Some(left) = self.recovering() {
+            return Reply::Recovering(left);
+        }
         let left = self.owner_left_ms();
         let record = self.state.record.as_ref();
         // A lock that is left free for clients that poll is not announced either.

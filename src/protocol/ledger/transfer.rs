@@ -20,6 +20,14 @@ impl<P: Plant> Transaction<'_, P> {
             self.branches.push(Branch::PassRefused);
             return Reply::Gone;
         }
+        // An adoption is a grant: the lost state may include another adoption of the same lease.
+        if let Some(left) = self.recovering()
+            && to.claim_id.node != claim_id.node
+            && !self.planted(Flaw::AdoptedWhileRecovering)
+        {
+            self.branches.push(Branch::AdoptionHeldBack);
+            return Reply::Recovering(left);
+        }
         let (was_alone, before) = (self.state.record.is_some(), self.owned_by(claim_id));
         self.state.end(claim_id);
         if self.planted(Flaw::DowngradeLetsGo) && to.mode == Mode::Read {

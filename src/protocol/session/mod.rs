@@ -402,6 +402,7 @@ impl<P: Plant> Session<P> {
             highest: self.highest,
             not_after,
             poll_gap_ms: self.options.poll_gap.as_millis() as u64,
+            recovery_ms: self.options.recovery.as_millis() as u64,
             rule,
             requests,
         };

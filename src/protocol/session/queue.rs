@@ -321,7 +321,7 @@ mod tests {
                 when_behind: Default::default(),
                 data: None,
                 mark: None,
-                verb: Verb::Renew,
+                verb: Verb::HEARTBEAT,
             },
             lease: Duration::from_secs(1),
             class,

@@ -42,6 +42,8 @@ pub struct SessionOptions {
     /// How long a lock is left free for clients that poll, after it was handed over for eight such gaps without being
     /// free. Zero: never.
     pub poll_gap: Duration,
+    /// How long the server grants nothing after a sign that it has lost grants: the longest lease, with its margin.
+    pub recovery: Duration,
     /// Seeds the random factor of the pauses, which spreads out many nodes.
     pub seed: u64,
 }

@@ -140,7 +140,7 @@ fn push_verb(request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>) -> &'stati
             to.extend_from_slice(value);
             if wait { "w" } else { "c" }
         }
-        Verb::Renew => {
+        Verb::Renew { .. } => {
             to.extend((!value.is_empty()).then_some(b'v'));
             "r"
         }
@@ -520,6 +520,7 @@ mod tests {
             highest: GrantNumber(17),
             not_after: u64::MAX,
             poll_gap_ms: 0,
+            recovery_ms: 1_000,
             rule: Rule::Each,
             requests,
         };

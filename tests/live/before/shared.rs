@@ -120,7 +120,7 @@ async fn readers_of_two_versions_share_a_lock() {
     };
     assert!(second.0 > first);
     assert_eq!(number(&both.old("r", claim_id(2, 1), "1", "")), second.0);
-    let renewed = both.new_mode(Mode::Read, claim_id(1, 1), Verb::Renew).await;
+    let renewed = both.new_mode(Mode::Read, claim_id(1, 1), Verb::HEARTBEAT).await;
     assert_eq!(renewed, Reply::Granted(GrantNumber(first)));
     // A writer waits for both readers, and two readers wait behind it.
     assert_eq!(letter(&both.old("w", claim_id(3, 1), "0", "")), 'Q');

@@ -151,7 +151,7 @@ impl Run {
         let is_of_run = self.kind == Kind::Job && owns && self.rng.u8(..10) == 0;
         let is_of_another = self.kind != Kind::Job && self.rng.u8(..12) == 0;
         let verb = match self.rng.u8(..10) {
-            _ if is_heartbeat || is_renewal => Verb::Renew,
+            _ if is_heartbeat || is_renewal => Verb::HEARTBEAT,
             what if is_of_another => self.verb_of_another(what, (claim_id, term), at),
             at if is_of_run => Verb::Call(match at {
                 0..4 => Call::Recall { of },
@@ -169,7 +169,7 @@ impl Run {
                     wait: self.rng.u8(..5) < patient,
                 }
             }
-            4..6 => Verb::Renew,
+            4..6 => Verb::HEARTBEAT,
             6 if self.kind == Kind::Job => Verb::Finish {
                 well: self.rng.bool(),
             },
@@ -305,7 +305,7 @@ impl Run {
         if self.rng.u8(..100) < others {
             self.saw("among quiet ones");
             let verb = match self.rng.u8(..3) {
-                0 => Verb::Renew,
+                0 => Verb::HEARTBEAT,
                 1 => Verb::Leave,
                 _ => CLAIM,
             };

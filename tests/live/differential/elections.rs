@@ -164,7 +164,7 @@ impl Run {
             }
             6..9 => {
                 data = value_of(claim_id);
-                Verb::Renew
+                Verb::HEARTBEAT
             }
             9 | 10 => Verb::Leave,
             call => {
@@ -272,6 +272,7 @@ impl Run {
             }),
             not_after: if self.base.rng.u8(..12) == 0 { 1 } else { u64::MAX },
             poll_gap_ms: 0,
+            recovery_ms: 1_000,
             rule: Rule::Each,
             requests,
         };

@@ -175,6 +175,7 @@ impl Run {
             }),
             not_after: if self.rng.u8(..20) == 0 { 1 } else { u64::MAX },
             poll_gap_ms: 0,
+            recovery_ms: 1_000,
             rule: Rule::Each,
             requests,
         };
