@@ -443,6 +443,11 @@ impl StoreError {
     pub fn kind(&self) -> &StoreErrorKind {
         &self.kind
     }
+
+    /// Returns whether the server recovers, and grants nothing until earlier leases have ended.
+    pub(crate) fn is_recovering(&self) -> bool {
+        self.kind == StoreErrorKind::Refused(StoreRefusal::Recovering)
+    }
 }
 
 impl fmt::Display for StoreError {

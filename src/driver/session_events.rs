@@ -119,6 +119,10 @@ impl Node {
                 let ended = server.outage.answered(now, sent);
                 self.push_outage_end(server, ended);
             }
+            SessionEvent::Recovering(left) => {
+                self.events
+                    .push(observe::server_recovering(server.text.clone(), left));
+            }
             SessionEvent::InboxOpen => {
                 if let Some(away) = server.outage.inbox_open(now) {
                     self.events.push(observe::inbox_open(away));

@@ -124,6 +124,10 @@ node later {
     WARN server_changed(server: Arc<str>): [server = &*server]
         "another server answers at this address, or the server restarted: data that it did not keep is lost";
 
+    /// The server may have lost leases, and grants none until the earlier ones have ended.
+    WARN server_recovering(server: Arc<str>, left: Duration): [server = &*server, left_ms = ms(left)]
+        "the server may have lost leases: it grants none until the earlier ones have ended";
+
     /// A connection to the store is open.
     DEBUG connected(took: Duration): [took_ms = ms(took)] "connected to the store";
 

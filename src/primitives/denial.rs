@@ -59,6 +59,8 @@ pub(crate) fn gave_up(handle: &Handle, name: &Name, since: Instant, waited: Dura
     let (node, key) = (handle.node(), name.key.clone());
     let source = match node.why_waiting(name, since) {
         Ok(()) => return Error::Busy { key, waited },
+        // The server answers.
+        Err(Some(source)) if source.is_recovering() => source,
         Err(Some(source)) => {
             node.note_server_failure(node.servers.for_name(name), FailureKind::Caller, &source);
             source

@@ -422,6 +422,11 @@ impl MultiAcquire {
                 drop(Guards(self.guards.0.split_off(before)));
                 Ok(false)
             }
+            // One by one, the keys wait for the end of the recovery.
+            Err(Error::Store { source, .. }) if self.wait && source.is_recovering() => {
+                drop(Guards(self.guards.0.split_off(before)));
+                Ok(false)
+            }
             Err(error) => Err(error),
         }
     }

@@ -1,5 +1,7 @@
 //! Handles the server's replies, and batches that have no reply.
 
+use std::time::Duration;
+
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::message::{BatchReply, Executed, Failure, Reply, Unanswered};
@@ -8,7 +10,7 @@ use crate::protocol::session::in_flight::{InFlight, PendingRequest, UnansweredRe
 use crate::protocol::session::server_clock::ServerClock;
 use crate::protocol::session::step::{Attempt, BatchId, SessionContext, SessionEffect, SessionEvent};
 use crate::protocol::session::{MAX_BATCHES_IN_FLIGHT, Session};
-use crate::protocol::step::Input;
+use crate::protocol::step::{Input, ms};
 use crate::protocol::time::Instant;
 
 impl<P: Plant> Session<P> {
@@ -64,6 +66,7 @@ impl<P: Plant> Session<P> {
                     demoted |= *refusal == StoreRefusal::ReadOnly;
                 }
                 Reply::Late => refused = true,
+                Reply::Recovering(left) => self.note_recovery(ms(*left), cx),
                 _ => {}
             }
             if !over {
@@ -93,6 +96,14 @@ impl<P: Plant> Session<P> {
             let error = StoreError::refused(StoreRefusal::ReadOnly);
             self.give_up(batch.connection, sent, error, cx);
         }
+    }
+
+    /// Reports a recovery of the server, once.
+    fn note_recovery(&mut self, left: Duration, cx: &mut SessionContext<'_>) {
+        if self.recovering_until.is_none_or(|until| until < cx.now) {
+            cx.event(SessionEvent::Recovering(left));
+        }
+        self.recovering_until = self.recovering_until.max(Some(cx.now + left));
     }
 
     /// Handles a batch that has no reply: the server refused it, or the connection broke.

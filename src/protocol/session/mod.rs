@@ -89,6 +89,8 @@ pub struct Session<P: Plant = Sound> {
     reopened_at: Option<Instant>,
     /// Why the last connection was lost or did not open. Cleared when a connection opens.
     lost: Option<StoreError>,
+    /// The end of the server's latest recovery.
+    recovering_until: Option<Instant>,
     /// Set when the last attempt to connect failed.
     unreachable: bool,
     backoff: Backoff,
@@ -135,6 +137,7 @@ impl<P: Plant> Session<P> {
             place: None,
             reopened_at: None,
             lost: None,
+            recovering_until: None,
             unreachable: false,
             backoff: Backoff::default(),
             ids: 0,

@@ -185,6 +185,8 @@ pub enum SessionEvent {
         /// When the batch was sent.
         sent: Instant,
     },
+    /// The server grants nothing for this long, because it may have lost grants. Reported once per recovery.
+    Recovering(Duration),
     /// The inbox is open.
     InboxOpen,
     /// The inbox broke or could not be opened.
