@@ -49,7 +49,7 @@ use crate::driver::waiter::lock;
 use crate::error::{Error, OptionsError, StoreError};
 use crate::key::Key;
 use crate::observe;
-use crate::options::Options;
+use crate::options::{Options, Recovery};
 #[cfg(feature = "scheduler")]
 use crate::primitives::call::CallFuture;
 use crate::primitives::election::Election;
@@ -70,7 +70,7 @@ use crate::protocol::write::Action;
 use crate::store::Store;
 use crate::store::memory::MemoryStore;
 #[cfg(feature = "redis")]
-use crate::store::redis::RedisStore;
+use crate::store::redis::{RedisStore, RunPolicy};
 
 /// Limits how long `redis`, `client` and `pool` wait for the inbox. Without an inbox waiters use timers.
 #[cfg(feature = "redis")]
@@ -587,6 +587,13 @@ impl Builder {
         self
     }
 
+    /// Sets when a server grants nothing for a while, because it may have lost grants; see [`Recovery`]. The default is
+    /// [`Recovery::OnEvidence`], behind Sentinels [`Recovery::Always`]. Set it to the same value in all processes.
+    pub fn recovery(mut self, recovery: Recovery) -> Self {
+        self.options.recovery = Some(recovery);
+        self
+    }
+
     /// Connects when the first lock is acquired, so that a service starts while its store is unavailable. By default building
     /// connects, and fails if the store is unavailable.
     pub fn lazy(mut self) -> Self {
@@ -670,8 +677,10 @@ impl Builder {
         urls: impl IntoIterator<Item = U>,
         like: redis::Client,
     ) -> Result<Locks, ConnectError> {
-        self.options.check()?;
-        self.connected(RedisStore::behind(name, urls, like)?).await
+        let mut builder = self;
+        builder.options.recover_always();
+        builder.options.check()?;
+        builder.connected(RedisStore::behind(name, urls, like)?).await
     }
 
     /// Builds locks on the Redis server behind a pool; see [`Locks::pool`]. With [`lazy`](Self::lazy) the pool is not asked.
@@ -704,8 +713,13 @@ impl Builder {
     #[cfg(feature = "redis")]
     async fn connected(self, store: RedisStore) -> Result<Locks, ConnectError> {
         let timeout = self.options.request_timeout;
+        let policy = RunPolicy {
+            longest: self.options.longest_lease(),
+            recovery: self.options.recovery_time(),
+        };
         let store = store
             .with_prefix(&self.options.prefix)?
+            .with_run_policy(policy)
             .with_node_name(self.options.node_name.as_deref())?
             .with_connect_timeout(timeout);
         let (lazy, shown) = (self.options.lazy, store.to_string());

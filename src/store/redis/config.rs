@@ -8,6 +8,7 @@ use std::time::Duration;
 use redis::{Client, ConnectionAddr, RedisError, RedisResult};
 
 use crate::store::redis::names::Names;
+use crate::store::redis::run::RunPolicy;
 use crate::store::redis::sentinel::{Address, Sentinels};
 use crate::store::redis::tls;
 
@@ -23,6 +24,8 @@ pub(super) struct Config {
     pub(super) warned: Arc<WarnedOnce>,
     /// The Sentinels that know where the master is. Then the address of `client` is not used.
     pub(super) sentinels: Option<Arc<Sentinels>>,
+    /// What is done about a server that was restarted or promoted. `None`: nothing.
+    pub(super) run_policy: Option<RunPolicy>,
 }
 
 impl Config {

@@ -17,7 +17,7 @@ use crate::store::redis::config::Config;
 use crate::store::redis::script::{LuaScript, SCRIPTS};
 use crate::store::redis::sentinel::SentinelWatch;
 use crate::store::redis::write::{self, ActionCall};
-use crate::store::redis::{codec, tls};
+use crate::store::redis::{codec, names, run, tls};
 use crate::store::{BoxFuture, Link};
 
 /// The oldest supported version: older servers lack commands that the scripts use.
@@ -92,19 +92,21 @@ impl RedisLink {
         }
         questions.cmd("INFO").arg("memory");
         questions.cmd("INFO").arg("replication");
+        questions.cmd("GET").arg(names::RUN);
         // The name is for operators. A Redis user that may not set it can still use the store.
         questions
             .cmd("CLIENT")
             .arg("SETNAME")
             .arg(&*store.connection_name);
-        let [loaded @ .., memory, replication, _]: [Value; SCRIPTS.len() + 3] =
+        let [loaded @ .., memory, replication, recorded, _]: [Value; SCRIPTS.len() + 4] =
             ask_all(store, &mut connection, &questions).await?;
         for loaded in loaded {
             result(loaded).map_err(|error| cannot_open(store, error))?;
         }
         let run_id = run_id(&server);
-        let run = run_of(run_id.as_deref(), &replication).unwrap_or_default().into();
+        let run: Arc<str> = run_of(run_id.as_deref(), &replication).unwrap_or_default().into();
         check_info(store, [server, memory, replication], &mut warnings)?;
+        compare_run(store, &mut connection, &run, recorded).await?;
         Ok(RedisLink {
             connection,
             store: store.clone(),
@@ -145,6 +147,41 @@ async fn greet(
     check_role(store, role, warnings)?;
     let time = read_time(result(time)).map_err(|error| cannot_open(store, error))?;
     Ok((time, server))
+}
+
+/// Begins a recovery if another run was recorded in the server, or none.
+///
+/// A node that recovers on evidence only asks for this if a run was recorded, by a node that always recovers. Each node
+/// asks before its first request, so no node grants at a server that lost writes.
+async fn compare_run(
+    store: &Config,
+    connection: &mut MultiplexedConnection,
+    run: &str,
+    recorded: Value,
+) -> Result<(), StoreError> {
+    let Some(policy) = store.run_policy else {
+        return Ok(());
+    };
+    // A user that may not read the key has no right for it in the scripts either.
+    let recorded = result(recorded).ok().and_then(text);
+    if policy.longest.is_none() && recorded.is_none_or(|recorded| recorded == run) {
+        return Ok(());
+    }
+    if run.is_empty() {
+        let refusal = StoreErrorKind::Refused(StoreRefusal::NoPermission);
+        let why = format_args!(
+            "{} does not tell its run, by which `Recovery::Always` knows a restart or a promotion: allow +info",
+            store.address()
+        );
+        return Err(StoreError::new(refusal, why));
+    }
+    let mut questions = redis::pipe();
+    load(&run::SCRIPT, &mut questions);
+    questions.add_command(run::compare(run, policy));
+    let answers: [Value; 2] = ask_all(store, connection, &questions).await?;
+    let longest = second_answer(answers.into()).map_err(|error| cannot_open(store, error))?;
+    let contradiction = text(longest).and_then(|longest| policy.contradiction(&longest));
+    contradiction.map_or(Ok(()), |why| Err(unsupported(why)))
 }
 
 fn load(script: &LuaScript, pipeline: &mut Pipeline) {

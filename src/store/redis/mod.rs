@@ -17,6 +17,7 @@ use crate::store::redis::link::RedisLink;
 use crate::store::redis::names::Names;
 #[cfg(feature = "bb8")]
 pub(crate) use crate::store::redis::pool::Pool;
+pub(crate) use crate::store::redis::run::RunPolicy;
 use crate::store::redis::sentinel::Sentinels;
 use crate::store::{Abilities, BoxFuture, Inbox, Link, ServerId, Sink, Store, sealed};
 
@@ -27,6 +28,7 @@ mod link;
 mod names;
 #[cfg(feature = "bb8")]
 mod pool;
+mod run;
 mod script;
 mod sentinel;
 mod tls;
@@ -72,6 +74,7 @@ impl RedisStore {
                 connection_name: config::connection_name(None),
                 warned: Arc::default(),
                 sentinels: None,
+                run_policy: None,
             }),
         })
     }
@@ -117,6 +120,12 @@ impl RedisStore {
     /// earlier.
     pub(crate) fn with_connect_timeout(mut self, timeout: Duration) -> Self {
         self.edit().timeout = timeout;
+        self
+    }
+
+    /// Sets what the store does about a server that was restarted or promoted. By default nothing.
+    pub(crate) fn with_run_policy(mut self, policy: RunPolicy) -> Self {
+        self.edit().run_policy = Some(policy);
         self
     }
 
