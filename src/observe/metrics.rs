@@ -110,7 +110,7 @@ metrics! {
     /// the node gave up, and the claim expires by itself. The errors after `interrupted` are refusals of the store.
     ERRORS: Counter "tenure_store_errors_total", "errors", {
         during: lock wait renew release withdraw connection inbox;
-        error: unreachable timed_out interrupted wrong_type out_of_memory read_only loading busy misconfigured no_replicas
+        error: unreachable timed_out interrupted wrong_type out_of_memory read_only loading busy misconfigured no_replicas recovering
             no_auth wrong_password no_permission unsupported other
     } "Errors of the store";
 

@@ -80,10 +80,20 @@ impl Machine {
             .inbox(self.now, state, |_, effect| effects.push(effect.clone()));
     }
 
+    /// A connection to the same server opened.
     pub(crate) fn reachable(&mut self) {
+        self.connected(false);
+    }
+
+    /// A connection to another server opened.
+    pub(crate) fn moved(&mut self) {
+        self.connected(true);
+    }
+
+    fn connected(&mut self, is_elsewhere: bool) {
         let effects = &mut self.effects;
         self.shard
-            .reachable(self.now, false, |_, effect| effects.push(effect.clone()));
+            .reachable(self.now, is_elsewhere, |_, effect| effects.push(effect.clone()));
     }
 
     pub(crate) fn close(&mut self) {

@@ -66,6 +66,7 @@ mod paused_clock;
 #[cfg(feature = "scheduler")]
 mod policies;
 mod proxy;
+mod recovery;
 mod refusals;
 mod renewals;
 #[cfg(feature = "scheduler")]

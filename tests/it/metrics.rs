@@ -35,7 +35,7 @@ const ALL: &[(&str, &str, &str, &Labels)] = &[
         ("during", &["lock", "wait", "renew", "release", "withdraw", "connection", "inbox"]),
         ("error", &[
             "unreachable", "timed_out", "interrupted", "wrong_type", "out_of_memory", "read_only", "loading", "busy",
-            "misconfigured", "no_replicas", "no_auth", "wrong_password", "no_permission", "unsupported", "other",
+            "misconfigured", "no_replicas", "recovering", "no_auth", "wrong_password", "no_permission", "unsupported", "other",
         ]),
     ]),
     ("tenure_ticks_total", "counter", "ticks", &[("outcome", &[

@@ -7,7 +7,7 @@ use crate::protocol::key::claim::{Claimant, Phase, RequestKind};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::key::line::Caller;
-use crate::protocol::message::{ClaimNumber, Reply, Unanswered};
+use crate::protocol::message::{ClaimNumber, Kind, Reply, Unanswered};
 use crate::protocol::step::{AcquireError, KeyEvent, Outcome, Tag};
 use crate::protocol::time::Instant;
 
@@ -30,6 +30,7 @@ impl<P: Plant> KeyState<P> {
     ) {
         if let Some(claim) = self.claims.get_mut(tag.claim)
             && failure.may_be_executed()
+            && cx.name.kind != Kind::Job
             && (claim.held().is_some() || matches!(claim.phase, Phase::Leaving(_)))
             && (tag.seq < claim.seq || !claim.is_in_flight(RequestKind::Leave))
         {

@@ -1,0 +1,175 @@
+//! A server that may have lost grants: what its waiters and its holders learn.
+
+use tenure::error::{LostCause, StoreErrorKind, StoreRefusal};
+use tenure::protocol::message::{GrantNumber, Name, Reply, Unanswered, Verb};
+use tenure::protocol::step::{AcquireError, Effect, Input, LockOptions, Rules, Ticket};
+use tenure::{Error, Locks, MemoryStore};
+
+use crate::help::{ms, soon, two};
+use crate::machine::{Machine, options};
+
+const GRANT: GrantNumber = GrantNumber(7);
+
+fn is_recovering(error: &Error) -> bool {
+    let Error::Store { source, .. } = error else {
+        return false;
+    };
+    *source.kind() == StoreErrorKind::Refused(StoreRefusal::Recovering)
+}
+
+fn recover(store: &MemoryStore, lasts_ms: u64) {
+    store.with_ledger(|ledger, now| ledger.begin_recovery(now, lasts_ms));
+}
+
+/// A machine with a holder of a lease of 1,000 ms.
+fn holding(fixed: bool) -> (Machine, Ticket) {
+    let mut machine = Machine::new(Rules::default());
+    let holder = machine.enter(LockOptions {
+        fixed,
+        ..options(1_000)
+    });
+    machine.answer(Reply::Granted(GRANT));
+    assert!(machine.take_up(holder));
+    (machine, holder)
+}
+
+#[tokio::test]
+async fn a_waiter_is_granted_the_key_when_the_recovery_is_over() {
+    let store = MemoryStore::new();
+    let locks = Locks::builder().memory_shared(&store).unwrap();
+    recover(&store, 200);
+    let begun = std::time::Instant::now();
+    let guard = soon(locks.mutex("a").lock()).await.unwrap();
+    assert!(begun.elapsed() >= ms(190), "granted after {:?}", begun.elapsed());
+    guard.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_caller_whose_wait_ends_is_told_of_the_recovery_and_not_of_an_owner() {
+    let store = MemoryStore::new();
+    let locks = Locks::builder().memory_shared(&store).unwrap();
+    recover(&store, 600_000);
+    let waits = locks.mutex("a").lock_timeout(ms(50)).await.unwrap_err();
+    assert!(is_recovering(&waits), "{waits}");
+    let tries = locks.mutex("b").try_lock().await.unwrap_err();
+    assert!(is_recovering(&tries), "{tries}");
+    let keys = locks.multi(["c", "d"]).lock_timeout(ms(50)).await.unwrap_err();
+    assert!(is_recovering(&keys), "{keys}");
+    let elects = locks.election("e").campaign_timeout(ms(50)).await.unwrap_err();
+    assert!(is_recovering(&elects), "{elects}");
+}
+
+#[tokio::test]
+async fn a_lost_lease_is_asserted_and_excludes_others() {
+    let store = MemoryStore::new();
+    let make = || Locks::builder().lease(ms(1_500)).memory_shared(&store).unwrap();
+    let (mine, theirs) = (make(), make());
+    let guard = mine.mutex("a").lock().await.unwrap();
+    let permit = mine.semaphore("s", 1).acquire().await.unwrap();
+    store.with_ledger(|ledger, _| ledger.forget());
+    // Either the next renewal of the owner shows the loss, or the claim does, which names the highest number.
+    let (name, other) = (Name::lock("a".into()), Name::semaphore("s".into()));
+    let is_back = || {
+        store.with_ledger(|ledger, now| {
+            ledger.record(&name, now).is_some() && ledger.shares(&other, now).count() == 1
+        })
+    };
+    crate::help::until("both leases are asserted", is_back).await;
+    let waits = theirs.mutex("a").lock_timeout(ms(100)).await.unwrap_err();
+    assert!(is_recovering(&waits), "{waits}");
+    assert!(guard.is_held() && permit.is_held());
+    guard.release().await.unwrap();
+    permit.release().await.unwrap();
+    // The next fence is larger than the asserted one.
+    let next = soon(theirs.mutex("a").lock()).await.unwrap();
+    next.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_deleted_record_is_no_loss_of_the_server() {
+    let store = MemoryStore::new();
+    let (mine, theirs) = two(&store);
+    let guard = mine.mutex("a").lock().await.unwrap();
+    store.with_ledger(|ledger, _| ledger.clear());
+    let next = theirs.mutex("a").try_lock().await.unwrap();
+    assert!(next.is_some(), "the key is free");
+    assert!(guard.release().await.unwrap_err().is_lost());
+}
+
+#[test]
+fn a_connection_to_another_place_renews_every_lease_at_once() {
+    let (mut machine, holder) = holding(false);
+    machine.later(ms(100));
+    machine.reachable();
+    assert_eq!(machine.sends(), 1, "the same place");
+    machine.moved();
+    assert_eq!(machine.sends(), 2);
+    assert_eq!(machine.sent().request.verb, Verb::Renew { number: Some(GRANT) });
+    assert_eq!(machine.sent().request.term.lease_ms, 1_000);
+    machine.answer(Reply::Granted(GRANT));
+    assert_eq!(machine.remaining(holder), Some(ms(1_000)));
+}
+
+#[test]
+fn a_fixed_lease_is_renewed_for_the_time_that_is_left() {
+    let (mut machine, holder) = holding(true);
+    machine.later(ms(400));
+    machine.moved();
+    assert_eq!(machine.sends(), 2);
+    assert_eq!(machine.sent().request.verb, Verb::Renew { number: Some(GRANT) });
+    assert_eq!(machine.sent().request.term.lease_ms, 601);
+    machine.answer(Reply::Granted(GRANT));
+    assert_eq!(machine.remaining(holder), Some(ms(600)), "it is not lengthened");
+    assert_eq!(machine.passes(), ms(600));
+    let mut effects = machine.effects.iter();
+    assert!(effects.any(|effect| matches!(effect, Effect::Lost(_, LostCause::Ended))));
+}
+
+#[test]
+fn a_lease_is_left_again_when_an_unanswered_renewal_can_no_longer_assert_it() {
+    let (mut machine, holder) = holding(false);
+    machine.passes();
+    let renewal = machine.sent();
+    machine.tell(Input::Release(holder));
+    assert_eq!(machine.sent().request.verb, Verb::Leave);
+    let leave = machine.sent();
+    machine.fail_with(&renewal, Unanswered::Unknown, None, tenure::testing::timed_out());
+    machine.answer_to(&leave, machine.now, Reply::Done);
+    let sends = machine.sends();
+    // The helper says that the renewal is refused as late after 50 ms.
+    assert_eq!(machine.passes(), ms(50));
+    assert_eq!(
+        (machine.sends(), machine.sent().request.verb),
+        (sends + 1, Verb::Leave)
+    );
+    machine.answer(Reply::NotThere);
+    assert!(machine.shard.is_empty());
+}
+
+#[test]
+fn an_assertion_that_came_late_is_repeated() {
+    let (mut machine, holder) = holding(false);
+    machine.passes();
+    machine.answer(Reply::Late);
+    assert!(machine.holds(holder));
+    let sends = machine.sends();
+    machine.passes();
+    assert_eq!(machine.sends(), sends + 1);
+    assert!(machine.sent().request.verb.is_renewal());
+}
+
+#[test]
+fn a_waiter_asks_again_when_the_recovery_is_over() {
+    let mut machine = Machine::new(Rules::default());
+    let waiter = machine.lock(false);
+    machine.answer(Reply::Recovering(100));
+    assert_eq!(machine.passes(), ms(102));
+    assert_eq!(machine.sent().request.verb, Verb::HEARTBEAT);
+    machine.answer(Reply::Granted(GRANT));
+    assert!(machine.is_granted(waiter));
+    let impatient = machine.enter(LockOptions {
+        wait: false,
+        ..options(1_000)
+    });
+    assert!(matches!(machine.denial(impatient), Some(AcquireError::Busy)));
+}
