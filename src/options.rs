@@ -23,6 +23,7 @@ const LONGEST_POLL_GAP: Duration = Duration::from_secs(60);
 pub const MAX_BURST: u32 = 1023;
 
 /// The default lease of jobs.
+#[cfg(any(feature = "redis", feature = "scheduler"))]
 pub(crate) const JOB_LEASE: Duration = Duration::from_secs(30);
 /// The default lag behind Sentinels.
 #[cfg(feature = "redis")]
