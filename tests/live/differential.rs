@@ -91,7 +91,12 @@ async fn the_script_gives_the_replies_of_the_ledger() {
             ("claimed alone without a grant", 20),
             ("left alone", 10),
             ("handed over alone", 0),
-            ("handed over alone, by a node with a higher number", 0),
+            ("Recovering", 20),
+            ("recovery by the clock", 20),
+            ("recovery by an owner", 2),
+            ("asserted", 5),
+            ("asserted late", 1),
+            ("adoption held back", 1),
         ],
     )
     .await;
@@ -158,6 +163,8 @@ async fn the_script_shares_locks_as_the_ledger_does() {
             ("reader was handed a string", 2),
             ("granted together in both modes", 1),
             ("joined together", 5),
+            ("Recovering", 20),
+            ("asserted", 5),
             ("apart beside readers", 5),
             ("not let in together", 5),
             ("shared yielded", 1),
@@ -225,6 +232,8 @@ async fn the_script_for_jobs_gives_the_replies_of_the_ledger() {
             ("clock refused", 2),
             ("forgotten", 0),
             ("in use, not forgotten", 0),
+            ("Recovering", 20),
+            ("recovery by an owner", 1),
         ],
     )
     .await;
@@ -273,6 +282,8 @@ async fn the_script_for_semaphores_gives_the_replies_of_the_ledger() {
             ("joined", 20),
             ("not let in beside others", 5),
             ("left alone", 5),
+            ("Recovering", 20),
+            ("asserted", 5),
         ],
     )
     .await;
@@ -291,6 +302,8 @@ struct Run {
     marks: HashMap<ClaimId, Option<TickTime>>,
     /// The mode of each claim, for its whole life; none: exclusive.
     modes: HashMap<ClaimId, Mode>,
+    /// The latest grant of each claim.
+    grants: HashMap<ClaimId, GrantNumber>,
     /// The share of claims that read, in percent.
     readers: u8,
     /// The keys of the records of semaphores and elections, known once they have existed.
@@ -339,6 +352,7 @@ impl Run {
             claims: vec![Vec::new(); NAMES + QUIET],
             marks: HashMap::new(),
             modes: HashMap::new(),
+            grants: HashMap::new(),
             readers: 0,
             records: HashMap::new(),
             next: 1,
@@ -372,6 +386,7 @@ impl Run {
         self.claims.iter_mut().for_each(Vec::clear);
         self.marks.clear();
         self.modes.clear();
+        self.grants.clear();
     }
 
     async fn step(&mut self, step: u64) {
@@ -382,6 +397,7 @@ impl Run {
             80 if self.kind == Kind::Job => self.forget(step).await,
             76..81 => self.listen().await,
             81 if self.kind == Kind::Job && self.rng.bool() => self.advance(),
+            81 if self.rng.bool() => self.lose(),
             81 => self.spoil_clock(step).await,
             at if (82..tired).contains(&at) => self.age(),
             92.. => self.foreign(),
@@ -431,6 +447,9 @@ impl Run {
                 }
             })
             .collect();
+        for request in &mut requests {
+            self.name_grant(request);
+        }
         // Otherwise an owner almost never leaves in a single request while others wait.
         if let [request] = &mut *requests
             && let Some(RecordOwner::Claim(owner, _)) =
@@ -460,7 +479,7 @@ impl Run {
             highest: GrantNumber(highest),
             not_after,
             poll_gap_ms: self.gaps[self.rng.usize(..self.gaps.len())],
-            recovery_ms: 1_000,
+            recovery_ms: self.recovery_ms(),
             rule: if is_together { Rule::AllOrNone } else { Rule::Each },
             requests,
         };
@@ -526,6 +545,11 @@ impl Run {
                 Branch::YieldRepeated => "yield repeated",
                 Branch::LeftFree => "left free",
                 Branch::MetLeftFree => "met left free",
+                Branch::RecoveryByClock => "recovery by the clock",
+                Branch::RecoveryByOwner => "recovery by an owner",
+                Branch::Asserted => "asserted",
+                Branch::AssertionLate => "asserted late",
+                Branch::AdoptionHeldBack => "adoption held back",
                 _ => continue,
             });
         }
@@ -538,6 +562,11 @@ impl Run {
             );
             if let Some(number) = real.number() {
                 self.last = self.last.max(number.0);
+                let claim_id = match request.verb {
+                    Verb::Yield { to } | Verb::Pass { to } => to,
+                    _ => request.claim_id,
+                };
+                self.grants.insert(claim_id, number);
             }
             self.saw(word(real));
         }
@@ -587,7 +616,6 @@ impl Run {
                 (Verb::Claim { .. }, Reply::Late) => "late alone",
                 (Verb::Claim { .. }, _) => "claimed alone without a grant",
                 (Verb::Leave, Reply::Done) if pushes.is_empty() => "left alone",
-                (Verb::Leave, Reply::Done) if is_ahead => "handed over alone, by a node with a higher number",
                 (Verb::Leave, Reply::Done) => "handed over alone",
                 _ => "alone",
             });
@@ -614,6 +642,7 @@ impl Run {
                 self.saw("push with others waiting");
             }
             self.last = self.last.max(push.number.0);
+            self.grants.insert(push.claim_id, push.number);
             let Some(inbox) = self.inboxes.get_mut(&push.claim_id.node) else {
                 panic!("step {step}: a push to a node that does not listen: {push:?}")
             };
@@ -666,13 +695,29 @@ impl Run {
                 if !self.records.contains_key(&at) {
                     let full = self.full(at);
                     let letter = if self.kind == Kind::Election { 'e' } else { 's' };
-                    let found = self.tagged(letter, &full)?;
+                    let found = self.tagged(letter, &full);
+                    let found = found.or_else(|| self.record_of_queue(letter, &full))?;
                     self.records.insert(at, found);
                 }
                 self.records.get(&at).cloned()
             }
             _ => Some(self.full(at)),
         }
+    }
+
+    /// Returns the key of a record that does not exist, from the key of its queue.
+    fn record_of_queue(&mut self, letter: char, full: &[u8]) -> Option<Vec<u8>> {
+        let start = format!("tenure1:{letter}:");
+        let end = [start.as_bytes(), b"{0000}", full].concat();
+        let keys: Vec<Vec<u8>> = redis::cmd("KEYS")
+            .arg("tenure1:q:*")
+            .query(&mut self.client)
+            .unwrap();
+        let mut records = keys.iter().map(|key| &key["tenure1:q:{0000}".len()..]);
+        let found = records.find(|record| {
+            record.len() == end.len() && record.starts_with(start.as_bytes()) && record.ends_with(full)
+        });
+        found.map(<[u8]>::to_vec)
     }
 
     fn queue(&mut self, at: usize) -> Option<Vec<u8>> {
@@ -704,6 +749,7 @@ fn word(reply: &Reply) -> &'static str {
         Reply::Queued(_) | Reply::QueuedBehind(..) => "Queued",
         Reply::QueuedBehindForeign(_) => "QueuedBehindForeign",
         Reply::Busy(_) => "Busy",
+        Reply::Recovering(_) => "Recovering",
         Reply::GroupRefused => "Apart",
         Reply::Late => "Late",
         Reply::Gone => "Gone",

@@ -272,6 +272,7 @@ pub(super) fn same(real: &Reply, model: &Reply) -> bool {
         (Reply::QueuedBehind(a, node), Reply::QueuedBehind(b, owner)) if node == owner => {
             same(&Reply::Queued(*a), &Reply::Queued(*b))
         }
+        (Reply::Recovering(a), Reply::Recovering(b)) => a == b,
         (Reply::Queued(a), Reply::Queued(b))
         | (Reply::QueuedBehindForeign(a), Reply::QueuedBehindForeign(b))
         | (Reply::Busy(a), Reply::Busy(b)) => match (a, b) {

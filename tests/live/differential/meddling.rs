@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tenure::protocol::ledger::{Record, RecordOwner};
-use tenure::protocol::message::{Executed, GrantNumber, Kind, Mode, NodeId, Permits, Reply};
+use tenure::protocol::message::{Executed, GrantNumber, Kind, Mode, NodeId, Permits, Reply, Request, Verb};
 use tenure::protocol::write::Action;
 
 use super::{AGES, CLOCK, LONG_MS, NODES, POLL_GAP_AGES_MS, Run, wall_us};
@@ -39,6 +39,59 @@ impl Run {
             self.compare_record(at, step);
             self.compare_memory(at, step);
         }
+    }
+
+    /// Draws how long a recovery lasts that a batch begins. Most are over at the next step.
+    pub(super) fn recovery_ms(&mut self) -> u64 {
+        [1, 1, 2, 20][self.rng.usize(..4)]
+    }
+
+    /// Lets a renewal name the grant of its claim, as an owner does, or a higher one, as if the server had lost it.
+    pub(super) fn name_grant(&mut self, request: &mut Request) {
+        if request.verb != Verb::HEARTBEAT || self.rng.u8(..4) == 0 {
+            return;
+        }
+        let known = self.grants.get(&request.claim_id).copied();
+        let lost = GrantNumber(self.last + self.rng.u64(1..2_000));
+        let number = match self.rng.u8(..8) {
+            0 => Some(lost),
+            _ => known,
+        };
+        self.grants
+            .extend(number.map(|number| (request.claim_id, number)));
+        request.verb = Verb::Renew { number };
+    }
+
+    /// The server loses some records, and mostly recovers.
+    pub(super) fn lose(&mut self) {
+        for at in 0..self.busy {
+            if self.rng.bool() {
+                continue;
+            }
+            if let Some(record) = self.record(at) {
+                redis::cmd("DEL").arg(record).exec(&mut self.client).unwrap();
+                self.ledger.overwrite(&self.names[at], None);
+            }
+        }
+        if self.rng.u8(..4) > 0 {
+            let now = self.now();
+            let until = now + [5, 20, 50][self.rng.usize(..3)];
+            if self
+                .ledger
+                .recovering(now * 1000)
+                .is_none_or(|left| now + left < until)
+            {
+                let mut recovers = redis::cmd("SET");
+                let recovers = recovers
+                    .arg("tenure1:recovering")
+                    .arg(until)
+                    .arg("PXAT")
+                    .arg(until + 1_000);
+                recovers.exec(&mut self.client).unwrap();
+                self.ledger.begin_recovery(now * 1000, until - now);
+            }
+        }
+        self.saw("records lost");
     }
 
     pub(super) async fn listen(&mut self) {

@@ -3,7 +3,7 @@
 -- KEYS[1..n]         records   string, value = <node>:<claim>:<nonce>:<grant number>; zset while claims share the key,
 --                              see weighted.lua; hash of a latch, see latch.lua
 -- KEYS[n+1]          clock     string, the last grant number, never expires
--- KEYS[n+2]          recovering  string, exists while the server grants nothing, because it may have lost grants
+-- KEYS[n+2]          recovering  string, the last ms in which the server grants nothing, because it may have lost grants
 -- KEYS[n+3..2n+2]    queues    zset, exists only while a claim waits; see queue.lua, for latches latch.lua
 -- KEYS[2n+3..3n+2]   memories  hash, only of jobs and elections; see job.lua and elect.lua
 -- ARGV[1]     highest grant number that the sending node has seen
@@ -45,7 +45,8 @@ end
 local last_text
 
 -- How many ms of a recovery are left. Meanwhile nothing is granted.
-local recovering = records[n + 2] and call('PTTL', KEYS[n + 2])
+local recovering = records[n + 2] and (tonumber(records[n + 2]) or ms) - ms
+if recovering and recovering < 0 then recovering = nil end
 if last > stored then
   -- The server has lost the grant that the sender has seen.
   local length, set = ARGV[4] + 0, true
@@ -53,7 +54,8 @@ if last > stored then
     -- Grants are held back even if this fails. DEL comes first because it needs no memory: the server does not refuse a
     -- later write of the script for want of memory.
     attempt('DEL', KEYS[n + 2])
-    recovering, set = length, not attempt('SET', KEYS[n + 2], '1', 'PX', ARGV[4]).err
+    set = not attempt('SET', KEYS[n + 2], format('%d', ms + length), 'PX', length + 1000).err
+    recovering = length
   end
   -- The next batch must not take this for another loss.
   if set then attempt('SET', KEYS[n + 1], format('%d', last)) end

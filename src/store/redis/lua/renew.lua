@@ -22,11 +22,12 @@ if renews and frees then
   function assert_lease(i, queue, job, holder, hold, tick, text)
     local number = text + 0
     if look(i) and not (fits and fits(i, tick)) then return end
-    if number > last and not (recovering and recovering >= ARGV[4] + 0) then
-      -- The server has lost this grant.
+    local length = ARGV[4] + 0
+    if number > last and not (recovering and recovering >= length) then
+      -- The server has lost this grant. As in open.lua, DEL comes first.
       attempt('DEL', KEYS[n + 2])
-      attempt('SET', KEYS[n + 2], '1', 'PX', ARGV[4])
-      recovering = ARGV[4] + 0
+      attempt('SET', KEYS[n + 2], format('%d', ms + length), 'PX', length + 1000)
+      recovering = length
     end
     if not recovering or job then return end
     if late then return 'L' end
