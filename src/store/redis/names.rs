@@ -11,6 +11,8 @@ use crate::protocol::message::{Kind, Name, NodeId};
 const FORMAT: &str = "tenure1";
 /// The key that holds the last grant number of a server.
 pub(super) const CLOCK: &str = "tenure1:clock";
+/// The key that exists while a server recovers. Its life is the rest of the recovery.
+pub(super) const RECOVERING: &str = "tenure1:recovering";
 
 /// The names of keys in Redis.
 #[derive(Debug, Clone)]
