@@ -19,6 +19,7 @@ mod comparing;
 mod draws;
 mod elections;
 mod latches;
+mod losses;
 mod meddling;
 mod steps;
 
@@ -91,12 +92,6 @@ async fn the_script_gives_the_replies_of_the_ledger() {
             ("claimed alone without a grant", 20),
             ("left alone", 10),
             ("handed over alone", 0),
-            ("Recovering", 20),
-            ("recovery by the clock", 20),
-            ("recovery by an owner", 2),
-            ("asserted", 5),
-            ("asserted late", 1),
-            ("adoption held back", 1),
         ],
     )
     .await;
@@ -163,8 +158,6 @@ async fn the_script_shares_locks_as_the_ledger_does() {
             ("reader was handed a string", 2),
             ("granted together in both modes", 1),
             ("joined together", 5),
-            ("Recovering", 20),
-            ("asserted", 5),
             ("apart beside readers", 5),
             ("not let in together", 5),
             ("shared yielded", 1),
@@ -232,8 +225,6 @@ async fn the_script_for_jobs_gives_the_replies_of_the_ledger() {
             ("clock refused", 2),
             ("forgotten", 0),
             ("in use, not forgotten", 0),
-            ("Recovering", 20),
-            ("recovery by an owner", 1),
         ],
     )
     .await;
@@ -282,8 +273,6 @@ async fn the_script_for_semaphores_gives_the_replies_of_the_ledger() {
             ("joined", 20),
             ("not let in beside others", 5),
             ("left alone", 5),
-            ("Recovering", 20),
-            ("asserted", 5),
         ],
     )
     .await;
@@ -302,14 +291,17 @@ struct Run {
     marks: HashMap<ClaimId, Option<TickTime>>,
     /// The mode of each claim, for its whole life; none: exclusive.
     modes: HashMap<ClaimId, Mode>,
-    /// The latest grant of each claim.
-    grants: HashMap<ClaimId, GrantNumber>,
     /// The share of claims that read, in percent.
     readers: u8,
     /// The keys of the records of semaphores and elections, known once they have existed.
     records: HashMap<usize, Vec<u8>>,
     next: u64,
+    /// The highest number of a grant.
     last: u64,
+    /// The number of each claim's latest grant.
+    numbers: HashMap<ClaimId, GrantNumber>,
+    /// Owners that the server has lost, with their places.
+    lost: Vec<(usize, ClaimId)>,
     ledger: Ledger,
     store: Arc<dyn Store>,
     link: std::sync::Arc<dyn tenure::store::Link>,
@@ -352,11 +344,12 @@ impl Run {
             claims: vec![Vec::new(); NAMES + QUIET],
             marks: HashMap::new(),
             modes: HashMap::new(),
-            grants: HashMap::new(),
             readers: 0,
             records: HashMap::new(),
             next: 1,
             last: 0,
+            numbers: HashMap::new(),
+            lost: Vec::new(),
             ledger,
             store,
             link,
@@ -386,10 +379,15 @@ impl Run {
         self.claims.iter_mut().for_each(Vec::clear);
         self.marks.clear();
         self.modes.clear();
-        self.grants.clear();
+        self.last = 0;
+        self.numbers.clear();
+        self.lost.clear();
     }
 
     async fn step(&mut self, step: u64) {
+        if self.lose_or_recover() {
+            return;
+        }
         // Few claims wait for a tick, and they must be alive when they are next.
         let tired = if self.kind == Kind::Job { 88 } else { 92 };
         match self.rng.u8(..100) {
@@ -397,7 +395,6 @@ impl Run {
             80 if self.kind == Kind::Job => self.forget(step).await,
             76..81 => self.listen().await,
             81 if self.kind == Kind::Job && self.rng.bool() => self.advance(),
-            81 if self.rng.bool() => self.lose(),
             81 => self.spoil_clock(step).await,
             at if (82..tired).contains(&at) => self.age(),
             92.. => self.foreign(),
@@ -447,9 +444,6 @@ impl Run {
                 }
             })
             .collect();
-        for request in &mut requests {
-            self.name_grant(request);
-        }
         // Otherwise an owner almost never leaves in a single request while others wait.
         if let [request] = &mut *requests
             && let Some(RecordOwner::Claim(owner, _)) =
@@ -466,20 +460,11 @@ impl Run {
         } else {
             u64::MAX
         };
-        // A node may have seen numbers that the server lost, or none yet. It is seldom far ahead: the server's clock must
-        // catch up with its numbers.
-        let is_ahead = self.rng.u8(..20) < if places.len() == 1 { 10 } else { 1 };
-        let ahead = if self.rng.u8(..100) == 0 { 500_000 } else { 3_000 };
-        let highest = match self.rng.u8(..20) {
-            _ if is_ahead => self.last + self.rng.u64(..ahead),
-            0..5 => 0,
-            _ => self.last,
-        };
         let batch = Batch {
-            highest: GrantNumber(highest),
+            highest: self.draw_highest(),
             not_after,
             poll_gap_ms: self.gaps[self.rng.usize(..self.gaps.len())],
-            recovery_ms: self.recovery_ms(),
+            recovery_ms: self.draw_recovery_ms(),
             rule: if is_together { Rule::AllOrNone } else { Rule::Each },
             requests,
         };
@@ -502,6 +487,7 @@ impl Run {
             .iter()
             .map(|request| ends(&self.ledger, request))
             .collect();
+        let queued = self.queued(&batch);
         let mut pushes = Vec::new();
         let mut branches = Vec::new();
         let model = self
@@ -548,7 +534,9 @@ impl Run {
                 Branch::RecoveryByClock => "recovery by the clock",
                 Branch::RecoveryByOwner => "recovery by an owner",
                 Branch::Asserted => "asserted",
-                Branch::AssertionLate => "asserted late",
+                Branch::AssertionLate => "late assertion",
+                Branch::ClaimHeldBack if is_together => "group held back",
+                Branch::ClaimHeldBack => "claim held back",
                 Branch::AdoptionHeldBack => "adoption held back",
                 _ => continue,
             });
@@ -560,16 +548,9 @@ impl Run {
                 batch.requests.len(),
                 batch.poll_gap_ms
             );
-            if let Some(number) = real.number() {
-                self.last = self.last.max(number.0);
-                let claim_id = match request.verb {
-                    Verb::Yield { to } | Verb::Pass { to } => to,
-                    _ => request.claim_id,
-                };
-                self.grants.insert(claim_id, number);
-            }
             self.saw(word(real));
         }
+        self.note_replies(&batch, &real.replies, &queued);
         for ((request, reply), ended) in batch.requests.iter().zip(&real.replies).zip(ended) {
             if request.verb.is_renewal() && *reply == Reply::Gone && dead.contains(&request.claim_id) {
                 self.saw("dead not revived");
@@ -641,8 +622,7 @@ impl Run {
             if !self.ledger.waiters(&push.name).is_empty() {
                 self.saw("push with others waiting");
             }
-            self.last = self.last.max(push.number.0);
-            self.grants.insert(push.claim_id, push.number);
+            self.note_grant(push.claim_id, push.number);
             let Some(inbox) = self.inboxes.get_mut(&push.claim_id.node) else {
                 panic!("step {step}: a push to a node that does not listen: {push:?}")
             };
@@ -658,6 +638,7 @@ impl Run {
             self.compare_record(at, step);
             self.compare_memory(at, step);
         }
+        self.compare_server(step);
         self.compare_write(&batch, step).await;
     }
 
@@ -708,14 +689,14 @@ impl Run {
     /// Returns the key of a record that does not exist, from the key of its queue.
     fn record_of_queue(&mut self, letter: char, full: &[u8]) -> Option<Vec<u8>> {
         let start = format!("tenure1:{letter}:");
-        let end = [start.as_bytes(), b"{0000}", full].concat();
         let keys: Vec<Vec<u8>> = redis::cmd("KEYS")
             .arg("tenure1:q:*")
             .query(&mut self.client)
             .unwrap();
         let mut records = keys.iter().map(|key| &key["tenure1:q:{0000}".len()..]);
+        let length = start.len() + "{0000}".len() + full.len();
         let found = records.find(|record| {
-            record.len() == end.len() && record.starts_with(start.as_bytes()) && record.ends_with(full)
+            record.len() == length && record.starts_with(start.as_bytes()) && record.ends_with(full)
         });
         found.map(<[u8]>::to_vec)
     }
@@ -748,8 +729,8 @@ fn word(reply: &Reply) -> &'static str {
         Reply::Early(_) => "Early",
         Reply::Queued(_) | Reply::QueuedBehind(..) => "Queued",
         Reply::QueuedBehindForeign(_) => "QueuedBehindForeign",
-        Reply::Busy(_) => "Busy",
         Reply::Recovering(_) => "Recovering",
+        Reply::Busy(_) => "Busy",
         Reply::GroupRefused => "Apart",
         Reply::Late => "Late",
         Reply::Gone => "Gone",

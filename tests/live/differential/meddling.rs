@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tenure::protocol::ledger::{Record, RecordOwner};
-use tenure::protocol::message::{Executed, GrantNumber, Kind, Mode, NodeId, Permits, Reply, Request, Verb};
+use tenure::protocol::message::{Executed, GrantNumber, Kind, Mode, NodeId, Permits, Reply};
 use tenure::protocol::write::Action;
 
 use super::{AGES, CLOCK, LONG_MS, NODES, POLL_GAP_AGES_MS, Run, wall_us};
@@ -39,59 +39,6 @@ impl Run {
             self.compare_record(at, step);
             self.compare_memory(at, step);
         }
-    }
-
-    /// Draws how long a recovery lasts that a batch begins. Most are over at the next step.
-    pub(super) fn recovery_ms(&mut self) -> u64 {
-        [1, 1, 2, 20][self.rng.usize(..4)]
-    }
-
-    /// Lets a renewal name the grant of its claim, as an owner does, or a higher one, as if the server had lost it.
-    pub(super) fn name_grant(&mut self, request: &mut Request) {
-        if request.verb != Verb::HEARTBEAT || self.rng.u8(..4) == 0 {
-            return;
-        }
-        let known = self.grants.get(&request.claim_id).copied();
-        let lost = GrantNumber(self.last + self.rng.u64(1..2_000));
-        let number = match self.rng.u8(..8) {
-            0 => Some(lost),
-            _ => known,
-        };
-        self.grants
-            .extend(number.map(|number| (request.claim_id, number)));
-        request.verb = Verb::Renew { number };
-    }
-
-    /// The server loses some records, and mostly recovers.
-    pub(super) fn lose(&mut self) {
-        for at in 0..self.busy {
-            if self.rng.bool() {
-                continue;
-            }
-            if let Some(record) = self.record(at) {
-                redis::cmd("DEL").arg(record).exec(&mut self.client).unwrap();
-                self.ledger.overwrite(&self.names[at], None);
-            }
-        }
-        if self.rng.u8(..4) > 0 {
-            let now = self.now();
-            let until = now + [5, 20, 50][self.rng.usize(..3)];
-            if self
-                .ledger
-                .recovering(now * 1000)
-                .is_none_or(|left| now + left < until)
-            {
-                let mut recovers = redis::cmd("SET");
-                let recovers = recovers
-                    .arg("tenure1:recovering")
-                    .arg(until)
-                    .arg("PXAT")
-                    .arg(until + 1_000);
-                recovers.exec(&mut self.client).unwrap();
-                self.ledger.begin_recovery(now * 1000, until - now);
-            }
-        }
-        self.saw("records lost");
     }
 
     pub(super) async fn listen(&mut self) {
@@ -249,17 +196,21 @@ impl Run {
     pub(super) fn hand_string_to_reader(&mut self, at: usize, record: &[u8]) {
         let (claim_id, term) = self.fresh(at);
         self.modes.insert(claim_id, Mode::Read);
-        self.last += 1;
+        let number = GrantNumber(self.ledger.last_number().0.max(self.last) + 1);
+        self.note_grant(claim_id, number);
+        let mut clock = redis::cmd("SET");
+        clock.arg(CLOCK).arg(number.0).exec(&mut self.client).unwrap();
+        self.ledger.set_last(number);
         let ms = term.hold_ms();
         let () = redis::cmd("SET")
             .arg(record)
-            .arg(format!("{claim_id}:{}", self.last))
+            .arg(format!("{claim_id}:{number}"))
             .arg("PX")
             .arg(ms)
             .query(&mut self.client)
             .unwrap();
         let owned = Record {
-            owner: RecordOwner::Claim(claim_id, GrantNumber(self.last)),
+            owner: RecordOwner::Claim(claim_id, number),
             expires: Some(self.now() + ms),
         };
         self.ledger.overwrite(&self.names[at], Some(owned));

@@ -1,7 +1,7 @@
 -- run: compares the server's run with the recorded one, and begins a recovery if it is another. It runs when a link
 -- opens, so before the first grant of each node.
 -- KEYS[1]  run         string, the run that was compared last, never expires
--- KEYS[2]  recovering  string, the last ms in which the server grants nothing
+-- KEYS[2]  recovering  string, exists while the server grants nothing
 -- KEYS[3]  longest     string, <longest lease>:<length of a recovery> in ms, as all nodes have it; never expires
 -- ARGV[1]  run of this server: <run id>:<replication id>
 -- ARGV[2]  longest as the node has it; empty if the node recovers on evidence only
@@ -18,11 +18,7 @@ if ARGV[2] ~= '' then
 end
 if call('GET', KEYS[1]) ~= ARGV[1] then
   local length = longest and string.match(longest, ':(%d+)$') or ARGV[3]
-  local time = call('TIME')
-  local ends = time[1] * 1000 + math.floor(time[2] / 1000) + length
-  if (tonumber(call('GET', KEYS[2]) or nil) or 0) < ends then
-    call('SET', KEYS[2], string.format('%d', ends), 'PX', length + 1000)
-  end
+  if call('PTTL', KEYS[2]) < length + 0 then call('SET', KEYS[2], 1, 'PX', length) end
   -- The last write: if the server refuses one of the others, the next link begins the recovery.
   call('SET', KEYS[1], ARGV[1])
 end
