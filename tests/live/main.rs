@@ -22,11 +22,13 @@ mod child;
 mod clocks;
 mod commands;
 mod contest;
+mod deployment;
 mod differential;
 mod elections;
 #[cfg(feature = "scheduler")]
 mod engine;
 mod events;
+mod failovers;
 mod foreign_values;
 mod help;
 mod idle;
