@@ -59,6 +59,7 @@ mod runtimes;
 mod rw_locks;
 mod scenarios;
 mod semaphores;
+mod sentinels;
 mod server;
 mod server_faults;
 #[cfg(feature = "scheduler")]
