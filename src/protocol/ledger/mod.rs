@@ -195,6 +195,12 @@ impl<P: Plant> Ledger<P> {
             .is_none_or(|listening| listening.contains(&node))
     }
 
+    /// Returns the last number that was given.
+    #[doc(hidden)]
+    pub fn last_number(&self) -> GrantNumber {
+        self.last
+    }
+
     /// Returns how many keys have state.
     pub fn len(&self) -> usize {
         self.states.len()
@@ -374,6 +380,18 @@ impl<P: Plant> Ledger<P> {
     /// has ended that it may have lost. Never shortens a recovery.
     pub fn begin_recovery(&mut self, now_us: u64, ms: u64) {
         recovery::begin(&mut self.recovering_until, now_us / 1000, ms, self.plant);
+    }
+
+    /// Ends a recovery, as a client with write access can do.
+    #[doc(hidden)]
+    pub fn end_recovery(&mut self) {
+        self.recovering_until = 0;
+    }
+
+    /// Replaces the last number, as a server does that came back with an older copy of its data.
+    #[doc(hidden)]
+    pub fn set_last(&mut self, last: GrantNumber) {
+        self.last = last;
     }
 
     /// Returns how many milliseconds of a recovery are left at `now_us`; `None` without a recovery.
