@@ -222,7 +222,7 @@ impl Scene {
 /// The first node at the promoted server knows nothing of the lost leases, and must not get them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leases_that_a_promoted_server_lacks_are_asserted_and_never_granted_twice() {
-    let lease = ms(10_000);
+    let lease = ms(8_000);
     let recovery = Recovery::Always {
         longest: lease,
         lag: ms(3_000),

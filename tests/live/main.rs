@@ -49,6 +49,7 @@ mod outages;
 mod pools;
 mod quiet;
 mod reconnect;
+mod recovery;
 mod refusals;
 #[cfg(feature = "axum")]
 mod requests;
