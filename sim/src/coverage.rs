@@ -257,6 +257,8 @@ counters! {
     AssertionLate: "assertion refused as late",
     ClaimHeldBack: "claim held back by a recovery",
     AdoptionHeldBack: "adoption held back by a recovery",
+    FailedOver: "replica promoted",
+    LinkEnded: "connection ended, as its server is no longer the master",
 }
 
 /// The count of each case.

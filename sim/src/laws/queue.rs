@@ -88,7 +88,8 @@ impl World {
         let room = PERMITS.checked_sub(owned.in_use() + wanted.max().unwrap_or_default());
         let has_permits = self.profile.permits && key < self.locks && room.is_some_and(|room| room > 0);
         let free = owned.is_free() || has_permits;
-        if !free || !self.nodes.iter().enumerate().any(waits) {
+        let recovers = self.server.ledger.recovering(self.server_us()).is_some();
+        if !free || recovers || !self.nodes.iter().enumerate().any(waits) {
             self.memory.free_since[key] = None;
             return;
         }

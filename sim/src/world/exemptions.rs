@@ -32,6 +32,24 @@ impl World {
         }
     }
 
+    /// A server took over that lacks the latest grants, or the server before it can no longer grant. Until every lost
+    /// lease is over, holders may lack a record, and claims may be granted again.
+    pub(crate) fn note_loss(&mut self) {
+        let lasts = 2 * self.profile.recovery().as_nanos() as u64;
+        self.memory.lossy_until = self.now + lasts;
+        self.extend_fault(self.now + lasts);
+        self.memory.granted.clear();
+        self.memory.last_heard.clear();
+        self.memory.handed_on.fill(None);
+        self.memory.forgot = true;
+        self.forget_ticks();
+    }
+
+    /// Returns whether some effects of a loss may still show.
+    pub(crate) fn is_after_loss(&self) -> bool {
+        self.now < self.memory.lossy_until
+    }
+
     /// The server lost its number, or its clock went back. After both, fences may be smaller.
     pub(crate) fn note_number_loss(&mut self, forgot: bool) {
         if forgot {

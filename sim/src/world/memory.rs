@@ -30,6 +30,10 @@ pub(crate) struct Memory {
     pub(crate) written: Vec<Option<Fence>>,
     /// The claims whose end was executed.
     pub(crate) ended: HashSet<ClaimId>,
+    /// The leases that were asserted after their end.
+    pub(crate) asserted_after_end: HashSet<(usize, ClaimId)>,
+    /// The server lost grants. Until this time holders may lack a record.
+    pub(crate) lossy_until: u64,
     /// Grants that are exempt from the laws.
     pub(crate) exempt_grants: HashSet<GrantNumber>,
     /// The highest grant so far.
@@ -64,6 +68,8 @@ impl Memory {
             highest_fences: vec![None; keys],
             written: vec![None; keys],
             ended: HashSet::new(),
+            asserted_after_end: HashSet::new(),
+            lossy_until: 0,
             exempt_grants: HashSet::new(),
             highest: GrantNumber(0),
             exempt_up_to: GrantNumber(0),
