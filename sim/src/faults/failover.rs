@@ -16,9 +16,12 @@ impl World {
     /// Takes the copy that a replica has, which becomes the master a little later. What the master does meanwhile is
     /// lost.
     pub(crate) fn fail_over(&mut self) {
-        if self.replica.is_some() || self.old_master.is_some() || self.server.down {
+        if self.replica.is_some() || self.old_master.is_some() || self.now < self.memory.next_failover {
             return;
         }
+        // Often before the recovery of the last one has ended, and often after it.
+        let recovery = self.profile.recovery().as_nanos() as u64;
+        self.memory.next_failover = self.now + self.rng.u64(recovery / 4..3 * recovery);
         self.note(None, None, || "the replica stops to follow".into());
         self.replica = Some(Box::new(Replica {
             ledger: self.server.ledger.clone(),
@@ -35,6 +38,9 @@ impl World {
         let Some(replica) = self.replica.take() else {
             return;
         };
+        if self.draining {
+            return;
+        }
         self.cover(Case::FailedOver);
         self.runs += 1;
         let offset = self.server.offset + self.rng.i64(-200_000..=200_000);

@@ -80,6 +80,8 @@ impl World {
             let elections = &self.memory.elections;
             elections.won_with_value.contains(&(key, report.number))
                 && !self.is_exempt_fence(Fence::new(report.number, 0))
+                // The value of a leader stays lost, though the leader asserts its lease.
+                && report.number > self.memory.lossy_up_to
         };
         if let Some(report) = report
             && won_with_value(report)
@@ -93,7 +95,12 @@ impl World {
         }
         let seq = proclamation.flatten().map(|proclamation| proclamation.seq);
         let told = report.map(|report| (report.number, seq));
-        if latest > told && told.is_some_and(|(number, _)| !self.is_exempt_fence(Fence::new(number, 0))) {
+        // The latest leader, or the latest value, may be lost.
+        let is_lost = self.is_after_loss();
+        if latest > told
+            && !is_lost
+            && told.is_some_and(|(number, _)| !self.is_exempt_fence(Fence::new(number, 0)))
+        {
             self.report(Violation::LeaderNewsOutOfOrder, Some(key), || {
                 format!("an observer of node {slot} is told {told:?} after {latest:?}")
             });

@@ -89,7 +89,9 @@ impl World {
             ledger.latch(name, us).is_some() || ledger.watchers(name, us).next().is_some()
         };
         let latches = self.keys.iter().any(is_known);
-        if callers || engines || records || entries || latches {
+        // A recovery ends by itself. Meanwhile dead entries stay.
+        let recovers = self.server.ledger.recovering(us).is_some() || self.old_master.is_some();
+        if callers || engines || records || entries || latches || recovers {
             if self.now > self.profile.drain + 40_000 * MS {
                 let text = (0..self.keys.len())
                     .map(|key| self.describe_key(key))

@@ -19,7 +19,9 @@ impl World {
         before: &KeyRecords,
         after: &KeyRecords,
     ) {
-        if matches!(request.verb, Verb::Pass { to } if to == claim_id) {
+        // While a server recovers, an owner that yields goes on at once.
+        let recovers = self.server.ledger.recovering(self.server_us()).is_some();
+        if matches!(request.verb, Verb::Pass { to } if to == claim_id) || self.is_after_loss() || recovers {
             return;
         }
         let now = self.server_us() / 1000;
@@ -49,7 +51,8 @@ impl World {
         after: Option<&Record>,
     ) {
         let (now, gap) = (self.server_us() / 1000, self.profile.poll_gap);
-        let (Some(before), Some(after)) = (before, after) else {
+        let recovers = self.is_after_loss() || self.server.ledger.recovering(self.server_us()).is_some();
+        let (Some(before), Some(after)) = (before.filter(|_| !recovers), after) else {
             self.memory.handed_on[key] = None;
             return;
         };

@@ -38,11 +38,16 @@ impl World {
         let lasts = 2 * self.profile.recovery().as_nanos() as u64;
         self.memory.lossy_until = self.now + lasts;
         self.extend_fault(self.now + lasts);
+        self.memory.lossy_up_to = self.memory.highest;
         self.memory.granted.clear();
         self.memory.last_heard.clear();
         self.memory.handed_on.fill(None);
         self.memory.forgot = true;
         self.forget_ticks();
+        for key in self.jobs() {
+            let known = self.job(key);
+            self.memory.ticks.restored(key, &known);
+        }
     }
 
     /// Returns whether some effects of a loss may still show.
