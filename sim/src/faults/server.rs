@@ -50,11 +50,9 @@ impl World {
         self.note(None, None, || format!("server restarts, empty: {empty}"));
         if empty {
             self.cover(Case::ServerForgot);
-            if self.recovers() {
-                self.note_loss();
-            } else {
-                self.exempt_all();
-            }
+            self.memory.lost_grants.extend(self.memory.granted.values());
+            self.memory.emptied = !self.recovers();
+            self.note_loss();
             self.note_number_loss(true);
             self.server.ledger.forget();
             self.forget_ticks();

@@ -61,7 +61,10 @@ impl World {
             );
             if is_queued || reply.number().is_some() {
                 self.memory.last_heard.insert(to, (now, request.term));
-                self.watch_forgotten_claim(key, request, to);
+                // A repeated pass creates nothing.
+                if before.grants().all(|(owner, _)| owner != to) {
+                    self.watch_forgotten_claim(key, request, to);
+                }
             }
         }
     }

@@ -82,7 +82,9 @@ impl World {
         let earlier = latches.counted.insert(id.clone(), after.generation);
         let call = latches.called.get(&id).copied();
         let set = latches.set.get(&after.generation).copied();
-        if earlier == Some(after.generation) || before.left != after.left + 1 {
+        // A count may be lost, and count again.
+        let is_again = earlier == Some(after.generation) && !self.is_after_loss();
+        if is_again || before.left != after.left + 1 {
             self.report(Violation::CountedTwice, Some(key), || {
                 format!("{request:?} made {after:?} of {before:?}")
             });

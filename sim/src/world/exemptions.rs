@@ -2,6 +2,7 @@
 
 use tenure::protocol::ledger::{Record, RecordOwner};
 
+use crate::coverage::Case;
 use crate::world::World;
 use crate::world::tick_memory::TickMemory;
 
@@ -47,6 +48,18 @@ impl World {
         for key in self.jobs() {
             let known = self.job(key);
             self.memory.ticks.restored(key, &known);
+        }
+    }
+
+    /// Notes what the first requests show to a server that came back empty. A grant to a node that knew no number hides
+    /// the loss, and nothing is promised of the lost leases then.
+    pub(crate) fn note_evidence(&mut self, knows_number: bool, grants: bool) {
+        if self.memory.emptied && knows_number {
+            self.memory.emptied = false;
+        } else if self.memory.emptied && grants {
+            self.cover(Case::LossHidden);
+            self.memory.emptied = false;
+            self.memory.exempt_grants.extend(&self.memory.lost_grants);
         }
     }
 

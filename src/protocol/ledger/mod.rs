@@ -195,6 +195,12 @@ impl<P: Plant> Ledger<P> {
             .is_none_or(|listening| listening.contains(&node))
     }
 
+    /// Returns the last number that was given.
+    #[doc(hidden)]
+    pub fn last_number(&self) -> GrantNumber {
+        self.last
+    }
+
     /// Returns how many keys have state.
     pub fn len(&self) -> usize {
         self.states.len()
