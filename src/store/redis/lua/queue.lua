@@ -1,6 +1,6 @@
 -- queue: keeps the waiters of a key in order of arrival, notes their heartbeats, and hands the key over.
 -- KEYS[i]      record
--- KEYS[n+1+i]  queue      zset, expires with its last waiter; it has two members for each waiter:
+-- KEYS[n+2+i]  queue      zset, expires with its last waiter; it has two members for each waiter:
 --                a<node>:<claim>:<nonce>:<lease>:<hold>   score = place: 1, 2, 3 …
 --                b<node>:<claim>:<nonce>:<lease>:<hold>   score = last ms of its life: latest heartbeat + lease
 --              Members of a job end in `:<tick>`, of a reader in `:1`, of a semaphore in `:<permits>/<capacity>`. Nodes
@@ -83,10 +83,11 @@ if frees then
 
   -- Grants a key that is free, or whose owner gave it away, to the first live waiter, or to every reader before the
   -- first waiter that does not read. Other nodes learn of their grant by a push, the caller by the reply. Removes
-  -- waiters that are dead, or whose tick is over, if they come before. Returns four values: whether one waiter owns the
-  -- key alone, the caller's number, whether the key is left free for a poll gap, and whether the first waiter cannot be
-  -- granted.
+  -- waiters that are dead, or whose tick is over, if they come before. Finds no waiter while the server recovers. Returns
+  -- four values: whether one waiter owns the key alone, the caller's number, whether the key is left free for a poll gap,
+  -- and whether the first waiter cannot be granted.
   function hand_over(i, queue, job, caller, goes_on)
+    if recovering then return no_waiter(i, queue, goes_on) end
     local call, from, to, own, found = redis.call, '0', '0', nil, head
     head = nil
     while true do

@@ -1,10 +1,12 @@
 -- renew: extends an owner's lease to its full length, or notes a waiter's heartbeat and hands over a free key. Never
--- creates.
+-- creates, but may assert a lost lease: see assertion.lua.
 -- KEYS[i]  record
 -- returns  integer = granted, its number; O = the tick is over; S = the tick was never granted and never will be; X =
---          gone Q<ms> or Q = queued, then :<node> of the exclusive owner; P<ms> or P = queued behind a foreign owner
+--          gone; Q<ms> or Q = queued, then :<node> of the exclusive owner; P<ms> or P = queued behind a foreign owner
+--          R<ms> = queued, or granted to a holder that does not know its number; the server recovers for so many ms
+--          L = the assertion is late
 if renews then
-  function renew(i, queue, number, job, holder, entry, lease, hold, tick)
+  function renew(i, queue, number, job, holder, entry, lease, hold, tick, to)
     if number then
       if not records[i] then
         join(i, holder, hold, nil, tick)
@@ -15,8 +17,11 @@ if renews then
         join(i, holder, hold, format('%d', number), tick)
         hand_over(i, queue)
       end
-      return number
+      -- A holder that does not know its number holds nothing yet. Its lease may have ended before the loss.
+      return recovering and not find(to, '%d') and 'R' .. recovering or number
     end
+    local asserted = assert_lease and assert_lease(i, queue, job, holder, hold, tick, to)
+    if asserted then return asserted end
     local waits = touch(queue, job, entry, lease, tick)
     if not records[i] and queues ~= 0 then
       local _, own = hand_over(i, queue, job, holder)

@@ -1,10 +1,11 @@
 -- yield: hands the owner's key to the first live waiter, and queues the owner at the end under a fresh number. Without a
 -- waiter the owner keeps the key under the fresh number.
 -- KEYS[i]      record
--- KEYS[n+1+i]  queue
+-- KEYS[n+2+i]  queue
 -- returns      integer = granted to the fresh number; X = gone
 --              Q<ms> or Q = the fresh number is queued, then :<node> of the exclusive owner
 --              P<ms> or P = it is queued behind a foreign owner, or the lock is left free for a poll gap
+--              R<ms> = it is queued, and the server recovers for so many ms
 if yields then
   function yield(i, queue, number, job, holder, entry, lease, hold, tick, to)
     if not (number or records[i]) and queues ~= 0 then
@@ -22,8 +23,13 @@ if yields then
     end
     local given, _, rest, blocked = hand_over(i, queue, job, nil, true)
     local shares = not records[i] and look(i)
-    -- In a poll gap the claim that yields waits too.
-    rest = rest or not (given or blocked or shares) and gap and is_left_free(i, queue)
+    if recovering then
+      -- A lost lease may exclude the fresh number, unless the yielding claim excluded it.
+      blocked = not records[i] and tick ~= '1'
+    else
+      -- In a poll gap the claim that yields waits too.
+      rest = rest or not (given or blocked or shares) and gap and is_left_free(i, queue)
+    end
     if not given then
       -- DEL comes first because it needs no memory: the server does not refuse a later write of the script for want of
       -- memory.
