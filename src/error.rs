@@ -424,6 +424,13 @@ impl StoreError {
         StoreError::new(StoreErrorKind::Refused(refusal), message)
     }
 
+    /// Adds to the message what it is about.
+    #[cfg(feature = "redis")]
+    pub(crate) fn within(mut self, what: impl fmt::Display) -> Self {
+        self.message = format!("{what}: {}", self.message).into();
+        self
+    }
+
     /// Returns this error for a request that may have been executed. Then it is no refusal, whatever the server said.
     pub(crate) fn of_unknown_outcome(mut self) -> Self {
         if matches!(self.kind, StoreErrorKind::Refused(_)) {

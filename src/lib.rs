@@ -33,6 +33,7 @@ pub use key::{Key, KeyPart};
 pub use locks::{Builder, Locks};
 #[cfg(feature = "tower")]
 pub use middleware::LockLayer;
+pub use options::Recovery;
 pub use primitives::acquire::LockFuture;
 pub use primitives::election::{Campaign, Election, Leader, Observer};
 pub use primitives::guard::{Guard, Lease};

@@ -49,7 +49,7 @@ use crate::driver::waiter::lock;
 use crate::error::{Error, OptionsError, StoreError};
 use crate::key::Key;
 use crate::observe;
-use crate::options::Options;
+use crate::options::{Options, Recovery};
 #[cfg(feature = "scheduler")]
 use crate::primitives::call::CallFuture;
 use crate::primitives::election::Election;
@@ -70,7 +70,7 @@ use crate::protocol::write::Action;
 use crate::store::Store;
 use crate::store::memory::MemoryStore;
 #[cfg(feature = "redis")]
-use crate::store::redis::RedisStore;
+use crate::store::redis::{RedisStore, RunPolicy};
 
 /// Limits how long `redis`, `client` and `pool` wait for the inbox. Without an inbox waiters use timers.
 #[cfg(feature = "redis")]
@@ -131,6 +131,26 @@ impl Locks {
     #[cfg(feature = "redis")]
     pub async fn client(client: redis::Client) -> Result<Locks, ConnectError> {
         Locks::builder().client(client).await
+    }
+
+    /// Makes locks on the master that Sentinels watch under this name, with defaults. Each URL leads to a Sentinel, as
+    /// `redis://:password@host:port`; without a port it means 26379. List all of them: some decisions need a majority.
+    ///
+    /// The master is used without a password, without TLS and with database 0. [`Builder::sentinel`] has other settings.
+    ///
+    /// After a failover the locks are at the new master. The Sentinels are asked for it once a second; unreachable
+    /// Sentinels are no outage. A server that was just promoted grants nothing for a while, see [`Builder::recovery`].
+    ///
+    /// # Errors
+    /// [`ConnectError`] if a URL is wrong, no Sentinel knows the name, or the master does not answer or refuses.
+    #[cfg(feature = "redis")]
+    pub async fn sentinel<U: AsRef<str>>(
+        name: &str,
+        urls: impl IntoIterator<Item = U>,
+    ) -> Result<Locks, ConnectError> {
+        let like = redis::Client::open("redis://127.0.0.1/");
+        let like = like.map_err(|error| OptionsError(format!("the Redis client cannot be used: {error}")))?;
+        Locks::builder().sentinel(name, urls, like).await
     }
 
     /// Makes locks on the Redis server behind a connection pool of yours.
@@ -567,6 +587,13 @@ impl Builder {
         self
     }
 
+    /// Sets when a server grants nothing for a while, because it may have lost grants; see [`Recovery`]. The default is
+    /// [`Recovery::OnEvidence`], behind Sentinels [`Recovery::Always`]. Set it to the same value in all processes.
+    pub fn recovery(mut self, recovery: Recovery) -> Self {
+        self.options.recovery = Some(recovery);
+        self
+    }
+
     /// Connects when the first lock is acquired, so that a service starts while its store is unavailable. By default building
     /// connects, and fails if the store is unavailable.
     pub fn lazy(mut self) -> Self {
@@ -634,6 +661,28 @@ impl Builder {
         self.connected(RedisStore::new(client)?).await
     }
 
+    /// Builds locks on the master that Sentinels watch under this name; see [`Locks::sentinel`].
+    ///
+    /// The connections to the master have the user, the password, the database, the TLS settings and the socket settings of
+    /// `like`. Its address is replaced by the one that the Sentinels tell. The URLs have the settings of the connections to
+    /// the Sentinels. With TLS the master's certificate must be for that address: an IP, unless the Sentinels announce
+    /// host names.
+    ///
+    /// # Errors
+    /// As [`Locks::sentinel`]. With [`lazy`](Self::lazy) only [`ConnectError::Options`], for an option or a URL.
+    #[cfg(feature = "redis")]
+    pub async fn sentinel<U: AsRef<str>>(
+        self,
+        name: &str,
+        urls: impl IntoIterator<Item = U>,
+        like: redis::Client,
+    ) -> Result<Locks, ConnectError> {
+        let mut builder = self;
+        builder.options.recover_always();
+        builder.options.check()?;
+        builder.connected(RedisStore::behind(name, urls, like)?).await
+    }
+
     /// Builds locks on the Redis server behind a pool; see [`Locks::pool`]. With [`lazy`](Self::lazy) the pool is not asked.
     ///
     /// # Errors
@@ -664,8 +713,13 @@ impl Builder {
     #[cfg(feature = "redis")]
     async fn connected(self, store: RedisStore) -> Result<Locks, ConnectError> {
         let timeout = self.options.request_timeout;
+        let policy = RunPolicy {
+            longest: self.options.longest_lease(),
+            recovery: self.options.recovery_time(),
+        };
         let store = store
             .with_prefix(&self.options.prefix)?
+            .with_run_policy(policy)
             .with_node_name(self.options.node_name.as_deref())?
             .with_connect_timeout(timeout);
         let (lazy, shown) = (self.options.lazy, store.to_string());

@@ -22,6 +22,46 @@ const LONGEST_POLL_GAP: Duration = Duration::from_secs(60);
 /// The largest number of hand-overs in a burst. A fence has ten bits for the place among local holders.
 pub const MAX_BURST: u32 = 1023;
 
+/// The default lease of jobs.
+#[cfg(any(feature = "redis", feature = "scheduler"))]
+pub(crate) const JOB_LEASE: Duration = Duration::from_secs(30);
+/// The default lag behind Sentinels.
+#[cfg(feature = "redis")]
+const DEFAULT_LAG: Duration = Duration::from_secs(3);
+
+/// When a server *recovers*: it grants nothing until every earlier lease is over, because it may have lost grants.
+///
+/// Redis answers before it replicates and before it writes to disk. So a server that was restarted, or a replica that was
+/// promoted, may lack the last grants. While it recovers, holders keep their leases: their nodes renew them, and the
+/// server learns of them again.
+///
+/// [`Builder::recovery`](crate::locks::Builder::recovery) sets it. Choose it once for all processes of a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Recovery {
+    /// A server recovers when a node notices that grants are lost: the server does not know a lease that is held, or
+    /// has granted a lower number than the node has seen. The default of a single Redis and of memory.
+    ///
+    /// Costs nothing. But if a claim arrives before the first such evidence, a held lease may be granted again.
+    OnEvidence,
+    /// A server recovers after each restart or promotion, also the first time that it is used. The default behind
+    /// Sentinels. It has no effect in memory.
+    ///
+    /// A recovery lasts for `longest`, its [margin](crate::locks::Builder::margin) and `lag`. Opening a connection takes
+    /// one more round trip. The Redis user needs the right `+info`.
+    Always {
+        /// The longest lease that any process uses, fixed leases and leases of jobs included. A longer lease is an
+        /// options error. By default the lease of the builder, or that of jobs, 30 s, if that is longer.
+        ///
+        /// The server records it, and refuses a process with another value. To change it, stop all processes, delete
+        /// the key `tenure1:longest`, and start them again.
+        longest: Duration,
+        /// How long an old master may accept writes after a replica was promoted; default 3 s. With
+        /// `min-replicas-to-write`, it is at least `min-replicas-max-lag` and 2 s.
+        lag: Duration,
+    },
+}
+
 /// The settings that a [`Builder`](crate::locks::Builder) collects. Its methods document them.
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
@@ -40,6 +80,8 @@ pub(crate) struct Options {
     pub(crate) service: String,
     pub(crate) request_timeout: Duration,
     pub(crate) poll_gap: Duration,
+    /// `None` if the user has set none: the default depends on the store.
+    pub(crate) recovery: Option<Recovery>,
     pub(crate) lazy: bool,
     pub(crate) seed: Option<u64>,
     /// Whether leases may last down to [`SHORTEST_TEST_LEASE`].
@@ -62,6 +104,7 @@ impl Default for Options {
             service: String::new(),
             request_timeout: Duration::from_secs(2),
             poll_gap: Duration::ZERO,
+            recovery: None,
             lazy: false,
             seed: None,
             short_leases: false,
@@ -82,6 +125,12 @@ impl Options {
     pub(crate) fn check(&self) -> Result<(), OptionsError> {
         self.term(self.lease)?;
         let refuse = |text: String| Err(OptionsError(text));
+        if let Some(Recovery::Always { longest, lag }) = self.recovery {
+            self.term(longest)?;
+            if lag > LONGEST_LEASE {
+                return refuse(format!("a lag is 30 days at most, as a lease is, not {lag:?}"));
+            }
+        }
         if !is_prefix(&self.prefix) || self.prefix.len() > 128 {
             let shown = Key::from(self.prefix.clone());
             return refuse(format!(
@@ -115,8 +164,30 @@ impl Options {
     }
 
     /// Returns how long a server that may have lost grants grants nothing.
-    pub(crate) fn recovery(&self) -> Duration {
-        Duration::from_millis(self.times(self.lease).hold_ms())
+    pub(crate) fn recovery_time(&self) -> Duration {
+        let (longest, lag) = match self.recovery {
+            Some(Recovery::Always { longest, lag }) => (longest, lag),
+            Some(Recovery::OnEvidence) | None => (self.lease, Duration::ZERO),
+        };
+        Duration::from_millis(self.times(longest).hold_ms()).saturating_add(lag)
+    }
+
+    /// Returns the longest lease of any process, if a server recovers after each restart or promotion.
+    pub(crate) fn longest_lease(&self) -> Option<Duration> {
+        match self.recovery {
+            Some(Recovery::Always { longest, .. }) => Some(longest),
+            Some(Recovery::OnEvidence) | None => None,
+        }
+    }
+
+    /// Sets the default of servers behind Sentinels, unless the user has set another recovery.
+    #[cfg(feature = "redis")]
+    pub(crate) fn recover_always(&mut self) {
+        let longest = self.lease.max(JOB_LEASE);
+        self.recovery.get_or_insert(Recovery::Always {
+            longest,
+            lag: DEFAULT_LAG,
+        });
     }
 
     /// Returns the options of a lock with the defaults of these settings.
@@ -157,6 +228,11 @@ impl Options {
         } else {
             SHORTEST_LEASE
         };
+        if let Some(longest) = self.longest_lease().filter(|longest| lease > *longest) {
+            return Err(OptionsError(format!(
+                "a lease lasts at most {longest:?}, the `longest` of `Recovery::Always`, not {lease:?}: a server that lost grants waits no longer; use a shorter lease, or a larger `longest` in all processes"
+            )));
+        }
         if (shortest..=LONGEST_LEASE).contains(&lease) {
             return Ok(());
         }
@@ -176,6 +252,50 @@ impl Options {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_recovery_lasts_for_the_longest_lease_its_margin_and_the_lag() {
+        let (longest, lag) = (Duration::from_secs(30), Duration::from_secs(3));
+        let mut options = Options::default();
+        assert_eq!(options.recovery_time(), Duration::from_secs(11));
+        options.recovery = Some(Recovery::Always { longest, lag });
+        options.check().unwrap();
+        assert_eq!(options.recovery_time(), Duration::from_secs(36));
+        options.term(longest).unwrap();
+        let longer = longest + Duration::from_millis(1);
+        let error = options.term(longer).unwrap_err().to_string();
+        for part in ["30s", "30.001s", "`longest` of `Recovery::Always`"] {
+            assert!(error.contains(part), "{error}");
+        }
+        // A fixed lease and the lease of a call are checked in another place.
+        options.check_times(options.times(longer)).unwrap_err();
+        options.lease = longer;
+        options.check().unwrap_err();
+        options.recovery = Some(Recovery::OnEvidence);
+        options.check().unwrap();
+    }
+
+    #[test]
+    #[cfg(feature = "redis")]
+    fn behind_sentinels_a_server_always_recovers_unless_the_user_says_otherwise() {
+        let lag = Duration::from_secs(3);
+        for (lease, longest) in [(10, 30), (40, 40)] {
+            let lease = Duration::from_secs(lease);
+            let mut options = Options {
+                lease,
+                ..Options::default()
+            };
+            options.recover_always();
+            let longest = Duration::from_secs(longest);
+            assert_eq!(options.recovery, Some(Recovery::Always { longest, lag }));
+        }
+        let mut options = Options {
+            recovery: Some(Recovery::OnEvidence),
+            ..Options::default()
+        };
+        options.recover_always();
+        assert_eq!(options.recovery, Some(Recovery::OnEvidence));
+    }
 
     #[test]
     fn a_refusal_names_the_bounds() {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind};
-use crate::observe::Recovery;
+use crate::observe::StoreRecovery;
 use crate::protocol::step::InboxState;
 use crate::protocol::time::Instant;
 
@@ -88,7 +88,7 @@ pub(crate) enum InboxLoss {
 #[derive(Debug, Clone)]
 pub(crate) enum OutageEnd {
     /// The outage.
-    Outage(Recovery),
+    Outage(StoreRecovery),
     /// The doubt: only the inbox was lost, for this reason. The duration is that of the loss, if the inbox is open
     /// again.
     InboxOnly(StoreError, Option<Duration>),
@@ -105,7 +105,7 @@ struct OngoingOutage {
     /// Set if a connection was lost: the next connection that answers ends the outage.
     by_connection: bool,
     /// What is reported when the outage ends. Its length is known then.
-    recovery: Recovery,
+    recovery: StoreRecovery,
 }
 
 impl Outage {
@@ -140,7 +140,7 @@ impl Outage {
                 .ended_at
                 .is_some_and(|ended_at| now.since(ended_at) < RECOVERY_TIME),
             by_connection: false,
-            recovery: Recovery::default(),
+            recovery: StoreRecovery::default(),
         };
         outage.count(what);
         state.ongoing = Some(outage);
@@ -184,7 +184,7 @@ impl Outage {
             return None;
         }
         let away = answered.since(outage.since);
-        let recovery = Recovery {
+        let recovery = StoreRecovery {
             away,
             ..outage.recovery
         };
@@ -295,7 +295,7 @@ mod tests {
     }
 
     /// Returns the recovery that the answer to a batch of this moment completes.
-    fn answered(outage: &Outage, ms: u64) -> Option<Recovery> {
+    fn answered(outage: &Outage, ms: u64) -> Option<StoreRecovery> {
         match outage.answered(at(ms), at(ms)) {
             Some(OutageEnd::Outage(recovery)) => Some(recovery),
             Some(OutageEnd::InboxOnly(error, _)) => panic!("{error}"),
@@ -314,7 +314,7 @@ mod tests {
         }
         assert!(!begins(&outage, 30, FailureKind::Caller, TimedOut));
         outage.lost_lease();
-        let recovery = Recovery {
+        let recovery = StoreRecovery {
             away: Duration::from_millis(1_490),
             is_another: false,
             requests_failed: 3,
@@ -335,7 +335,7 @@ mod tests {
             assert!(!begins(&outage, n * 1_000 + 1, FailureKind::Caller, kind.clone()));
         }
         assert_eq!(answered(&outage, 100_000), None);
-        let Recovery {
+        let StoreRecovery {
             away,
             callers_refused,
             ..
@@ -404,7 +404,7 @@ mod tests {
         assert_eq!(answered(&outage, 100), None);
         assert_eq!(outage.inbox_open(at(150)), Some(None));
         match outage.inbox_state(at(150), InboxState::Confirmed) {
-            Some(OutageEnd::Outage(Recovery { away, is_another, .. })) => {
+            Some(OutageEnd::Outage(StoreRecovery { away, is_another, .. })) => {
                 assert_eq!((away, is_another), (Duration::from_millis(90), true));
             }
             other => panic!("{other:?}"),

@@ -82,7 +82,7 @@ impl Servers {
             store,
             timeout: options.request_timeout,
             poll_gap: options.poll_gap,
-            recovery: options.recovery(),
+            recovery: options.recovery_time(),
             seed,
             list: ServerSlot::default(),
         }

@@ -115,7 +115,7 @@ node later {
 
     /// The server and its inbox are back, after `away_ms`, with what the outage cost. `is_another` if another run of
     /// the server answers, after a restart or a failover.
-    WARN store_recovered(server: Arc<str>, recovery: Recovery):
+    WARN store_recovered(server: Arc<str>, recovery: StoreRecovery):
         [server = &*server, away_ms = ms(recovery.away), requests_failed = recovery.requests_failed,
          callers_refused = recovery.callers_refused, leases_lost = recovery.leases_lost, is_another = recovery.is_another]
         "the store is back";
@@ -312,7 +312,7 @@ process now {
 
 /// What an outage cost, known when the outage is over.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Recovery {
+pub(crate) struct StoreRecovery {
     /// How long the outage was.
     pub(crate) away: Duration,
     /// Another run of the server answers.

@@ -6,9 +6,10 @@ use std::time::Duration;
 use backon::{BackoffBuilder, ExponentialBuilder};
 
 use crate::observe::Ran;
+use crate::options::JOB_LEASE;
 
 /// The lease of a job by default. It is renewed while the job runs, so it does not limit the job's length.
-pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
+pub const DEFAULT_LEASE: Duration = JOB_LEASE;
 
 /// The maximum age, by default, of an unfinished tick that a later node finishes.
 const DEFAULT_FINISH_WITHIN: Duration = Duration::from_secs(24 * 3600);

@@ -712,7 +712,7 @@ fn a_connection_that_breaks_at_once_is_opened_a_few_times_a_second() {
                 SessionEffect::Inbox(InboxEffect::Open(attempt)) => {
                     opened += 1;
                     bench.tell(SessionInput::InboxOpened {
-                        attempt: attempt,
+                        attempt,
                         address: Arc::default(),
                     });
                     let error = StoreError::new(StoreErrorKind::Interrupted, "killed");

@@ -382,23 +382,17 @@ async fn a_cluster_is_refused_when_connecting() {
 }
 
 #[tokio::test]
-async fn a_sentinel_tells_where_its_master_is_asked_for() {
+async fn a_sentinel_is_refused_as_a_server_and_its_master_is_found() {
     let (master, name) = (RedisServer::start(), "orders-db");
     let sentinel = RedisServer::sentinel(name, master.port());
     let (text, error) = refused(Locks::redis(&sentinel.url()).await);
     let kind = StoreErrorKind::Refused(StoreRefusal::Unsupported);
     assert_eq!(error.kind(), &kind, "{text}");
-    let call = format!("SENTINEL GET-MASTER-ADDR-BY-NAME {name}");
+    let call = format!("Locks::sentinel(\"{name}\", urls)");
     tells(&text, &["is a Sentinel", &call, &sentinel.port().to_string()]);
     let lazy = Locks::builder().lazy().redis(&sentinel.url()).await.unwrap();
     tells(&soon(lazy.ping()).await.unwrap_err(), &["is a Sentinel", &call]);
-    // What it tells there is what to give.
-    let words = call.split(' ').fold(redis::Cmd::new(), |mut cmd, word| {
-        cmd.arg(word);
-        cmd
-    });
-    let (host, port): (String, u16) = words.query(&mut sentinel.client()).unwrap();
-    let locks = Locks::redis(&format!("redis://{host}:{port}/")).await.unwrap();
+    let locks = Locks::sentinel(name, [sentinel.url()]).await.unwrap();
     held(&locks, "a").await.release().await.unwrap();
 }
 
@@ -409,12 +403,7 @@ async fn urls_of_what_is_not_supported_yet_say_what_to_give() {
         let error = options(Locks::redis(&url).await);
         tells(
             &error,
-            &[
-                "Sentinel",
-                "GET-MASTER-ADDR-BY-NAME",
-                "redis://host:port",
-                "one:26379",
-            ],
+            &["Sentinel", "Locks::sentinel", "redis://host:port", "one:26379"],
         );
         assert!(!error.to_string().contains("hunter2"), "{error}");
     }

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::str::FromStr;
 
-use redis::{Cmd, RedisError, Value};
+use redis::{Cmd, RedisError, RedisResult, Value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::options::LONGEST_LEASE;
@@ -406,6 +406,14 @@ pub(super) fn malformed(why: impl Display) -> Failure {
 pub(super) fn error_text(error: &RedisError) -> Option<String> {
     let code = error.code()?;
     Some(format!("{code} {}", error.detail().unwrap_or_default()))
+}
+
+/// Converts a server's error that redis-rs returns as a value.
+pub(super) fn result(value: Value) -> RedisResult<Value> {
+    match value {
+        Value::ServerError(error) => Err(error.into()),
+        value => Ok(value),
+    }
 }
 
 /// Returns a text that the server sent, or `None` if the value is not a text.

@@ -5,9 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use redis::{Client, ConnectionAddr, RedisError};
+use redis::{Client, ConnectionAddr, RedisError, RedisResult};
 
 use crate::store::redis::names::Names;
+use crate::store::redis::run::RunPolicy;
+use crate::store::redis::sentinel::{Address, Sentinels};
 use crate::store::redis::tls;
 
 /// The address of a server, the names of its keys, and the options of its connections.
@@ -20,12 +22,45 @@ pub(super) struct Config {
     /// The name of the store's connections in `CLIENT LIST`.
     pub(super) connection_name: Box<str>,
     pub(super) warned: Arc<WarnedOnce>,
+    /// The Sentinels that know where the master is. Then the address of `client` is not used.
+    pub(super) sentinels: Option<Arc<Sentinels>>,
+    /// What is done about a server that was restarted or promoted. `None`: nothing.
+    pub(super) run_policy: Option<RunPolicy>,
 }
 
 impl Config {
     /// Returns the server's address, without user and password.
     pub(super) fn address(&self) -> &ConnectionAddr {
         self.client.get_connection_info().addr()
+    }
+
+    /// Returns the name of the server in errors, without user and password.
+    pub(super) fn server(&self) -> String {
+        match &self.sentinels {
+            Some(sentinels) => sentinels.to_string(),
+            None => self.address().to_string(),
+        }
+    }
+
+    /// Returns the configuration for the master at this address.
+    pub(super) fn at(&self, (host, port): Address) -> RedisResult<Config> {
+        let info = self.client.get_connection_info();
+        let addr = match info.addr().clone() {
+            ConnectionAddr::TcpTls {
+                insecure, tls_params, ..
+            } => ConnectionAddr::TcpTls {
+                host,
+                port,
+                insecure,
+                tls_params,
+            },
+            _ => ConnectionAddr::Tcp(host, port),
+        };
+        Ok(Config {
+            client: Client::open(info.clone().set_addr(addr))?,
+            sentinels: None,
+            ..self.clone()
+        })
     }
 
     /// Returns advice for a connection that does not open. Returns nothing after the first success: then the network is

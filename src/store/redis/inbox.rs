@@ -17,6 +17,14 @@ use crate::store::{BoxFuture, Inbox, Ping, Sink};
 
 /// Opens a connection and subscribes it to the node's channel.
 pub(super) async fn open(store: Arc<Config>, node: NodeId, sink: Sink) -> Result<Inbox, StoreError> {
+    let store = match &store.sentinels {
+        // The inbox leads to where the link leads. If that is no longer the master, the link ends, and the inbox too.
+        Some(sentinels) => {
+            let master = sentinels.master(store.timeout).await?;
+            Arc::new(store.at(master).map_err(|error| cannot_open(&store, error))?)
+        }
+        None => store,
+    };
     tls::install_provider(store.address());
     let client = store.client.clone();
     let opening = async move { client.get_async_pubsub().await };

@@ -1,20 +1,23 @@
 //! A connection for commands: the checks when it opens, and the sending of batches and actions.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, ErrorKind, Pipeline, RedisError, RedisResult, Value};
+use redis::{
+    AsyncConnectionConfig, Cmd, ConnectionAddr, ErrorKind, Pipeline, RedisError, RedisResult, Value,
+};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Name, Reply, WriteAnswer};
 use crate::protocol::session::step::Place;
 use crate::protocol::write::Action;
-pub(super) use crate::store::redis::codec::{error_text, text};
+pub(super) use crate::store::redis::codec::{error_text, result, text};
 use crate::store::redis::config::Config;
 use crate::store::redis::script::{LuaScript, SCRIPTS};
+use crate::store::redis::sentinel::SentinelWatch;
 use crate::store::redis::write::{self, ActionCall};
-use crate::store::redis::{codec, tls};
+use crate::store::redis::{codec, names, run, tls};
 use crate::store::{BoxFuture, Link};
 
 /// The oldest supported version: older servers lack commands that the scripts use.
@@ -34,6 +37,8 @@ pub(super) struct RedisLink {
     /// The run id and the replication id of the server, empty if it does not report them.
     run: Arc<str>,
     warnings: Vec<String>,
+    /// Asks the Sentinels where the master is, until the link has ended.
+    watch: Mutex<Option<SentinelWatch>>,
 }
 
 impl fmt::Debug for RedisLink {
@@ -49,8 +54,22 @@ impl RedisLink {
     pub(super) async fn open(store: Arc<Config>) -> Result<Self, StoreError> {
         // The session's own timeout ends a little later, and its error cannot give advice about TLS.
         let timeout = store.timeout - store.timeout / 10;
-        let opened = tokio::time::timeout(timeout, Self::open_unbounded(&store)).await;
-        opened.map_err(|_| too_slow(&store))?
+        let Some(sentinels) = &store.sentinels else {
+            let opened = tokio::time::timeout(timeout, Self::open_unbounded(&store)).await;
+            return opened.map_err(|_| too_slow(&store))?;
+        };
+        let mut watch = sentinels.watch(store.timeout);
+        let located = watch.locate().await?;
+        let master = Arc::new(store.at(located).map_err(|error| cannot_open(&store, error))?);
+        // The Sentinels had a quarter of the time.
+        let timeout = timeout - store.timeout / 4;
+        let opened = tokio::time::timeout(timeout, Self::open_unbounded(&master)).await;
+        let opened = opened.map_err(|_| too_slow(&master))?;
+        let mut link = opened.map_err(|error| refused_by_master(&master, error))?;
+        let refusals = std::mem::take(&mut watch.refusals);
+        link.warnings.extend(store.warned.new_warnings(refusals));
+        link.watch = Mutex::new(Some(watch));
+        Ok(link)
     }
 
     async fn open_unbounded(store: &Arc<Config>) -> Result<Self, StoreError> {
@@ -73,19 +92,21 @@ impl RedisLink {
         }
         questions.cmd("INFO").arg("memory");
         questions.cmd("INFO").arg("replication");
+        questions.cmd("GET").arg(names::RUN);
         // The name is for operators. A Redis user that may not set it can still use the store.
         questions
             .cmd("CLIENT")
             .arg("SETNAME")
             .arg(&*store.connection_name);
-        let [loaded @ .., memory, replication, _]: [Value; SCRIPTS.len() + 3] =
+        let [loaded @ .., memory, replication, recorded, _]: [Value; SCRIPTS.len() + 4] =
             ask_all(store, &mut connection, &questions).await?;
         for loaded in loaded {
             result(loaded).map_err(|error| cannot_open(store, error))?;
         }
         let run_id = run_id(&server);
-        let run = run_of(run_id.as_deref(), &replication).unwrap_or_default().into();
+        let run: Arc<str> = run_of(run_id.as_deref(), &replication).unwrap_or_default().into();
         check_info(store, [server, memory, replication], &mut warnings)?;
+        compare_run(store, &mut connection, &run, recorded).await?;
         Ok(RedisLink {
             connection,
             store: store.clone(),
@@ -93,6 +114,7 @@ impl RedisLink {
             run,
             run_id,
             warnings: store.warned.new_warnings(warnings),
+            watch: Mutex::default(),
         })
     }
 }
@@ -125,6 +147,41 @@ async fn greet(
     check_role(store, role, warnings)?;
     let time = read_time(result(time)).map_err(|error| cannot_open(store, error))?;
     Ok((time, server))
+}
+
+/// Begins a recovery if another run was recorded in the server, or none.
+///
+/// A node that recovers on evidence only asks for this if a run was recorded, by a node that always recovers. Each node
+/// asks before its first request, so no node grants at a server that lost writes.
+async fn compare_run(
+    store: &Config,
+    connection: &mut MultiplexedConnection,
+    run: &str,
+    recorded: Value,
+) -> Result<(), StoreError> {
+    let Some(policy) = store.run_policy else {
+        return Ok(());
+    };
+    // A user that may not read the key has no right for it in the scripts either.
+    let recorded = result(recorded).ok().and_then(text);
+    if policy.longest.is_none() && recorded.is_none_or(|recorded| recorded == run) {
+        return Ok(());
+    }
+    if run.is_empty() {
+        let refusal = StoreErrorKind::Refused(StoreRefusal::NoPermission);
+        let why = format_args!(
+            "{} does not tell its run, by which `Recovery::Always` knows a restart or a promotion: allow +info",
+            store.address()
+        );
+        return Err(StoreError::new(refusal, why));
+    }
+    let mut questions = redis::pipe();
+    load(&run::SCRIPT, &mut questions);
+    questions.add_command(run::compare(run, policy));
+    let answers: [Value; 2] = ask_all(store, connection, &questions).await?;
+    let longest = second_answer(answers.into()).map_err(|error| cannot_open(store, error))?;
+    let contradiction = text(longest).and_then(|longest| policy.contradiction(&longest));
+    contradiction.map_or(Ok(()), |why| Err(unsupported(why)))
 }
 
 fn load(script: &LuaScript, pipeline: &mut Pipeline) {
@@ -169,6 +226,16 @@ impl Link for RedisLink {
         }
     }
 
+    fn ended(&self) -> BoxFuture<'static, ()> {
+        let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take();
+        match (watch, self.store.address()) {
+            (Some(watch), ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. }) => {
+                Box::pin(watch.moved((host.clone(), *port)))
+            }
+            _ => Box::pin(std::future::pending()),
+        }
+    }
+
     fn warnings(&self) -> &[String] {
         &self.warnings
     }
@@ -193,14 +260,6 @@ async fn send(
     reload.add_command(call);
     let answers = connection.send_packed_commands(&reload, 0, 2).await;
     Ok(second_answer(answers.map_err(failure)?))
-}
-
-/// Converts a server's error that redis-rs returns as a value.
-pub(super) fn result(value: Value) -> RedisResult<Value> {
-    match value {
-        Value::ServerError(error) => Err(error.into()),
-        value => Ok(value),
-    }
 }
 
 /// Returns the answer to a call that followed its script. If the server refused the script, returns that refusal.
@@ -293,6 +352,18 @@ pub(super) fn cannot_open(store: &Config, error: RedisError) -> StoreError {
     .with_source(error)
 }
 
+/// Returns an error that says that the master refused, and not a Sentinel.
+fn refused_by_master(store: &Config, error: StoreError) -> StoreError {
+    let what = match error.kind() {
+        StoreErrorKind::Refused(StoreRefusal::NoAuth | StoreRefusal::WrongPassword) => {
+            "with the user and password of the client for the master"
+        }
+        StoreErrorKind::Refused(StoreRefusal::ReadOnly) => "which the Sentinels call the master",
+        _ => return error,
+    };
+    error.within(format_args!("at {}, {what}", store.address()))
+}
+
 /// Returns the error of a connection that did not open in time.
 pub(super) fn too_slow(store: &Config) -> StoreError {
     let deadline = store.timeout;
@@ -330,8 +401,8 @@ fn refuse_sentinel(store: &Config, watched: Option<Value>) -> StoreError {
     let name = only.and_then(|[name]| text(name));
     let name = name.as_deref().unwrap_or("<name>");
     unsupported(format_args!(
-        "{} is a Sentinel and keeps no locks: give the address of the master, which `SENTINEL GET-MASTER-ADDR-BY-NAME \
-         {name}` tells there, or one that follows the master",
+        "{} is a Sentinel and keeps no locks: use `Locks::sentinel(\"{name}\", urls)` with the URL of each Sentinel, which \
+         follows the master",
         store.address()
     ))
 }
@@ -379,6 +450,10 @@ fn check_info(store: &Config, info: [Value; 3], warnings: &mut Vec<String>) -> R
     };
     let [server, memory, replication] =
         [server, memory, replication].map(|section| text(section).unwrap_or_default());
+    // ROLE says so too, but the user may lack the right to ask for it.
+    if field(&replication, "role") == Some("slave") {
+        return Err(StoreError::refused(StoreRefusal::ReadOnly));
+    }
     let version =
         field(&server, "redis_version").and_then(|version| Some((version, parse_version(version)?)));
     if let Some((version, numbers)) = version

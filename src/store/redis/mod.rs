@@ -17,6 +17,8 @@ use crate::store::redis::link::RedisLink;
 use crate::store::redis::names::Names;
 #[cfg(feature = "bb8")]
 pub(crate) use crate::store::redis::pool::Pool;
+pub(crate) use crate::store::redis::run::RunPolicy;
+use crate::store::redis::sentinel::Sentinels;
 use crate::store::{Abilities, BoxFuture, Inbox, Link, ServerId, Sink, Store, sealed};
 
 mod codec;
@@ -26,8 +28,11 @@ mod link;
 mod names;
 #[cfg(feature = "bb8")]
 mod pool;
+mod run;
 mod script;
+mod sentinel;
 mod tls;
+mod url;
 mod write;
 
 /// A store of leases on a Redis server, 6.2 or newer. It connects at the first use. Clones are the same store.
@@ -45,25 +50,7 @@ impl RedisStore {
     /// Returns an error if the URL cannot be parsed, asks for TLS without the feature, or turns off the verification of
     /// certificates (`#insecure`). The error text never contains the password.
     pub(crate) fn open(url: &str) -> Result<Self, OptionsError> {
-        let refused = |why: &str| OptionsError(format!("the Redis URL `{}` {why}", redacted(url)));
-        let fragment = url.rsplit_once('#').map(|(_, fragment)| fragment);
-        if fragment.is_some_and(|fragment| fragment.eq_ignore_ascii_case("insecure")) {
-            return Err(refused(
-                "turns off the verification of certificates: remove `#insecure`",
-            ));
-        }
-        if let Some(instead) = unsupported(url) {
-            return Err(refused(&format!("cannot be used: {instead}")));
-        }
-        let client = Client::open(url).map_err(|error| {
-            let is_tls = url.starts_with("rediss:") || url.starts_with("valkeys:");
-            if is_tls && !cfg!(feature = "rustls") {
-                return refused("asks for TLS: enable tenure's feature `rustls`");
-            }
-            let detail = error.detail().map(|detail| format!(": {detail}"));
-            refused(&format!("cannot be used: {error}{}", detail.unwrap_or_default()))
-        })?;
-        RedisStore::new(client)
+        RedisStore::new(url::client(url)?)
     }
 
     /// Creates a store on the server of a client, and uses the client's options: a certificate authority and a
@@ -86,8 +73,26 @@ impl RedisStore {
                 timeout: Duration::from_secs(2),
                 connection_name: config::connection_name(None),
                 warned: Arc::default(),
+                sentinels: None,
+                run_policy: None,
             }),
         })
+    }
+
+    /// Creates a store on the master that these Sentinels know by this name. The connections to the master have the
+    /// settings of `like`, whose address is not used.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is no URL or no name, or if a URL cannot be used for a Sentinel.
+    pub(crate) fn behind<U: AsRef<str>>(
+        name: &str,
+        urls: impl IntoIterator<Item = U>,
+        like: Client,
+    ) -> Result<Self, OptionsError> {
+        let mut store = RedisStore::new(like)?;
+        store.edit().sentinels = Some(Arc::new(Sentinels::new(name, urls)?));
+        Ok(store)
     }
 
     /// Sets the prefix of every lock's record in Redis. The default is `lock:`. Services with the same prefix share
@@ -115,6 +120,12 @@ impl RedisStore {
     /// earlier.
     pub(crate) fn with_connect_timeout(mut self, timeout: Duration) -> Self {
         self.edit().timeout = timeout;
+        self
+    }
+
+    /// Sets what the store does about a server that was restarted or promoted. By default nothing.
+    pub(crate) fn with_run_policy(mut self, policy: RunPolicy) -> Self {
+        self.edit().run_policy = Some(policy);
         self
     }
 
@@ -151,7 +162,7 @@ impl RedisStore {
 impl fmt::Debug for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("RedisStore")
-            .field("server", &format_args!("{}", self.inner.address()))
+            .field("server", &format_args!("{}", self.inner.server()))
             .field(
                 "prefix",
                 &format_args!("{}", self.inner.names.prefix.escape_ascii()),
@@ -163,44 +174,15 @@ impl fmt::Debug for RedisStore {
 /// Writes the server's address for messages, without a password.
 impl fmt::Display for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "the Redis at {}", self.inner.address())
+        match &self.inner.sentinels {
+            Some(sentinels) => write!(f, "{sentinels}"),
+            None => write!(f, "the Redis at {}", self.inner.address()),
+        }
     }
 }
 
 fn open(info: ConnectionInfo) -> Result<Client, OptionsError> {
     Client::open(info).map_err(|error| OptionsError(format!("the Redis client cannot be used: {error}")))
-}
-
-/// Returns advice for a URL of a set-up that is not supported yet.
-fn unsupported(url: &str) -> Option<&'static str> {
-    let scheme = url.split_once("://")?.0.to_ascii_lowercase();
-    if scheme.contains("sentinel") {
-        Some(
-            "Sentinels are not supported yet: give the address of the master as `redis://host:port`, which \
-             `SENTINEL GET-MASTER-ADDR-BY-NAME <name>` tells, or one that follows the master",
-        )
-    } else if scheme.contains("cluster") {
-        Some("a Redis Cluster is not supported yet: give the address of a server with `cluster-enabled no`")
-    } else {
-        None
-    }
-}
-
-/// Returns the URL without user and password, and without its query: the query of a socket's URL contains the password.
-fn redacted(url: &str) -> String {
-    let scheme = url.split_once(':').map(|(scheme, _)| scheme.to_ascii_lowercase());
-    let is_socket = scheme.is_some_and(|scheme| scheme.ends_with("unix"));
-    let shown = match url.rsplit_once('@').filter(|_| !is_socket) {
-        Some((head, host)) => match head.split_once("://") {
-            Some((scheme, _)) => format!("{scheme}://…@{host}"),
-            None => format!("…@{host}"),
-        },
-        None => url.to_owned(),
-    };
-    match shown.split_once('?') {
-        Some((before, _)) => format!("{before}?…"),
-        None => shown,
-    }
 }
 
 impl sealed::Sealed for RedisStore {}
@@ -219,7 +201,7 @@ impl Store for RedisStore {
     }
 
     fn describe(&self, _: ServerId) -> String {
-        self.inner.address().to_string()
+        self.inner.server()
     }
 
     fn connect(&self, _: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {

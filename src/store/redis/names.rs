@@ -13,6 +13,10 @@ const FORMAT: &str = "tenure1";
 pub(super) const CLOCK: &str = "tenure1:clock";
 /// The key that exists while a server recovers. Its life is the rest of the recovery.
 pub(super) const RECOVERING: &str = "tenure1:recovering";
+/// The key that holds the run of a server: its run id and replication id.
+pub(super) const RUN: &str = "tenure1:run";
+/// The key that holds the longest lease of any process, and the length of a recovery.
+pub(super) const LONGEST: &str = "tenure1:longest";
 
 /// The names of keys in Redis.
 #[derive(Debug, Clone)]

@@ -28,6 +28,8 @@ if claims then
     local refused = not own and job and job:judge(tick, recovering and '' or to)
     if refused then return refused end
     if recovering then
+      -- A write that changes nothing: a replica answers READONLY to it, so that its word is not believed.
+      redis.call('ZREM', queue, 'b')
       -- No tick waits, because what is known of earlier ticks may be lost.
       if waits and not job then enqueue(queue, entry, lease) end
       return 'R' .. recovering

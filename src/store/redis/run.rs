@@ -1,0 +1,121 @@
+//! The run of a server: which process answers, since which promotion. A run that is not the recorded one may lack the
+//! last grants of the run before it, so it begins a recovery.
+
+use std::fmt;
+use std::sync::LazyLock;
+use std::time::Duration;
+
+use redis::Cmd;
+
+use crate::store::redis::names;
+use crate::store::redis::script::LuaScript;
+
+/// The script that compares the runs.
+pub(super) static SCRIPT: LazyLock<LuaScript> =
+    LazyLock::new(|| LuaScript::new(include_str!("lua/run.lua").to_owned()));
+
+/// What a node does about another run of the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct RunPolicy {
+    /// The longest lease of any process, if the node begins a recovery at each other run. `None` if it does so only
+    /// after another node with that policy was at the server.
+    pub(crate) longest: Option<Duration>,
+    /// How long a recovery lasts.
+    pub(crate) recovery: Duration,
+}
+
+impl RunPolicy {
+    /// Returns the text by which the server compares the policies of nodes, or an empty text.
+    fn contract(self) -> String {
+        let longest = self.longest.map(|longest| Contract {
+            longest,
+            recovery: self.recovery,
+        });
+        longest.map_or_else(String::new, |contract| contract.to_string())
+    }
+
+    /// Returns why the node may not use the server, if the server has another longest lease than the node.
+    pub(super) fn contradiction(self, recorded: &str) -> Option<String> {
+        let own = self.contract();
+        if own.is_empty() || own == recorded {
+            return None;
+        }
+        let show = |text: &str| match Contract::parse(text) {
+            Some(Contract { longest, recovery }) => format!("{longest:?} (a recovery lasts {recovery:?})"),
+            None => format!("`{text}`"),
+        };
+        let key = names::LONGEST;
+        Some(format!(
+            "the longest lease of `Recovery::Always` is {} here and {} in other processes: use equal values, or stop all \
+             processes, `DEL {key}`, and start them with the new value",
+            show(&own),
+            show(recorded)
+        ))
+    }
+}
+
+/// The call that compares the runs. It changes nothing if the server has another longest lease than this node.
+pub(super) fn compare(run: &str, policy: RunPolicy) -> Cmd {
+    let mut call = redis::cmd("EVALSHA");
+    call.arg(&SCRIPT.sha).arg(3);
+    for key in [names::RUN, names::RECOVERING, names::LONGEST] {
+        call.arg(key);
+    }
+    call.arg(run)
+        .arg(policy.contract())
+        .arg(policy.recovery.as_millis() as u64);
+    call
+}
+
+/// The times on which all processes agree, as they are recorded in the server.
+struct Contract {
+    longest: Duration,
+    recovery: Duration,
+}
+
+impl Contract {
+    fn parse(text: &str) -> Option<Self> {
+        let (longest, recovery) = text.split_once(':')?;
+        let ms = |text: &str| text.parse().ok().map(Duration::from_millis);
+        Some(Contract {
+            longest: ms(longest)?,
+            recovery: ms(recovery)?,
+        })
+    }
+}
+
+impl fmt::Display for Contract {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{}", self.longest.as_millis(), self.recovery.as_millis())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_longest_lease_is_refused_with_both_values() {
+        let always = RunPolicy {
+            longest: Some(Duration::from_secs(30)),
+            recovery: Duration::from_secs(36),
+        };
+        assert_eq!(always.contradiction("30000:36000"), None);
+        for (recorded, shown) in [
+            ("10000:14000", "10s (a recovery lasts 14s)"),
+            ("30000:37500", "30s (a recovery lasts 37.5s)"),
+            ("x", "`x`"),
+        ] {
+            let text = always.contradiction(recorded).expect(recorded);
+            for part in [shown, "30s (a recovery lasts 36s)", "DEL tenure1:longest"] {
+                assert!(text.contains(part), "{text}");
+            }
+        }
+        // A node that recovers on evidence has no longest lease of its own.
+        let on_evidence = RunPolicy {
+            longest: None,
+            ..always
+        };
+        assert_eq!(on_evidence.contradiction("10000:14000"), None);
+    }
+}

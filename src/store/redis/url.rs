@@ -1,0 +1,137 @@
+//! URLs of servers: the checks that redis-rs does not make, and errors without passwords.
+
+use redis::{Client, ConnectionAddr};
+
+use crate::error::OptionsError;
+
+/// The port of a Sentinel whose URL has none.
+const SENTINEL_PORT: u16 = 26379;
+
+/// Returns a client for the server at `url`.
+///
+/// # Errors
+///
+/// Returns an error if the URL cannot be parsed, asks for TLS without the feature `rustls`, or turns off the
+/// verification of certificates. The error text never contains the password.
+pub(super) fn client(url: &str) -> Result<Client, OptionsError> {
+    let refused = |why: &str| OptionsError(format!("the Redis URL `{}` {why}", redacted(url)));
+    let fragment = url.rsplit_once('#').map(|(_, fragment)| fragment);
+    if fragment.is_some_and(|fragment| fragment.eq_ignore_ascii_case("insecure")) {
+        return Err(refused(
+            "turns off the verification of certificates: remove `#insecure`",
+        ));
+    }
+    if let Some(instead) = unsupported(url) {
+        return Err(refused(&format!("cannot be used: {instead}")));
+    }
+    Client::open(url).map_err(|error| {
+        let is_tls = url.starts_with("rediss:") || url.starts_with("valkeys:");
+        if is_tls && !cfg!(feature = "rustls") {
+            return refused("asks for TLS: enable tenure's feature `rustls`");
+        }
+        let detail = error.detail().map(|detail| format!(": {detail}"));
+        refused(&format!("cannot be used: {error}{}", detail.unwrap_or_default()))
+    })
+}
+
+/// Returns a client for the Sentinel at `url`. Without a port the URL means port 26379.
+///
+/// # Errors
+///
+/// Returns an error as [`client`] does, or if the URL names a database.
+pub(super) fn sentinel(url: &str) -> Result<Client, OptionsError> {
+    let client = client(url)?;
+    let info = client.get_connection_info();
+    let refused = |why: &str| OptionsError(format!("the URL `{}` of a Sentinel {why}", redacted(url)));
+    if info.redis_settings().db() != 0 {
+        return Err(refused("names a database: a Sentinel has none, remove it"));
+    }
+    let addr = match info.addr().clone() {
+        ConnectionAddr::Tcp(host, _) if !has_port(url) => ConnectionAddr::Tcp(host, SENTINEL_PORT),
+        ConnectionAddr::TcpTls {
+            host,
+            insecure,
+            tls_params,
+            ..
+        } if !has_port(url) => ConnectionAddr::TcpTls {
+            host,
+            port: SENTINEL_PORT,
+            insecure,
+            tls_params,
+        },
+        addr => addr,
+    };
+    Client::open(info.clone().set_addr(addr)).map_err(|error| refused(&format!("cannot be used: {error}")))
+}
+
+/// Returns whether the URL has a port. Otherwise redis-rs uses the default port of Redis.
+fn has_port(url: &str) -> bool {
+    let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
+    let authority = rest.split(['/', '?', '#']).next().unwrap_or_default();
+    let host = authority.rsplit('@').next().unwrap_or_default();
+    // An IPv6 address stands in brackets, and the text behind its last colon ends with one.
+    host.rsplit_once(':')
+        .is_some_and(|(_, port)| port.parse::<u16>().is_ok())
+}
+
+/// Returns advice for a URL of a set-up that is not supported yet.
+fn unsupported(url: &str) -> Option<&'static str> {
+    let scheme = url.split_once("://")?.0.to_ascii_lowercase();
+    if scheme.contains("sentinel") {
+        Some(
+            "Sentinels have a constructor of their own: `Locks::sentinel(name, urls)`, with a URL `redis://host:port` for \
+             each Sentinel",
+        )
+    } else if scheme.contains("cluster") {
+        Some("a Redis Cluster is not supported yet: give the address of a server with `cluster-enabled no`")
+    } else {
+        None
+    }
+}
+
+/// Returns the URL without user and password, and without its query: the query of a socket's URL contains the password.
+fn redacted(url: &str) -> String {
+    let scheme = url.split_once(':').map(|(scheme, _)| scheme.to_ascii_lowercase());
+    let is_socket = scheme.is_some_and(|scheme| scheme.ends_with("unix"));
+    let shown = match url.rsplit_once('@').filter(|_| !is_socket) {
+        Some((head, host)) => match head.split_once("://") {
+            Some((scheme, _)) => format!("{scheme}://…@{host}"),
+            None => format!("…@{host}"),
+        },
+        None => url.to_owned(),
+    };
+    match shown.split_once('?') {
+        Some((before, _)) => format!("{before}?…"),
+        None => shown,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sentinel_has_a_port_of_its_own() {
+        for (url, address) in [
+            ("redis://one", "one:26379"),
+            ("redis://:pass@one/", "one:26379"),
+            ("redis://user:p%40ss@one?protocol=resp3", "one:26379"),
+            ("redis://one:6379/0", "one:6379"),
+            ("redis://[::1]", "::1:26379"),
+            ("redis://[::1]:7000", "::1:7000"),
+        ] {
+            let client = sentinel(url).expect(url);
+            assert_eq!(client.get_connection_info().addr().to_string(), address, "{url}");
+        }
+    }
+
+    #[test]
+    fn the_url_of_a_sentinel_names_no_database() {
+        let error = sentinel("redis://:hunter2@one:26379/1").unwrap_err().to_string();
+        assert!(
+            error.contains("one:26379/1") && error.contains("database"),
+            "{error}"
+        );
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+}
