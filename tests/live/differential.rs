@@ -734,8 +734,9 @@ impl Run {
                 if !self.records.contains_key(&at) {
                     let full = self.full(at);
                     let letter = if self.kind == Kind::Election { 'e' } else { 's' };
-                    let found = self.tagged(letter, &full);
-                    let found = found.or_else(|| self.record_of_queue(letter, &full))?;
+                    let found = self
+                        .tagged(letter, &full)
+                        .or_else(|| self.queued_record(letter, &full))?;
                     self.records.insert(at, found);
                 }
                 self.records.get(&at).cloned()
@@ -744,19 +745,14 @@ impl Run {
         }
     }
 
-    /// Returns the key of a record that does not exist, from the key of its queue.
-    fn record_of_queue(&mut self, letter: char, full: &[u8]) -> Option<Vec<u8>> {
-        let start = format!("tenure1:{letter}:");
-        let keys: Vec<Vec<u8>> = redis::cmd("KEYS")
-            .arg("tenure1:q:*")
-            .query(&mut self.client)
-            .unwrap();
-        let mut records = keys.iter().map(|key| &key["tenure1:q:{0000}".len()..]);
-        let length = start.len() + "{0000}".len() + full.len();
-        let found = records.find(|record| {
-            record.len() == length && record.starts_with(start.as_bytes()) && record.ends_with(full)
-        });
-        found.map(<[u8]>::to_vec)
+    /// Returns the key of a record that has a queue: while the server recovers, a record may never have existed.
+    fn queued_record(&mut self, letter: char, full: &[u8]) -> Option<Vec<u8>> {
+        let mut keys = redis::cmd("KEYS");
+        let pattern = format!("tenure1:q:*tenure1:{letter}:*");
+        let keys: Vec<Vec<u8>> = keys.arg(pattern).query(&mut self.client).unwrap();
+        let tag = "tenure1:q:{0000}".len();
+        let mut records = keys.into_iter().map(|key| key[tag..].to_vec());
+        records.find(|record| record.ends_with(full) && record.len() == full.len() + tag)
     }
 
     fn queue(&mut self, at: usize) -> Option<Vec<u8>> {
