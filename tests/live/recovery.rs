@@ -58,7 +58,7 @@ async fn tries(locks: &Locks) -> Vec<Result<Option<Guard>, Error>> {
 }
 
 #[track_caller]
-fn is_recovering(error: &Error) {
+pub fn is_recovering(error: &Error) {
     let Error::Store { source, .. } = error else {
         panic!("{error:?}");
     };

@@ -11,7 +11,7 @@ if asserts then
     if not text or records[i] or look(i) and not fits(i, tick) then return end
     local number = text + 0
     -- As in open.lua: the clock must not reach 2^53.
-    if number + n >= 9007199254740992 then return end
+    if number + n >= 9007199254740991 then return end
     if number > last and (not recovering or recovering < ARGV[4] + 0) then
       -- Grants of this batch are held back even if this cannot be written. The clock is not raised then, so the next
       -- renewal begins the recovery.
@@ -23,6 +23,8 @@ if asserts then
     -- The next run of a tick starts from the memory of the job, and that may be lost, too.
     if not recovering or job then return end
     if late then return 'L' end
+    -- ZREM comes first because it needs no memory, as above.
+    call('ZREM', queue, 'b')
     -- The entry of a fixed lease has its whole length, and an assertion only what is left.
     for _, member in ipairs(call('ZRANGE', queue, '0', '-1')) do
       if find(member, holder, 1, true) == 2 then call('ZREM', queue, member) end
