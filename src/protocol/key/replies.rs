@@ -43,11 +43,18 @@ struct Queued {
 }
 
 impl Queued {
-    fn new(left: Option<u64>, owner: Option<NodeId>) -> Self {
+    /// Reads a reply that says "queued".
+    fn of(reply: &Reply) -> Self {
+        let (left, owner) = match *reply {
+            Reply::QueuedBehind(left, node) => (left, Some(node)),
+            Reply::Queued(left) | Reply::QueuedBehindForeign(left) => (left, None),
+            Reply::Recovering(left) => (Some(left), None),
+            _ => (None, None),
+        };
         Queued {
             left,
-            is_foreign: false,
-            is_recovering: false,
+            is_foreign: matches!(reply, Reply::QueuedBehindForeign(_)),
+            is_recovering: matches!(reply, Reply::Recovering(_)),
             owner,
         }
     }
@@ -103,44 +110,18 @@ impl<P: Plant> KeyState<P> {
                 self.note_attempt(number, 1, Some(tick));
                 self.granted(cx, number, (sent, time), grant);
             }
-            (_, Reply::Queued(left)) => self.queued(cx, number, sent, Queued::new(left, None)),
-            (_, Reply::QueuedBehind(left, node)) => {
-                self.queued(cx, number, sent, Queued::new(left, Some(node)));
-            }
-            (_, Reply::QueuedBehindForeign(left)) => {
-                let is_foreign = true;
-                self.queued(
-                    cx,
-                    number,
-                    sent,
-                    Queued {
-                        is_foreign,
-                        ..Queued::new(left, None)
-                    },
-                );
-            }
             (RequestKind::Claim { wait: false } | RequestKind::Pass, Reply::Recovering(_)) => {
                 let error = StoreError::refused(StoreRefusal::Recovering);
                 self.refused(cx, number, kind, error);
             }
-            (_, Reply::Recovering(left)) => {
-                self.error = Some(StoreError::refused(StoreRefusal::Recovering));
-                let is_recovering = true;
-                self.queued(
-                    cx,
-                    number,
-                    sent,
-                    Queued {
-                        is_recovering,
-                        ..Queued::new(Some(left), None)
-                    },
-                );
-            }
-            (RequestKind::Renew | RequestKind::Assert, Reply::Late) => {
-                let failure =
-                    FailedRequest::of_late_answer(self.taken_at, "the renewal reached the store too late");
-                self.renew_failed(cx, number, &failure);
-            }
+            (
+                _,
+                reply @ (Reply::Queued(_)
+                | Reply::QueuedBehind(..)
+                | Reply::QueuedBehindForeign(_)
+                | Reply::Recovering(_)),
+            ) => self.queued(cx, number, sent, Queued::of(&reply)),
+            (RequestKind::Renew | RequestKind::Assert, Reply::Late) => self.asserted_late(cx, number),
             (RequestKind::Yield, reply) => self.yield_not_executed(cx, number, &reply),
             (RequestKind::Pass, Reply::Late) => self.came_late(cx, number),
             (RequestKind::Pass, _) => self.end_denied(cx, number, AcquireError::Lost(LostCause::Gone)),
@@ -155,6 +136,12 @@ impl<P: Plant> KeyState<P> {
             (RequestKind::Claim { .. }, _) => self.came_late(cx, number),
             (RequestKind::Renew | RequestKind::Assert, _) => self.gone(cx, number),
         }
+    }
+
+    /// Handles an assertion that reached the store too late. The lease may still be asserted.
+    fn asserted_late(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        let failure = FailedRequest::of_late_answer(self.taken_at, "the renewal reached the store too late");
+        self.renew_failed(cx, number, &failure);
     }
 
     /// Handles a request that reached the store too late. The store did nothing.
@@ -290,6 +277,9 @@ impl<P: Plant> KeyState<P> {
 
     /// Handles "queued".
     fn queued(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, sent: Instant, queued: Queued) {
+        if queued.is_recovering {
+            self.error = Some(StoreError::refused(StoreRefusal::Recovering));
+        }
         self.finish_yield(cx, number);
         let claim = &mut self.claims[number];
         claim.executable_until = None;

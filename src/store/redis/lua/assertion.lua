@@ -10,6 +10,8 @@ if asserts then
     local call, text = redis.call, string.match(to, '%d+$')
     if not text or records[i] or look(i) and not fits(i, tick) then return end
     local number = text + 0
+    -- As in open.lua: the clock must not reach 2^53.
+    if number + n >= 9007199254740992 then return end
     if number > last and (not recovering or recovering < ARGV[4] + 0) then
       -- Grants of this batch are held back even if this cannot be written. The clock is not raised then, so the next
       -- renewal begins the recovery.
