@@ -196,7 +196,8 @@ pub fn tell(server: &RedisServer, words: &[&str]) {
     query::<redis::Value>(server, words).unwrap_or_else(|error| panic!("{words:?}: {error}"));
 }
 
-fn query<T: FromRedisValue>(server: &RedisServer, words: &[&str]) -> RedisResult<T> {
+/// Sends a command, and returns the answer.
+pub fn query<T: FromRedisValue>(server: &RedisServer, words: &[&str]) -> RedisResult<T> {
     let client = redis::Client::open(server.url())?;
     let mut connection = client.get_connection_with_timeout(ms(1_000))?;
     connection.set_read_timeout(Some(ms(10_000)))?;

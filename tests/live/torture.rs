@@ -10,11 +10,14 @@
 //!   nothing.
 //! * *Readers without locks*: only readers act so.
 //!
+//! `failovers.rs` has another variant, behind Sentinels.
+//!
 //! `TENURE_TORTURE_SECONDS` is the length of the first two variants together, in rounds of at most a minute. `TENURE_SEED`
 //! replays the schedule of faults of the first round.
 
 mod elections;
 mod events;
+mod failovers;
 mod faults;
 mod journal;
 mod latches;
@@ -190,6 +193,7 @@ impl Variant {
         let register = self.register.then(RedisServer::start);
         let orders = Orders {
             url: String::new(),
+            sentinels: Vec::new(),
             register: register.as_ref().map(RedisServer::url),
             counters: self.counter.then(|| dir.clone()),
             journal: PathBuf::new(),
@@ -198,7 +202,7 @@ impl Variant {
             lease: self.lease,
             locked: self.locked,
         };
-        let mut nodes = Nodes::start(orders, dir.clone(), &server, NODES);
+        let mut nodes = Nodes::start(orders, dir.clone(), Some(&server), NODES);
         let mut findings = Findings::default();
         if !nodes.ready(Duration::from_secs(20)) {
             findings.add("worker", "not ready within 20 s".into());
@@ -232,6 +236,7 @@ impl Variant {
             run,
             troubles: std::mem::take(&mut faults.troubles),
             bound: self.bound() + 2 * stall + Duration::from_millis(250),
+            failovers: Vec::new(),
             losses: self.faults.contains(&Fault::Stop) || stall > self.lease / 4,
             counters: self.counter.then(|| counters.collect()),
             notes: (0..KEYS).map(|key| notes::written(&server, key)).collect(),
@@ -275,7 +280,8 @@ impl Variant {
         let mut client = server.client();
         loop {
             let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut client).expect("the keys");
-            let is_left = |key: &String| key != "tenure1:clock" && !key.starts_with(notes::PREFIX);
+            let stays = ["tenure1:clock", "tenure1:run", "tenure1:longest"];
+            let is_left = |key: &String| !stays.contains(&&**key) && !key.starts_with(notes::PREFIX);
             let left: Vec<_> = keys.into_iter().filter(is_left).collect();
             if left.is_empty() {
                 return;
@@ -330,7 +336,7 @@ impl Variant {
         let late = nodes
             .nodes
             .iter()
-            .map(|node| node.proxy.counts().late.iter().sum::<u64>());
+            .map(|node| node.proxy().counts().late.iter().sum::<u64>());
         let (late, processes) = (late.sum::<u64>(), nodes.journals.len());
         let took = Duration::from_nanos(now() - began).as_secs();
         let Tally {

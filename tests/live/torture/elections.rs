@@ -1,7 +1,7 @@
 //! An election in the torture: each node always has a candidate and an observer.
 //!
 //! Leaders are judged like other holders. An observer never sees an earlier leader than it saw before, nor the value of
-//! another leader.
+//! another leader. Only a failover may lose a leader or a value, and then the server reports what it has.
 
 use std::time::Duration;
 
@@ -150,6 +150,11 @@ pub struct Seen {
 }
 
 impl Seen {
+    /// Forgets the leaders before a failover.
+    pub fn forget(&mut self) {
+        *self = Seen::default();
+    }
+
     /// Reads a line about the leader with this fence and this proclaimed value.
     pub fn read(&mut self, fence: u64, value: &str, line: &str, tally: &mut Tally, findings: &mut Findings) {
         if fence == 0 {

@@ -20,6 +20,10 @@ pub fn kind(error: &Error) -> String {
         Error::QueueFull { .. } => "queue full".into(),
         Error::Busy { .. } => "busy".into(),
         Error::Unset { .. } => "unset".into(),
+        Error::Failed { message, .. } => {
+            let code = message.split(' ').next().unwrap_or_default();
+            format!("failed {code}")
+        }
         Error::Uncertain { .. } => "uncertain".into(),
         other => format!("unexpected {other:?}"),
     }

@@ -3,8 +3,9 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
+use std::fs::File;
 use std::io::{BufRead, BufReader};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -99,17 +100,21 @@ pub const WITH_PAUSES: &[Fault] = &[
     Quiet,
 ];
 
-/// A process, and the proxy between it and the server.
+/// A process, and the proxy between it and the server. Behind Sentinels there is no proxy.
 pub struct Node {
     number: usize,
     incarnation: u32,
     child: Child,
-    pub proxy: Proxy,
+    proxy: Option<Proxy>,
     /// Whether the node has a fault. It has one at a time.
     in_trouble: bool,
 }
 
 impl Node {
+    pub fn proxy(&self) -> &Proxy {
+        self.proxy.as_ref().expect("a node without Sentinels")
+    }
+
     /// Kills the process, also if it is stopped.
     fn kill(&mut self) {
         let _ = self.child.kill();
@@ -139,7 +144,8 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    pub fn start(orders: Orders, dir: PathBuf, server: &RedisServer, count: usize) -> Self {
+    /// Starts nodes that reach this server through proxies, or the servers of the Sentinels in their orders.
+    pub fn start(orders: Orders, dir: PathBuf, server: Option<&RedisServer>, count: usize) -> Self {
         let mut nodes = Nodes {
             orders,
             dir,
@@ -147,8 +153,8 @@ impl Nodes {
             nodes: Vec::new(),
         };
         for number in 0..count {
-            let proxy = Proxy::start(([127, 0, 0, 1], server.port()).into());
-            let child = nodes.spawn(number, 0, &proxy);
+            let proxy = server.map(|server| Proxy::start(([127, 0, 0, 1], server.port()).into()));
+            let child = nodes.spawn(number, 0, proxy.as_ref());
             nodes.nodes.push(Node {
                 number,
                 incarnation: 0,
@@ -173,13 +179,13 @@ impl Nodes {
         true
     }
 
-    fn spawn(&mut self, number: usize, incarnation: u32, proxy: &Proxy) -> Child {
+    fn spawn(&mut self, number: usize, incarnation: u32, proxy: Option<&Proxy>) -> Child {
         let label = format!("{number}.{incarnation}");
         let journal = self.dir.join(format!("node-{label}"));
         let words = std::fs::File::create(self.dir.join(format!("words-{label}"))).expect("a file");
         self.journals.push((label, journal.clone()));
         let orders = Orders {
-            url: format!("redis://{}/", proxy.addr()),
+            url: proxy.map_or_else(String::new, |proxy| format!("redis://{}/", proxy.addr())),
             journal,
             seed: self.orders.seed ^ ((number as u64 + 1) << 32) ^ (u64::from(incarnation) << 40),
             ..self.orders.clone()
@@ -201,16 +207,14 @@ impl Nodes {
             let journal = self
                 .dir
                 .join(format!("node-{}.{}", node.number, node.incarnation));
-            let mut first = String::new();
-            let file = std::fs::File::open(journal);
-            file.is_ok_and(|file| BufReader::new(file).read_line(&mut first).is_ok() && first.contains(id))
+            node_id(&journal).is_some_and(|node| node == id)
         })
     }
 
     fn restart(&mut self, number: usize) {
         let mut node = self.nodes.remove(number);
         node.incarnation += 1;
-        node.child = self.spawn(number, node.incarnation, &node.proxy);
+        node.child = self.spawn(number, node.incarnation, node.proxy.as_ref());
         self.nodes.insert(number, node);
     }
 
@@ -245,6 +249,15 @@ impl Nodes {
         }
         bad
     }
+}
+
+/// Returns the id of the node with this journal, from one of its first lines.
+pub fn node_id(journal: &Path) -> Option<String> {
+    let lines = BufReader::new(File::open(journal).ok()?)
+        .lines()
+        .map_while(Result::ok);
+    let mut ids = lines.filter_map(|line| Some(line.split_once(" ready ")?.1.to_owned()));
+    ids.next()
 }
 
 /// The end of a fault.
@@ -377,7 +390,7 @@ impl<'a> Faults<'a> {
         let (lease, began) = (self.lease, now());
         if to_node {
             nodes.nodes[victim].in_trouble = true;
-            let proxy = &nodes.nodes[victim].proxy;
+            let proxy = nodes.nodes[victim].proxy();
             let before = proxy.counts();
             let (span, scope) = match fault {
                 Kill => {
@@ -466,7 +479,7 @@ impl<'a> Faults<'a> {
                     .nodes
                     .iter()
                     .filter(|node| !node.in_trouble)
-                    .for_each(|node| node.proxy.cut_reply_to("EVALSHA"));
+                    .for_each(|node| node.proxy().cut_reply_to("EVALSHA"));
                 sleep(ms(20));
                 self.tell(&["REPLICAOF", "127.0.0.1", "1"]);
                 between(ms(50), ms(600))
@@ -529,7 +542,7 @@ impl<'a> Faults<'a> {
                     healed = Some(victim);
                 }
                 Cure::Heal(victim, fault, before) => {
-                    let happened = self.heal(&nodes.nodes[victim].proxy, fault, &before);
+                    let happened = self.heal(nodes.nodes[victim].proxy(), fault, &before);
                     self.count(fault, happened);
                     healed = Some(victim);
                 }

@@ -132,7 +132,9 @@ pub fn judge(case: &Case, key: usize, holds: &[&Hold], tally: &mut Tally, findin
             done,
             refused,
         } = hold.notes;
-        if !(done..=done + unanswered).contains(&times) {
+        // A write that was answered and not replicated is lost.
+        let least = if case.failovers.is_empty() { done } else { 0 };
+        if !(least..=done + unanswered).contains(&times) {
             let text = format!("{:?}, written {times} times: {}", hold.notes, show(case, hold));
             findings.add("a note that is off", text);
         }

@@ -5,13 +5,17 @@ use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use tenure::Locks;
+use tenure::{Locks, Recovery};
+
+use crate::deployment::NAME;
 
 /// The settings of a worker.
 #[derive(Debug, Clone)]
 pub struct Orders {
     /// The Redis of the locks, through a proxy.
     pub url: String,
+    /// The Sentinels of the locks, instead of the URL.
+    pub sentinels: Vec<String>,
     /// The Redis of the register, which has no faults.
     pub register: Option<String>,
     /// The directory of the counters.
@@ -43,8 +47,9 @@ impl Orders {
         let register = self.register.as_deref().unwrap_or_default();
         let counters = self.counters.clone().unwrap_or_default();
         format!(
-            "{}|{register}|{}|{}|{}|{}|{}|{:?}",
+            "{}|{}|{register}|{}|{}|{}|{}|{}|{:?}",
             self.url,
+            self.sentinels.join(","),
             counters.display(),
             self.journal.display(),
             self.seed,
@@ -55,14 +60,26 @@ impl Orders {
     }
 
     pub fn decode(text: &str) -> Self {
-        let [url, register, counters, journal, seed, keys, lease, locked] = text
+        let [
+            url,
+            sentinels,
+            register,
+            counters,
+            journal,
+            seed,
+            keys,
+            lease,
+            locked,
+        ] = text
             .split('|')
             .collect::<Vec<_>>()
             .try_into()
-            .expect("eight orders");
+            .expect("nine orders");
         let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         Orders {
             url: url.into(),
+            sentinels: some(sentinels)
+                .map_or_else(Vec::new, |urls| urls.split(',').map(str::to_owned).collect()),
             register: some(register),
             counters: some(counters).map(PathBuf::from),
             journal: journal.into(),
@@ -113,11 +130,23 @@ pub async fn build(orders: &Orders) -> Locks {
         Locked::Nobody => Ok(Locks::memory()),
         Locked::Everybody | Locked::Writers => {
             let builder = Locks::builder().lease(orders.lease).lazy();
-            builder.redis(&orders.url).await
+            if orders.sentinels.is_empty() {
+                builder.redis(&orders.url).await
+            } else {
+                let like = redis::Client::open("redis://127.0.0.1/").expect("a good URL");
+                let builder = builder.recovery(Recovery::Always {
+                    longest: orders.lease,
+                    lag: LAG,
+                });
+                builder.sentinel(NAME, &orders.sentinels, like).await
+            }
         }
     };
     built.expect("locks")
 }
+
+/// How long an old master may accept writes: the replicas' longest lag, and two seconds.
+const LAG: Duration = Duration::from_secs(3);
 
 /// The number of permits.
 pub const PERMITS: u32 = 3;

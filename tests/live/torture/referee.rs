@@ -29,6 +29,14 @@ use crate::torture::latches::Latches;
 use crate::torture::notes::{self, Notes};
 use crate::torture::orders::PERMITS;
 
+/// The errors that only failovers explain. The command of a guarded write may fail, too.
+const OF_FAILOVERS: [&str; 4] = [
+    "refused Recovering",
+    "refused NoReplicas",
+    "refused Loading",
+    "failed NOREPLICAS",
+];
+
 /// The facts about a run besides its journals.
 pub struct Case {
     /// The names of processes, and their journals.
@@ -39,6 +47,8 @@ pub struct Case {
     /// When the processes could work, and when they were told to stop.
     pub run: (u64, u64),
     pub troubles: Vec<Trouble>,
+    /// From each failover's begin until the new master grants. The last writes before the promotion may be lost.
+    pub failovers: Vec<(u64, u64)>,
     /// The bound of a recovery.
     pub bound: Duration,
     /// Whether a holder may lose its lease.
@@ -139,6 +149,8 @@ pub struct Tally {
     /// The leaders that observers saw.
     pub leaders_seen: u64,
     pub worst_recovery: Duration,
+    /// The longest time without a grant of any key.
+    pub longest_pause: Duration,
     pub misses: BTreeMap<String, u64>,
     pub errors: BTreeMap<String, u64>,
     pub events: BTreeMap<String, u64>,
@@ -186,13 +198,15 @@ pub fn judge(case: &Case) -> (Tally, Findings) {
             &mut findings,
         ));
     }
-    latches.judge(&mut tally, &mut findings);
+    latches.judge(case, &mut tally, &mut findings);
     tally.grants = holds.len() as u64;
     let count = |f: fn(&Hold) -> bool| holds.iter().filter(|hold| f(hold)).count() as u64;
     tally.reads = count(|hold| hold.reads);
     tally.downgrades = count(|hold| hold.was_writer);
     tally.cycles = tally.grants + tally.misses.values().sum::<u64>() + tally.errors.values().sum::<u64>();
     holds.sort_by_key(|hold| hold.granted);
+    let pauses = holds.windows(2).map(|pair| pair[1].granted - pair[0].granted);
+    tally.longest_pause = Duration::from_nanos(pauses.max().unwrap_or_default());
     for key in case.exclusive.iter().copied() {
         let of_key: Vec<&Hold> = holds.iter().filter(|hold| hold.key == key).collect();
         exclusion(case, &of_key, &mut tally, &mut findings);
@@ -243,7 +257,9 @@ fn read(
             "error" => {
                 *tally.errors.entry(rest.into()).or_default() += 1;
                 let is_demoted = rest == "refused ReadOnly" && case.losses;
-                if rest.starts_with("unexpected") || rest.starts_with("refused") && !is_demoted {
+                let is_of_failover = OF_FAILOVERS.contains(&rest) && !case.failovers.is_empty();
+                let is_refused = rest.starts_with("refused") || rest.starts_with("failed");
+                if rest.starts_with("unexpected") || is_refused && !is_demoted && !is_of_failover {
                     findings.add("an error that nothing explains", format!("{label}: {line}"));
                 }
                 continue;
@@ -257,6 +273,9 @@ fn read(
             }
             "leader" => {
                 let fence = first.parse().expect("a fence");
+                if case.failovers.iter().any(|(from, to)| (*from..*to).contains(&at)) {
+                    seen.forget();
+                }
                 seen.read(fence, rest, line, tally, findings);
                 continue;
             }
