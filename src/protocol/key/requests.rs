@@ -237,16 +237,12 @@ impl<P: Plant> KeyState<P> {
             _ => None,
         };
         let claim_id = claim.request_claim_id(kind);
-        let mut term = claim.term;
-        if let (RequestKind::Assert, Some(held)) = (kind, claim.held()) {
-            term.lease_ms = (held.deadline.since(cx.now).as_millis() as u64 + 1).min(term.lease_ms);
-        }
         let request = Request {
             mark: claim.tick.as_deref().map(|tick| tick.mark),
             when_behind: claim.tick.as_deref().map_or(WhenBehind::Skip, |tick| tick.turn),
             name: cx.name.clone(),
             claim_id,
-            term,
+            term: claim.term,
             mode: claim.mode,
             verb,
             data,

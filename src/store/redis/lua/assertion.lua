@@ -2,11 +2,12 @@
 -- shows that the server has lost the grant. While the server recovers, the record is written again with its number.
 -- KEYS[i]      record
 -- KEYS[n+2]    recovering
+-- KEYS[2*n+2+i] memory of an election
 -- ARGV[4]      how long a recovery lasts that begins here, in ms
 -- returns      integer = the lease is asserted, its number; L = late, and not asserted; nil if there is nothing to assert
 local assert_lease
 if asserts then
-  function assert_lease(i, queue, job, holder, hold, tick, to)
+  function assert_lease(i, queue, job, holder, entry, hold, tick, to)
     local call, text = redis.call, string.match(to, '%d+$')
     if not text or records[i] or look(i) and not fits(i, tick) then return end
     local number = text + 0
@@ -24,11 +25,9 @@ if asserts then
     if not recovering or job then return end
     if late then return 'L' end
     -- ZREM comes first because it needs no memory, as above.
-    call('ZREM', queue, 'b')
-    -- The entry of a fixed lease has its whole length, and an assertion only what is left.
-    for _, member in ipairs(call('ZRANGE', queue, '0', '-1')) do
-      if find(member, holder, 1, true) == 2 then call('ZREM', queue, member) end
-    end
+    local waited = call('ZREM', queue, 'a' .. entry, 'b' .. entry) > 0
+    -- The value of a candidate that was removed as dead is not proclaimed late.
+    if kind == 'election' and not waited then call('HDEL', KEYS[2 * n + 2 + i], 'c' .. holder) end
     if tick == '0' then
       records[i] = holder .. text
       call('SET', KEYS[i], records[i], 'PX', hold)
