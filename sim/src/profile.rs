@@ -50,6 +50,8 @@ pub(crate) struct Profile {
     pub(crate) crowd: bool,
     /// The server knows its subscribers.
     pub(crate) probe: bool,
+    /// A lagging replica may become the master. For this long, in ms, the former master may still take writes.
+    pub(crate) failover_lag: Option<u64>,
     /// The server may come back empty.
     pub(crate) forgetful: bool,
     /// One contended key, with frequent process stops and slow inboxes, so that old messages meet young ones.
@@ -69,6 +71,11 @@ impl Profile {
     pub(crate) fn longest(&self) -> Duration {
         let holds = self.terms.iter().map(|term| term.hold_ms());
         Duration::from_millis(holds.max().unwrap_or_default())
+    }
+
+    /// Returns how long a server recovers.
+    pub(crate) fn recovery(&self) -> Duration {
+        self.longest() + Duration::from_millis(self.failover_lag.unwrap_or_default())
     }
 
     /// Draws the profile of a world.
@@ -109,6 +116,9 @@ impl Profile {
             return Profile::with_crowd(setup, rules);
         }
         let pauses_often = fault_period.1 > 0 && rng.u8(0..3) == 0;
+        // Derived, not drawn, so the other worlds stay the same.
+        let has_failovers = setup.seed % 8 == 6 && fault_period.1 > 0;
+        let failover_lag = has_failovers.then_some([0, 200, 700][(setup.seed / 8 % 3) as usize]);
         let hold = [1, 10, 100, 500][rng.usize(0..4)] * MS;
         Profile {
             pauses_often,
@@ -134,8 +144,9 @@ impl Profile {
             no_inbox: rng.u8(0..16) == 0,
             crowd: false,
             probe: rng.u8(0..8) > 0,
+            failover_lag,
             forgetful: rng.bool(),
-            wild_clock: rng.u8(0..4) == 0,
+            wild_clock: rng.u8(0..4) == 0 && failover_lag.is_none(),
             quiet_from: (setup.seed / 3).is_multiple_of(2).then(|| {
                 let calm = if fault_period.1 > 0 {
                     fault_period.1 + SETTLE_NS
@@ -180,6 +191,7 @@ impl Profile {
             writes: false,
             no_inbox: false,
             probe: true,
+            failover_lag: None,
             forgetful: false,
             wild_clock: false,
             quiet_from: None,

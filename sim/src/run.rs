@@ -198,7 +198,10 @@ impl World {
                 self.nodes[slot].step_at = None;
                 self.step_session(slot);
             }
-            Event::Handshake { conn } => self.handshake(conn),
+            Event::Handshake { conn } => self.visit(self.conns[conn].to, |world| world.handshake(conn)),
+            Event::MasterMoved { slot, life } if self.is_alive(slot, life) => self.master_moved(slot),
+            Event::Promote => self.promote(),
+            Event::Demoted => self.demote(),
             Event::Connected { conn, time } => self.connected(conn, time),
             Event::ConnectFailed { conn, error } => self.connect_failed(conn, error),
             Event::Arrive {
@@ -206,12 +209,17 @@ impl World {
                 id,
                 batch,
                 reload,
-            } => self.arrive(conn, id, batch, reload),
+            } => self.visit(self.conns[conn].to, |world| world.arrive(conn, id, batch, reload)),
             Event::NoScript { conn, id, batch } => self.no_script(conn, id, batch),
-            Event::Write { conn, id, write } => self.write_arrives(conn, id, write),
+            Event::Write { conn, id, write } => {
+                self.visit(self.conns[conn].to, |world| world.write_arrives(conn, id, write));
+            }
             Event::Reply { conn, id, reply } => self.reply(conn, id, reply),
             Event::ResetSeen { conn } => self.reset_seen(conn),
-            Event::Subscribe { slot, life, sub } => self.subscribe_arrives(slot, life, sub),
+            Event::Subscribe { slot, life, sub } => {
+                let to = self.nodes[slot].inbox.to;
+                self.visit(to, |world| world.subscribe_arrives(slot, life, sub));
+            }
             Event::InboxOpened { slot, life, sub } if self.is_alive(slot, life) => {
                 self.inbox_opened(slot, sub)
             }
@@ -222,7 +230,11 @@ impl World {
                 sub,
                 error,
             } if self.is_alive(slot, life) => self.inbox_failed(slot, sub, error),
-            Event::Unsubscribed { slot, life, sub } => self.unsubscribed(slot, life, sub),
+            Event::Unsubscribed { slot, life, sub } => {
+                for server in 0..self.servers.len() {
+                    self.visit(server, |world| world.unsubscribed(slot, life, sub));
+                }
+            }
             Event::Push {
                 slot,
                 life,
@@ -277,6 +289,7 @@ impl World {
             Event::Wake { slot, .. }
             | Event::Step { slot, .. }
             | Event::Caller { slot, .. }
+            | Event::MasterMoved { slot, .. }
             | Event::CampaignAgain { slot, .. }
             | Event::ObserveAgain { slot, .. }
             | Event::ClaimTick { slot, .. } => (*slot, 2),

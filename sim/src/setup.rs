@@ -14,6 +14,10 @@ pub struct Setup {
     pub flaw: Option<Flaw>,
     /// The store adds no margin to a lease.
     pub no_margin: bool,
+    /// The former master takes writes for longer than the recovery allows.
+    pub late_demotion: bool,
+    /// A promoted server does not recover, except on evidence.
+    pub no_recovery: bool,
     /// The scheduler releases the guard of a job whose future goes on.
     pub release_early: bool,
     /// Reports this violation alone, so that a planted mistake is found by its harm and not by its means.

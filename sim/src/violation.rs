@@ -109,6 +109,10 @@ pub enum Violation {
     GroupSplit,
     /// A caller is told of an error of a healthy store.
     DeniedInCalm,
+    /// A claim that asserted its lease still waits for the key.
+    OwnerQueued,
+    /// An inbox stays at a server that is no longer the master.
+    InboxLeftBehind,
     /// A silent connection stays in use.
     SilentConnectionKept,
     /// A write is executed after a later holder was granted its key.
@@ -121,7 +125,7 @@ pub enum Violation {
 
 impl Violation {
     /// All violations.
-    pub const ALL: [Violation; 52] = [
+    pub const ALL: [Violation; 54] = [
         Violation::HeldTooLong,
         Violation::TwoHolders,
         Violation::TooManyPermits,
@@ -170,6 +174,8 @@ impl Violation {
         Violation::SoloLeaseShared,
         Violation::GroupSplit,
         Violation::DeniedInCalm,
+        Violation::OwnerQueued,
+        Violation::InboxLeftBehind,
         Violation::SilentConnectionKept,
         Violation::WriteOrder,
         Violation::ExecutedCallReportedRefused,

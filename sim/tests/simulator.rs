@@ -520,6 +520,62 @@ fn finds_a_silent_inbox_that_is_not_suspected() {
     finds(with(Flaw::SilentInboxTrusted), Violation::SilentInboxTrusted, 1);
 }
 
+// Mistakes of a server that lost grants, and of its nodes.
+
+#[test]
+fn finds_a_recovering_server_that_grants() {
+    finds(with(Flaw::RecoveringGrants), Violation::TwoHolders, 1);
+}
+
+#[test]
+fn finds_a_recovery_that_is_shorter_than_the_longest_lease() {
+    finds(with(Flaw::RecoveryTooShort), Violation::TwoHolders, 1);
+}
+
+#[test]
+fn finds_a_loss_whose_evidence_is_ignored() {
+    finds(with(Flaw::EvidenceIgnored), Violation::TwoHolders, 1);
+}
+
+#[test]
+fn finds_an_assertion_that_takes_the_record_of_another_owner() {
+    finds(with(Flaw::AssertedOverOwner), Violation::TwoHolders, 1);
+}
+
+#[test]
+fn finds_an_assertion_that_leaves_its_claim_in_the_queue() {
+    finds(with(Flaw::AssertionStaysQueued), Violation::OwnerQueued, 1);
+}
+
+#[test]
+fn finds_an_inbox_that_stays_at_the_former_master() {
+    finds(with(Flaw::InboxLeftBehind), Violation::InboxLeftBehind, 1);
+}
+
+#[test]
+fn finds_two_holders_if_the_former_master_takes_writes_for_too_long() {
+    finds(
+        Setup {
+            late_demotion: true,
+            ..Setup::default()
+        },
+        Violation::TwoHolders,
+        1,
+    );
+}
+
+#[test]
+fn finds_two_holders_after_a_failover_without_a_recovery() {
+    finds(
+        Setup {
+            no_recovery: true,
+            ..Setup::default()
+        },
+        Violation::TwoHolders,
+        1,
+    );
+}
+
 // Mistakes of the session and of the link.
 
 #[test]

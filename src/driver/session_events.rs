@@ -6,7 +6,7 @@ use crate::driver::node::Node;
 use crate::driver::outage::{FailureKind, InboxLoss, OutageEnd};
 use crate::driver::servers::Server;
 use crate::driver::waiter::lock;
-use crate::error::{StoreError, StoreErrorKind};
+use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::observe;
 use crate::protocol::message::Reply;
 use crate::protocol::session::step::SessionEvent;
@@ -16,6 +16,10 @@ use crate::protocol::time::Instant;
 impl Node {
     /// Notes a failure at a server, which may begin an outage.
     pub(crate) fn note_server_failure(&self, server: &Server, what: FailureKind, error: &StoreError) {
+        // A server that recovers answers its requests, and has an event of its own.
+        if *error.kind() == StoreErrorKind::Refused(StoreRefusal::Recovering) {
+            return;
+        }
         // A failure that a process finds after it stood still says nothing about the server. A server that really
         // fails will fail again.
         if self.pause_until_now().is_some() {

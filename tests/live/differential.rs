@@ -92,6 +92,22 @@ async fn the_script_gives_the_replies_of_the_ledger() {
             ("claimed alone without a grant", 20),
             ("left alone", 10),
             ("handed over alone", 0),
+            ("recovery begun", 1),
+            ("recovery by the clock", 2),
+            ("recovery by an owner", 1),
+            ("claim held back", 10),
+            ("held back alone", 1),
+            ("left while recovering", 1),
+            ("waiter held back", 2),
+            ("holder without its number", 0),
+            ("asserted", 2),
+            ("asserted from the queue", 0),
+            ("not asserted over others", 1),
+            ("late assertion", 0),
+            ("adoption held back", 0),
+            ("group held back", 1),
+            ("yielded while recovering", 0),
+            ("passed while recovering", 0),
         ],
     )
     .await;
@@ -115,6 +131,9 @@ async fn the_script_leaves_locks_free_as_the_ledger_does() {
             ("push with others waiting", 2),
             ("granted alone", 5),
             ("left alone", 10),
+            ("asserted", 1),
+            ("claim held back", 10),
+            ("yielded while recovering", 0),
         ],
     )
     .await;
@@ -165,6 +184,23 @@ async fn the_script_shares_locks_as_the_ledger_does() {
             ("deaf passed over", 5),
             ("dead removed", 1),
             ("left alone", 5),
+            ("recovery begun", 1),
+            ("recovery by the clock", 2),
+            ("recovery by an owner", 1),
+            ("claim held back", 10),
+            ("held back alone", 1),
+            ("left while recovering", 1),
+            ("waiter held back", 2),
+            ("holder without its number", 0),
+            ("asserted", 2),
+            ("asserted from the queue", 0),
+            ("not asserted over others", 1),
+            ("late assertion", 0),
+            ("adoption held back", 0),
+            ("group held back", 1),
+            ("yielded while recovering", 0),
+            ("yield held back", 0),
+            ("passed while recovering", 0),
         ],
     )
     .await;
@@ -225,6 +261,14 @@ async fn the_script_for_jobs_gives_the_replies_of_the_ledger() {
             ("clock refused", 2),
             ("forgotten", 0),
             ("in use, not forgotten", 0),
+            ("recovery begun", 1),
+            ("recovery by the clock", 2),
+            ("recovery by an owner", 1),
+            ("claim held back", 10),
+            ("held back alone", 1),
+            ("left while recovering", 1),
+            ("tick not asserted", 1),
+            ("yielded while recovering", 0),
         ],
     )
     .await;
@@ -273,6 +317,20 @@ async fn the_script_for_semaphores_gives_the_replies_of_the_ledger() {
             ("joined", 20),
             ("not let in beside others", 5),
             ("left alone", 5),
+            ("recovery begun", 1),
+            ("recovery by the clock", 2),
+            ("recovery by an owner", 1),
+            ("claim held back", 10),
+            ("held back alone", 1),
+            ("left while recovering", 1),
+            ("waiter held back", 2),
+            ("holder without its number", 0),
+            ("asserted", 2),
+            ("asserted from the queue", 0),
+            ("not asserted over others", 1),
+            ("late assertion", 0),
+            ("adoption held back", 0),
+            ("passed while recovering", 0),
         ],
     )
     .await;
@@ -676,8 +734,9 @@ impl Run {
                 if !self.records.contains_key(&at) {
                     let full = self.full(at);
                     let letter = if self.kind == Kind::Election { 'e' } else { 's' };
-                    let found = self.tagged(letter, &full);
-                    let found = found.or_else(|| self.record_of_queue(letter, &full))?;
+                    let found = self
+                        .tagged(letter, &full)
+                        .or_else(|| self.queued_record(letter, &full))?;
                     self.records.insert(at, found);
                 }
                 self.records.get(&at).cloned()
@@ -686,19 +745,14 @@ impl Run {
         }
     }
 
-    /// Returns the key of a record that does not exist, from the key of its queue.
-    fn record_of_queue(&mut self, letter: char, full: &[u8]) -> Option<Vec<u8>> {
-        let start = format!("tenure1:{letter}:");
-        let keys: Vec<Vec<u8>> = redis::cmd("KEYS")
-            .arg("tenure1:q:*")
-            .query(&mut self.client)
-            .unwrap();
-        let mut records = keys.iter().map(|key| &key["tenure1:q:{0000}".len()..]);
-        let length = start.len() + "{0000}".len() + full.len();
-        let found = records.find(|record| {
-            record.len() == length && record.starts_with(start.as_bytes()) && record.ends_with(full)
-        });
-        found.map(<[u8]>::to_vec)
+    /// Returns the key of a record that has a queue: while the server recovers, a record may never have existed.
+    fn queued_record(&mut self, letter: char, full: &[u8]) -> Option<Vec<u8>> {
+        let mut keys = redis::cmd("KEYS");
+        let pattern = format!("tenure1:q:*tenure1:{letter}:*");
+        let keys: Vec<Vec<u8>> = keys.arg(pattern).query(&mut self.client).unwrap();
+        let tag = "tenure1:q:{0000}".len();
+        let mut records = keys.into_iter().map(|key| key[tag..].to_vec());
+        records.find(|record| record.ends_with(full) && record.len() == full.len() + tag)
     }
 
     fn queue(&mut self, at: usize) -> Option<Vec<u8>> {

@@ -1,13 +1,15 @@
 //! What happens to leases when a replica is promoted in place of the master.
 
-use std::sync::Arc;
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex as StdMutex};
 use std::time::Duration;
 
 use tenure::{Error, Fence, Guard, Lease, Locks, Mutex, Recovery};
 
 use crate::deployment::{Deployment, NAME, info, tell};
 use crate::help::{Eyes, addr, ms, now, soon, until, url};
+use crate::server::RedisServer;
 use crate::support::proxy::Proxy;
 
 /// The deployment does what the other tests need: this test has no locks.
@@ -78,6 +80,15 @@ async fn node(urls: Vec<String>, lease: Duration, recovery: Recovery) -> Locks {
     builder.sentinel(NAME, urls, like).await.unwrap()
 }
 
+/// Ends the recovery that begins when a server is used for the first time: there are no earlier leases.
+async fn skip_first_recovery(deployment: &Deployment, locks: &Locks) {
+    in_time(async { while locks.ping().await.is_err() {} }).await;
+    tell(
+        &deployment.servers[deployment.master()],
+        &["DEL", "tenure1:recovering"],
+    );
+}
+
 /// Acquires the lock, however often the servers are away or refuse.
 async fn at_last(mutex: Mutex) -> Guard {
     loop {
@@ -118,6 +129,9 @@ impl Scene {
     async fn round(&mut self, deployment: &mut Deployment, round: usize) -> Outcome {
         if let Some(dead) = self.dead.take() {
             deployment.rejoin(dead);
+        }
+        if self.highest == 0 {
+            skip_first_recovery(deployment, &self.holder.locks).await;
         }
         // The server grants again, and its replicas have all that was written before the cut.
         let warm = self.holder.locks.mutex(format!("warm:{round}"));
@@ -180,8 +194,9 @@ impl Scene {
                 outcome.told += 1;
             }
         }
-        let recovers = |eyes: &mut Eyes| eyes.text::<u8>("EXISTS tenure1:recovering") == 1;
-        until("the server grants", || !recovers(&mut eyes)).await;
+        if matches!(self.recovery, Recovery::Always { .. }) {
+            recovered(&deployment.servers[new]).await;
+        }
         // A node without any knowledge asks again, now that grants are possible.
         let stranger = node(deployment.urls(), self.lease, self.recovery).await;
         for guard in &guards {
@@ -217,6 +232,18 @@ impl Scene {
         assert!(least > Some(&self.highest), "{least:?} after {}", self.highest);
         self.highest = *most.expect("fences");
     }
+}
+
+/// Waits until the promoted server has recovered.
+async fn recovered(server: &RedisServer) {
+    let (mut eyes, run_id) = (Eyes::on(server), info(server, "run_id"));
+    until("the server has recovered", || {
+        // The run was replicated, too. It is that of the old master until a node is here.
+        let run: Option<String> = eyes.text("GET tenure1:run");
+        let is_known = run.is_some_and(|run| run.starts_with(&run_id));
+        is_known && eyes.text::<u8>("EXISTS tenure1:recovering") == 0
+    })
+    .await;
 }
 
 /// The first node at the promoted server knows nothing of the lost leases, and must not get them.
@@ -257,4 +284,68 @@ async fn on_evidence_alone_a_new_node_is_granted_what_a_promoted_server_lacks() 
     println!("on evidence: {outcome:?}");
     assert!(outcome.pairs >= 40, "{outcome:?}");
     assert_eq!(outcome.told, LEASES, "{outcome:?}");
+}
+
+/// Counts the grants that are pushed to each node, on a subscription of its own.
+fn pushes(server: &RedisServer) -> Arc<StdMutex<HashMap<String, usize>>> {
+    let counts = Arc::<StdMutex<HashMap<String, usize>>>::default();
+    let (mut client, counted) = (server.client(), counts.clone());
+    std::thread::spawn(move || {
+        let mut pubsub = client.as_pubsub();
+        pubsub.psubscribe("tenure1:n:*").unwrap();
+        // Ends with the server.
+        while let Ok(message) = pubsub.get_message() {
+            if message.get_payload_bytes().starts_with(b"1 lock ") {
+                let node = message.get_channel_name().rsplit(':').next().unwrap().to_owned();
+                *counted.lock().unwrap().entry(node).or_default() += 1;
+            }
+        }
+    });
+    counts
+}
+
+/// Both masters are well, so nothing is lost. The nodes have to find the new one, and it has to find their inboxes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_planned_failover_costs_no_lease_and_waiters_are_pushed_their_grants_again() {
+    let deployment = Deployment::start();
+    // The recovery ends before the old master is demoted, which takes 8 s and ends the subscriptions there. Neither node
+    // writes to it after the other has left.
+    let (lease, lag) = (ms(4_000), Duration::ZERO);
+    let always = Recovery::Always { longest: lease, lag };
+    let nodes = [
+        node(deployment.urls(), lease, always).await,
+        node(deployment.urls(), lease, always).await,
+    ];
+    skip_first_recovery(&deployment, &nodes[0]).await;
+    let guard = in_time(at_last(nodes[0].mutex("kept"))).await;
+    let waiting = tokio::spawn(at_last(nodes[1].mutex("kept")));
+    let mut eyes = Eyes::on(&deployment.servers[deployment.master()]);
+    until("it waits", || eyes.queue("kept") == 1).await;
+    let old = deployment.fail_over();
+    let server = &deployment.servers[deployment.promoted(old)];
+    recovered(server).await;
+    assert!(guard.is_held());
+
+    let (pushes, mut eyes) = (pushes(server), Eyes::on(server));
+    until("the test hears pushes", || eyes.text::<u8>("PUBSUB NUMPAT") == 1).await;
+    let (mut guard, mut waiting) = (guard, waiting);
+    for turn in 0.. {
+        until("it waits at the new master", || eyes.queue("kept") == 1).await;
+        // Without a replica for a moment, the server refuses a release. The next turn may have a push.
+        if let Err(error) = in_time(guard.release()).await {
+            assert!(matches!(error, Error::Store { .. }), "{error}");
+        }
+        let next = in_time(waiting).await.unwrap();
+        assert!(next.is_held());
+        guard = next;
+        waiting = tokio::spawn(at_last(nodes[turn % 2].mutex("kept")));
+        let counts = pushes.lock().unwrap().clone();
+        let is_pushed = |node: &Locks| counts.contains_key(&node.node().to_string());
+        if nodes.iter().all(is_pushed) {
+            println!("pushes after the failover: {counts:?}");
+            break;
+        }
+        assert!(turn < 3, "{turn} hand-overs, pushed: {counts:?}");
+    }
+    waiting.abort();
 }

@@ -58,7 +58,7 @@ async fn tries(locks: &Locks) -> Vec<Result<Option<Guard>, Error>> {
 }
 
 #[track_caller]
-fn is_recovering(error: &Error) {
+pub fn is_recovering(error: &Error) {
     let Error::Store { source, .. } = error else {
         panic!("{error:?}");
     };
@@ -134,4 +134,59 @@ async fn leases_of_each_kind_are_asserted_after_a_restart_although_another_node_
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leases_of_each_kind_are_asserted_on_evidence_if_their_node_is_first() {
     all_are_asserted(Recovery::OnEvidence, false).await;
+}
+
+/// A tick is not asserted: its next run starts from what the server knows of the job, and that is lost, too.
+#[cfg(feature = "scheduler")]
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_run_of_a_tick_is_told_that_its_lease_is_lost_and_runs_again_after_the_recovery() {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::time::{SystemTime, UNIX_EPOCH};
+
+    use tenure::Tick;
+    use tenure::testing::fire_tick;
+    use tokio::sync::mpsc::unbounded_channel;
+
+    let mut server = RedisServer::start();
+    let (longest, lag) = (LEASE, Duration::ZERO);
+    let node = node(&server, Recovery::Always { longest, lag }).await;
+    // Before the first use there was no lease.
+    Eyes::on(&server).text::<u8>("DEL tenure1:recovering");
+    let (begun, mut begins) = unbounded_channel();
+    let watch = Watch::of("=restored ");
+    let job = node.cron("restored", "0 0 0 1 1 *").lease(LEASE);
+    let runs = AtomicUsize::new(0);
+    let job = job.run(move |tick: Tick| {
+        begun.send(tick.fence()).unwrap();
+        // The number of the attempt is lost with the rest.
+        let is_first = runs.fetch_add(1, Ordering::SeqCst) == 0;
+        async move {
+            if is_first {
+                // The run is dropped when its lease is lost.
+                std::future::pending::<()>().await;
+            }
+        }
+    });
+    let _job = job.unwrap();
+    let hour = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() / 3_600;
+    let tick = UNIX_EPOCH + Duration::from_secs((hour - 1) * 3_600);
+    let fired = tokio::spawn(async move { fire_tick(&node, "restored", tick).await });
+    let first = soon(begins.recv()).await.unwrap();
+    server.restart();
+    let lost = watch.until("lost").await;
+    assert!(lost.text.contains("no longer has it"), "{lost:?}");
+    let mut eyes = Eyes::on(&server);
+    let mut recovers = || eyes.text::<u8>("EXISTS tenure1:recovering") == 1;
+    let mut second = None;
+    until("the tick runs again", || {
+        second = begins.try_recv().ok();
+        assert!(
+            second.is_none() || !recovers(),
+            "granted while the server recovers"
+        );
+        second.is_some()
+    })
+    .await;
+    assert!(second > Some(first), "{second:?} after {first:?}");
+    assert_eq!(soon(fired).await.unwrap(), "done");
 }

@@ -165,6 +165,72 @@ async fn a_release_needs_no_memory() {
     granted(&ask(&link, b"b", claim_id(1, 2), Verb::Yield { to: claim_id(1, 9) }).await);
 }
 
+fn owns(number: u64) -> Verb {
+    let number = Some(GrantNumber(number));
+    Verb::Renew { number }
+}
+
+#[tokio::test]
+async fn a_recovery_and_an_assertion_need_no_memory() {
+    let mut server = RedisServer::with_args(&["--maxmemory-policy", "noeviction"]);
+    let store = store(&server.url());
+    let link = connect(&store).await.unwrap();
+    let keys = [&b"a"[..], b"b"];
+    let mut owners = Vec::new();
+    for key in keys {
+        let claim = claim_id(1, owners.len() as u64 + 1);
+        owners.push((key, claim, granted(&ask(&link, key, claim, CLAIM).await)));
+    }
+    server.restart();
+    let link = connect(&store).await.unwrap();
+    let mut client = server.client();
+    let () = command("CONFIG SET maxmemory 1").query(&mut client).unwrap();
+    // The second owner has the higher number, which shows a loss, too.
+    for (key, claim, number) in owners {
+        let asserted = ask(&link, key, claim, owns(number)).await;
+        assert_eq!(granted(&asserted), number);
+        let clock: u64 = command("GET tenure1:clock").query(&mut client).unwrap();
+        assert_eq!(clock, number);
+        let mut shows = batch(vec![request(b"c", claim_id(2, 1), CLAIM)]);
+        (shows.highest, shows.recovery_ms) = (GrantNumber(number), 60_000);
+        let replies = link.apply(shows).await.unwrap().replies;
+        assert!(matches!(replies[..], [Reply::Recovering(_)]), "{replies:?}");
+    }
+    let mut shows = batch(vec![request(b"c", claim_id(2, 1), CLAIM)]);
+    (shows.highest, shows.recovery_ms) = (GrantNumber(1 << 52), 60_000);
+    let replies = link.apply(shows).await.unwrap().replies;
+    assert!(matches!(replies[..], [Reply::Recovering(_)]), "{replies:?}");
+    let left: i64 = command("PTTL tenure1:recovering").query(&mut client).unwrap();
+    assert!((30_000..=60_000).contains(&left), "{left}");
+}
+
+#[tokio::test]
+async fn a_recovery_ends_by_itself_and_a_number_begins_it_once() {
+    let server = RedisServer::start();
+    let link = connect(&store(&server.url())).await.unwrap();
+    let mut claim = batch(vec![request(b"a", claim_id(1, 1), CLAIM)]);
+    (claim.highest, claim.recovery_ms) = (GrantNumber(7), 300);
+    let start = Instant::now();
+    let mut told = 0;
+    let number = loop {
+        match &link.apply(claim.clone()).await.unwrap().replies[..] {
+            [Reply::Recovering(left)] => {
+                assert!(*left <= 300, "{left}");
+                told += 1;
+            }
+            [reply] => break granted(reply),
+            replies => panic!("{replies:?}"),
+        }
+        assert!(start.elapsed() < PATIENCE);
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    };
+    assert!(
+        told > 0 && start.elapsed() >= Duration::from_millis(299),
+        "{told}"
+    );
+    assert!(number > 7);
+}
+
 /// The memory of a job was edited by hand. Nodes get only numbers that they can read.
 #[tokio::test]
 async fn broken_numbers_of_a_job_do_not_fail_the_batch() {
@@ -608,6 +674,8 @@ async fn a_number_above_the_limit_does_not_reach_the_clock() {
             batch.highest = GrantNumber(highest);
             let failure = link.apply(batch).await.unwrap_err();
             assert_eq!(failure.executed, Executed::No, "{highest}");
+            let renewal = ask(&link, b"b", claim_id(1, 2), owns(highest)).await;
+            assert_eq!(renewal, Reply::Gone, "{highest}");
         }
     }
     granted(&ask(&link, b"b", claim_id(1, 3), CLAIM).await);

@@ -79,11 +79,12 @@ impl World {
         if !self.nodes[slot].alive {
             return;
         }
-        if let Some((_, _, whole)) = self.server.listening.get_mut(&slot) {
+        let to = self.nodes[slot].inbox.to;
+        if let Some((_, _, whole)) = self.server_at_mut(to).listening.get_mut(&slot) {
             *whole = false;
         }
         if self.rng.bool() {
-            self.unsubscribed(slot, life, sub);
+            self.visit(to, |world| world.unsubscribed(slot, life, sub));
         }
         if self.chance(30) {
             // The node gets no error and must ask.

@@ -1,5 +1,6 @@
 //! Faults: what goes wrong with processes, connections, the server, its clock, and through foreign clients.
 
+mod failover;
 mod kills;
 mod links;
 mod server;
@@ -32,6 +33,9 @@ impl World {
                 true => self.pause(slot),
                 false => self.hold_inbox(slot),
             },
+            _ if self.profile.failover_lag.is_some() && self.rng.u8(0..10) == 0 => self.fail_over(),
+            // Old requests meet the recovery.
+            _ if self.is_after_loss() && self.rng.u8(0..4) == 0 => self.stall(slot),
             0..8 => self.crash(slot),
             8..20 => self.pause(slot),
             20..23 => self.closing(slot),

@@ -50,7 +50,9 @@ impl World {
         self.note(None, None, || format!("server restarts, empty: {empty}"));
         if empty {
             self.cover(Case::ServerForgot);
-            self.exempt_all();
+            self.memory.lost_grants.extend(self.memory.granted.values());
+            self.memory.emptied = !self.recovers();
+            self.note_loss();
             self.note_number_loss(true);
             self.server.ledger.forget();
             self.forget_ticks();
@@ -61,17 +63,26 @@ impl World {
         } else {
             self.cover(Case::ServerRestart);
         }
+        self.runs += 1;
+        self.server.run = self.runs;
         self.server.listening = HashMap::new();
         self.server.knows_scripts = false;
         for slot in 0..self.nodes.len() {
             let (id, life) = (self.nodes[slot].id, self.nodes[slot].life);
             self.listens(id, false);
             for (_, conn) in self.nodes[slot].conns.clone() {
+                if self.conns[conn].to != self.at {
+                    continue;
+                }
                 self.conns[conn].server = false;
                 let notice = self.rng.u64(0..20 * MS);
                 self.after(notice, Event::ResetSeen { conn });
             }
-            if let Some(sub) = self.nodes[slot].inbox.sub {
+            if let Some(sub) = self.nodes[slot]
+                .inbox
+                .sub
+                .filter(|_| self.nodes[slot].inbox.to == self.at)
+            {
                 let notice = self.rng.u64(0..100 * MS);
                 let error = error(StoreErrorKind::Interrupted);
                 self.after(
@@ -85,7 +96,7 @@ impl World {
                 );
             }
         }
-        for conn in &mut self.conns {
+        for conn in self.conns.iter_mut().filter(|conn| conn.to == self.at) {
             conn.server = false;
         }
         // The server refuses connections until it is up.

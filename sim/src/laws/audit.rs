@@ -12,6 +12,8 @@ impl World {
         self.check_all();
         self.watch_requests();
         self.watch_silence();
+        self.watch_late_assertions();
+        self.watch_inboxes();
         let calm = self.is_calm();
         if calm {
             self.cover(Case::Calm);

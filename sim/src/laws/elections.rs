@@ -34,7 +34,9 @@ impl World {
         let local = self.local(slot);
         let leader = self.nodes[slot].shard.held_alone(local, &self.keys[key]);
         let leads = leader.is_some_and(|leader| leader.claim == of);
-        let wrongly_refused = !done && in_time && leads && !self.is_exempt_grant(number);
+        // The server does not know a leader whose record is lost until the leader asserts its lease.
+        let is_lost = self.is_after_loss() && number <= self.memory.lossy_up_to;
+        let wrongly_refused = !done && in_time && leads && !is_lost && !self.is_exempt_grant(number);
         if wrongly_refused || done && !is_kept {
             self.report(Violation::ProclaimedByAnother, Some(key), || {
                 format!("{of} leads: {leads}; it was told that its proclamation {seq} was kept: {done}")
@@ -80,6 +82,8 @@ impl World {
             let elections = &self.memory.elections;
             elections.won_with_value.contains(&(key, report.number))
                 && !self.is_exempt_fence(Fence::new(report.number, 0))
+                // The value of a leader stays lost, though the leader asserts its lease.
+                && report.number > self.memory.lossy_up_to
         };
         if let Some(report) = report
             && won_with_value(report)
@@ -93,7 +97,12 @@ impl World {
         }
         let seq = proclamation.flatten().map(|proclamation| proclamation.seq);
         let told = report.map(|report| (report.number, seq));
-        if latest > told && told.is_some_and(|(number, _)| !self.is_exempt_fence(Fence::new(number, 0))) {
+        // The latest leader, or the latest value, may be lost.
+        let is_lost = self.is_after_loss();
+        if latest > told
+            && !is_lost
+            && told.is_some_and(|(number, _)| !self.is_exempt_fence(Fence::new(number, 0)))
+        {
             self.report(Violation::LeaderNewsOutOfOrder, Some(key), || {
                 format!("an observer of node {slot} is told {told:?} after {latest:?}")
             });

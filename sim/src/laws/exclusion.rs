@@ -26,6 +26,7 @@ impl World {
     pub(crate) fn check_key(&mut self, key: usize) {
         let us = self.server_us();
         let longest = self.profile.longest();
+        let is_lost = self.is_after_loss();
         let record = self.server.ledger.record(&self.keys[key], us);
         let mut first: Option<(usize, Fence, Mode)> = None;
         let mut several = false;
@@ -107,7 +108,7 @@ impl World {
                 let backed = backed
                     || mode != Mode::Exclusive
                         && shares.any(|share| share.claim_id == claim && share.number == fence.number());
-                if !backed && found.is_none() && self.setup.only != Some(Violation::TwoHolders) {
+                if !backed && !is_lost && found.is_none() && self.setup.only != Some(Violation::TwoHolders) {
                     let text = format!(
                         "node {slot} holds by grant {}, the record is {record:?}",
                         fence.number()

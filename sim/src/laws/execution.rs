@@ -44,16 +44,27 @@ impl World {
             for (claim_id, number) in after.grants() {
                 if before.grants().all(|earlier| earlier != (claim_id, number)) {
                     self.watch_new_owner(key, (claim_id, number), to, pushes);
-                    self.watch_queue_order(key, (claim_id, request), before, &after);
+                    let is_asserted = request.verb == Verb::Renew { number: Some(number) };
+                    if is_asserted {
+                        self.watch_assertion(key, claim_id);
+                    } else {
+                        self.watch_queue_order(key, (claim_id, request), before, &after);
+                    }
                 }
             }
             let is_queued = matches!(
                 reply,
-                Reply::Queued(_) | Reply::QueuedBehind(..) | Reply::QueuedBehindForeign(_)
+                Reply::Queued(_)
+                    | Reply::QueuedBehind(..)
+                    | Reply::QueuedBehindForeign(_)
+                    | Reply::Recovering(_)
             );
             if is_queued || reply.number().is_some() {
                 self.memory.last_heard.insert(to, (now, request.term));
-                self.watch_forgotten_claim(key, request, to);
+                // A repeated pass creates nothing.
+                if before.grants().all(|(owner, _)| owner != to) {
+                    self.watch_forgotten_claim(key, request, to);
+                }
             }
         }
     }
@@ -69,7 +80,9 @@ impl World {
         let now = self.server_us() / 1000;
         self.memory.highest = self.memory.highest.max(number);
         let earlier = self.memory.granted.insert(claim_id, number);
-        if earlier.is_some_and(|earlier| earlier != number) {
+        // A server that lost the grant may grant the claim again.
+        let is_lost = self.is_after_loss();
+        if earlier.is_some_and(|earlier| earlier != number) && !is_lost {
             self.report(Violation::ClaimNumberReused, Some(key), || {
                 format!("claim {claim_id} is granted again")
             });
@@ -78,7 +91,8 @@ impl World {
             return;
         }
         let heard = self.memory.last_heard.get(&claim_id).copied();
-        if heard.is_none_or(|(at, term)| now.saturating_sub(at) > term.stale_ms()) {
+        let is_stale = heard.is_none_or(|(at, term)| now.saturating_sub(at) > term.stale_ms());
+        if is_stale && !is_lost {
             self.report(Violation::DeadWaiterGranted, Some(key), || {
                 format!("{claim_id} was last heard at {heard:?}")
             });
@@ -104,6 +118,19 @@ impl World {
         {
             self.report(Violation::OrphanRecord, Some(key), || {
                 format!("{to} was executed after its node had forgotten it")
+            });
+        }
+    }
+
+    /// Checks that no lease is asserted after it was left.
+    fn watch_assertion(&mut self, key: usize, claim_id: ClaimId) {
+        // The node does not know of a copy, which is refused after its not-after.
+        if self.memory.ended.contains(&claim_id) && !self.memory.is_copy {
+            self.memory.asserted_after_end.insert((key, claim_id));
+        }
+        if self.key_records(&self.keys[key]).waiters.contains(&claim_id) {
+            self.report(Violation::OwnerQueued, Some(key), || {
+                format!("{claim_id} asserted its lease, and still waits")
             });
         }
     }

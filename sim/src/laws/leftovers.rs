@@ -39,6 +39,44 @@ impl World {
         }
     }
 
+    /// Checks that a lease that was asserted after its end is left again.
+    pub(crate) fn watch_late_assertions(&mut self) {
+        for (key, claim_id) in self.memory.asserted_after_end.clone() {
+            let is_there = self
+                .key_records(&self.keys[key])
+                .grants()
+                .any(|(of, _)| of == claim_id);
+            let Some(&(slot, life)) = self.slots.get(&claim_id.node) else {
+                continue;
+            };
+            let is_known = self.nodes[slot].shard.knows_claim(&self.keys[key], claim_id);
+            if is_there && !is_known && self.is_alive(slot, life) {
+                self.report(Violation::OrphanRecord, Some(key), || {
+                    format!("{claim_id} was asserted after it was left, and is not left again")
+                });
+            }
+        }
+    }
+
+    /// Checks that an inbox does not stay at another server than the connection.
+    pub(crate) fn watch_inboxes(&mut self) {
+        for slot in 0..self.nodes.len() {
+            let to = self.open_conn(slot).map(|conn| self.conns[conn].to);
+            let node = &mut self.nodes[slot];
+            let is_left = node.alive && node.inbox.open && to.is_some_and(|to| to != node.inbox.to);
+            if !is_left || node.paused.is_some() {
+                node.inbox.left_since = None;
+                continue;
+            }
+            let since = *node.inbox.left_since.get_or_insert(self.now);
+            if self.now - since > 100 * MS {
+                self.report(Violation::InboxLeftBehind, None, || {
+                    format!("the inbox of node {slot} leads to another server than its connection")
+                });
+            }
+        }
+    }
+
     /// Checks that nothing is left when all callers are gone.
     pub(crate) fn watch_end(&mut self) {
         let us = self.server_us();
@@ -51,7 +89,9 @@ impl World {
             ledger.latch(name, us).is_some() || ledger.watchers(name, us).next().is_some()
         };
         let latches = self.keys.iter().any(is_known);
-        if callers || engines || records || entries || latches {
+        // A recovery ends by itself. Meanwhile dead entries stay.
+        let recovers = self.server.ledger.recovering(us).is_some() || self.old_master.is_some();
+        if callers || engines || records || entries || latches || recovers {
             if self.now > self.profile.drain + 40_000 * MS {
                 let text = (0..self.keys.len())
                     .map(|key| self.describe_key(key))
@@ -86,7 +126,7 @@ impl World {
                 highest: GrantNumber(0),
                 not_after: u64::MAX,
                 poll_gap_ms: self.profile.poll_gap,
-                recovery_ms: 1_000,
+                recovery_ms: self.profile.recovery().as_millis() as u64,
                 rule: Rule::Each,
                 requests: vec![request],
             };

@@ -80,7 +80,7 @@ impl World {
     ) {
         let is_owner =
             before.record.is_some() && before.grants().any(|(claim_id, _)| claim_id == request.claim_id);
-        let is_done = matches!(reply, Reply::Granted(_) | Reply::Late);
+        let is_done = matches!(reply, Reply::Granted(_) | Reply::Late | Reply::Recovering(_));
         if matches!(request.verb, Verb::Pass { .. }) && is_owner && !is_done {
             self.report(Violation::WriterBetween, Some(key), || {
                 format!("{} was the owner and was told {reply:?}", request.claim_id)

@@ -19,7 +19,9 @@ impl World {
         before: &KeyRecords,
         after: &KeyRecords,
     ) {
-        if matches!(request.verb, Verb::Pass { to } if to == claim_id) {
+        // While a server recovers, an owner that yields goes on at once.
+        let recovers = self.server.ledger.recovering(self.server_us()).is_some();
+        if matches!(request.verb, Verb::Pass { to } if to == claim_id) || self.is_after_loss() || recovers {
             return;
         }
         let now = self.server_us() / 1000;
@@ -49,7 +51,8 @@ impl World {
         after: Option<&Record>,
     ) {
         let (now, gap) = (self.server_us() / 1000, self.profile.poll_gap);
-        let (Some(before), Some(after)) = (before, after) else {
+        let recovers = self.is_after_loss() || self.server.ledger.recovering(self.server_us()).is_some();
+        let (Some(before), Some(after)) = (before.filter(|_| !recovers), after) else {
             self.memory.handed_on[key] = None;
             return;
         };
@@ -88,7 +91,8 @@ impl World {
         let room = PERMITS.checked_sub(owned.in_use() + wanted.max().unwrap_or_default());
         let has_permits = self.profile.permits && key < self.locks && room.is_some_and(|room| room > 0);
         let free = owned.is_free() || has_permits;
-        if !free || !self.nodes.iter().enumerate().any(waits) {
+        let recovers = self.server.ledger.recovering(self.server_us()).is_some();
+        if !free || recovers || !self.nodes.iter().enumerate().any(waits) {
             self.memory.free_since[key] = None;
             return;
         }

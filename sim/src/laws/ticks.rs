@@ -81,6 +81,13 @@ impl World {
         if request.name.kind != Kind::Job || matches!(request.verb, Verb::Yield { .. }) {
             return;
         }
+        // Ticks that were granted or ended may be lost. The laws begin anew with what the master knows.
+        if self.is_after_loss() {
+            let master = self.server_at(self.master);
+            let known = master.ledger.job(&request.name).cloned().unwrap_or_default();
+            self.forget_ticks();
+            return self.memory.ticks.restored(key, &known);
+        }
         let Some(job) = self.server.ledger.job(&request.name).cloned() else {
             return;
         };

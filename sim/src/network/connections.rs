@@ -21,9 +21,12 @@ impl World {
         self.note(Some(slot), None, || {
             format!("   connects: {attempt:?} is connection {conn}")
         });
+        let to = self.supposed_master();
         self.conns.push(Connection {
             slot,
             life,
+            to,
+            run: 0,
             attempt,
             client: true,
             opened: false,
@@ -80,6 +83,8 @@ impl World {
             return self.after(back, Event::ConnectFailed { conn, error });
         }
         self.conns[conn].server = true;
+        self.conns[conn].run = self.server.run;
+        self.compare_run();
         self.server.knows_scripts = true;
         // The time in the answer is old when it arrives.
         let time = self.server_us();
@@ -104,7 +109,7 @@ impl World {
                 input: SessionInput::Connected {
                     attempt,
                     time,
-                    place: Place::default(),
+                    place: self.place_of(conn),
                 },
             });
         }
@@ -130,9 +135,18 @@ impl World {
             input: SessionInput::Connected {
                 attempt,
                 time,
-                place: Place::default(),
+                place: self.place_of(conn),
             },
         });
+    }
+
+    /// Returns where a connection leads.
+    fn place_of(&self, conn: usize) -> Place {
+        let Connection { to, run, .. } = self.conns[conn];
+        Place {
+            address: to.to_string().into(),
+            run: run.to_string().into(),
+        }
     }
 
     /// Handles a refused connection at the node.

@@ -1,7 +1,5 @@
 //! Inboxes: subscriptions through which grants are pushed.
 
-use std::sync::Arc;
-
 use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{NodeId, Push};
 use tenure::protocol::session::step::{Attempt, SessionInput};
@@ -19,8 +17,9 @@ impl World {
     /// Starts to open a subscription.
     pub(crate) fn subscribe(&mut self, slot: usize, sub: Attempt) {
         let life = self.nodes[slot].life;
+        let to = self.supposed_master();
         let inbox = &mut self.nodes[slot].inbox;
-        (inbox.sub, inbox.open, inbox.silent) = (Some(sub), false, None);
+        (inbox.sub, inbox.open, inbox.silent, inbox.to) = (Some(sub), false, None, to);
         self.nodes[slot].opened += 1;
         let way = self.delay();
         self.after(way, Event::Subscribe { slot, life, sub });
@@ -116,7 +115,7 @@ impl World {
             slot,
             input: SessionInput::InboxOpened {
                 attempt: sub,
-                address: Arc::default(),
+                address: self.nodes[slot].inbox.to.to_string().into(),
             },
         });
     }
@@ -132,11 +131,13 @@ impl World {
     /// Handles a sign of life of a subscription.
     pub(crate) fn inbox_pong(&mut self, slot: usize, sub: Attempt) {
         let life = self.nodes[slot].life;
-        let is_whole = self.server.listening.get(&slot) == Some(&(life, sub, true));
+        let server = self.server_at(self.nodes[slot].inbox.to);
+        let is_whole = server.listening.get(&slot) == Some(&(life, sub, true));
+        let stall = server.stall;
         if !is_whole || !self.is_current_subscription(slot, sub) {
             return;
         }
-        let held = self.inbox_held(slot).max(self.server.stall);
+        let held = self.inbox_held(slot).max(stall);
         if held > self.now {
             return self.at(held, Event::InboxPong { slot, life, sub });
         }
@@ -277,8 +278,10 @@ impl World {
 
     /// Silences a subscription. The server still counts it, and no error is reported.
     pub(crate) fn silence_inbox(&mut self, slot: usize) {
-        if let Some((life, _, whole)) = self.server.listening.get_mut(&slot)
-            && *life == self.nodes[slot].life
+        let to = self.nodes[slot].inbox.to;
+        let life = self.nodes[slot].life;
+        if let Some((of, _, whole)) = self.server_at_mut(to).listening.get_mut(&slot)
+            && *of == life
         {
             *whole = false;
             self.nodes[slot].inbox.silent = Some(MissedPushes::default());

@@ -1,6 +1,7 @@
 //! The server executes batches with the ledger as it ships.
 
 use tenure::error::StoreRefusal;
+use tenure::protocol::ledger::Branch;
 use tenure::protocol::message::{Batch, BatchReply, Reply, Rule, Verb};
 
 use crate::coverage::Case;
@@ -47,12 +48,16 @@ impl World {
             effective.requests.remove(*at);
         }
         let before = self.records_of_batch(effective);
+        let knows_number = effective.highest > self.server.ledger.last_number();
         let mut pushes = std::mem::take(&mut self.server.pushes);
         let mut branches = std::mem::take(&mut self.server.branches);
         let mut answer = self
             .server
             .ledger
             .apply_traced(now_us, effective, &mut pushes, &mut branches);
+        let grants = answer.replies.iter().any(|reply| reply.number().is_some());
+        let asserts = branches.contains(&Branch::RecoveryByOwner);
+        self.note_evidence(knows_number || asserts, grants);
         for branch in branches.drain(..) {
             self.cover(Case::branch(branch));
         }

@@ -82,7 +82,7 @@ impl World {
             remote: true,
             can_fail: true,
             poll_gap: Duration::from_millis(self.profile.poll_gap),
-            recovery: Duration::from_secs(10),
+            recovery: self.profile.recovery(),
             seed,
         };
         Node {

@@ -111,7 +111,7 @@ impl World {
                 });
                 self.feed(slot, key, input);
             }
-            SessionEffect::Reachable { .. } => self.reachable(slot),
+            SessionEffect::Reachable { is_elsewhere } => self.reachable(slot, is_elsewhere),
             SessionEffect::Inbox(InboxEffect::Open(attempt)) => self.subscribe(slot, attempt),
             SessionEffect::Inbox(InboxEffect::Ping(attempt)) => self.ping_inbox(slot, attempt),
             SessionEffect::Inbox(InboxEffect::Close(attempt)) => self.close_inbox(slot, attempt),

@@ -62,12 +62,12 @@ impl World {
     }
 
     /// Tells all keys of a node that the server is reachable again.
-    pub(crate) fn reachable(&mut self, slot: usize) {
+    pub(crate) fn reachable(&mut self, slot: usize, is_elsewhere: bool) {
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
         self.note(Some(slot), None, || "<- reachable".into());
         let keep = |_: &Name, effect: &Effect| effects.push(effect.clone());
-        self.nodes[slot].shard.reachable(local, false, keep);
+        self.nodes[slot].shard.reachable(local, is_elsewhere, keep);
         self.carry_out(slot, effects);
         self.raise(Signal::AllKeysChanged);
     }

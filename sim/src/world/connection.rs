@@ -10,6 +10,10 @@ use tenure::protocol::session::step::{Attempt, BatchId};
 pub(crate) struct Connection {
     pub(crate) slot: usize,
     pub(crate) life: u32,
+    /// The server that it leads to.
+    pub(crate) to: usize,
+    /// The run of the server that accepted it.
+    pub(crate) run: u64,
     /// The session's name for it.
     pub(crate) attempt: Attempt,
     /// Whether the client reads it.

@@ -58,6 +58,15 @@ pub(crate) enum Event {
     ResetSeen {
         conn: usize,
     },
+    /// A node learns that the server of its connection is no longer the master.
+    MasterMoved {
+        slot: usize,
+        life: u32,
+    },
+    /// The replica becomes the master.
+    Promote,
+    /// The former master accepts nothing any more.
+    Demoted,
     Subscribe {
         slot: usize,
         life: u32,

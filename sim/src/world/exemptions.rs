@@ -2,6 +2,7 @@
 
 use tenure::protocol::ledger::{Record, RecordOwner};
 
+use crate::coverage::Case;
 use crate::world::World;
 use crate::world::tick_memory::TickMemory;
 
@@ -30,6 +31,41 @@ impl World {
         for key in 0..self.keys.len() {
             self.exempt(key);
         }
+    }
+
+    /// A server took over that lacks the latest grants, or the server before it can no longer grant. Until every lost
+    /// lease is over, holders may lack a record, and claims may be granted again.
+    pub(crate) fn note_loss(&mut self) {
+        let lasts = 2 * self.profile.recovery().as_nanos() as u64;
+        self.memory.lossy_until = self.now + lasts;
+        self.extend_fault(self.now + lasts);
+        self.memory.lossy_up_to = self.memory.highest;
+        self.memory.granted.clear();
+        self.memory.last_heard.clear();
+        self.memory.handed_on.fill(None);
+        self.memory.forgot = true;
+        self.forget_ticks();
+        for key in self.jobs() {
+            let known = self.job(key);
+            self.memory.ticks.restored(key, &known);
+        }
+    }
+
+    /// Notes what the first requests show to a server that came back empty. A grant to a node that knew no number hides
+    /// the loss, and nothing is promised of the lost leases then.
+    pub(crate) fn note_evidence(&mut self, knows_number: bool, grants: bool) {
+        if self.memory.emptied && knows_number {
+            self.memory.emptied = false;
+        } else if self.memory.emptied && grants {
+            self.cover(Case::LossHidden);
+            self.memory.emptied = false;
+            self.memory.exempt_grants.extend(&self.memory.lost_grants);
+        }
+    }
+
+    /// Returns whether some effects of a loss may still show.
+    pub(crate) fn is_after_loss(&self) -> bool {
+        self.now < self.memory.lossy_until
     }
 
     /// The server lost its number, or its clock went back. After both, fences may be smaller.

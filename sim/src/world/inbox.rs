@@ -10,6 +10,10 @@ use tenure::protocol::session::step::Attempt;
 pub(crate) struct Inbox {
     /// The subscription that is opening or open.
     pub(crate) sub: Option<Attempt>,
+    /// The server that it leads to.
+    pub(crate) to: usize,
+    /// Since when it leads to another server than the connection.
+    pub(crate) left_since: Option<u64>,
     /// Whether it is open.
     pub(crate) open: bool,
     /// Whether the node ever had an open subscription.

@@ -30,6 +30,18 @@ pub(crate) struct Memory {
     pub(crate) written: Vec<Option<Fence>>,
     /// The claims whose end was executed.
     pub(crate) ended: HashSet<ClaimId>,
+    /// When a replica may next take over.
+    pub(crate) next_failover: u64,
+    /// The leases that were asserted after their end.
+    pub(crate) asserted_after_end: HashSet<(usize, ClaimId)>,
+    /// The server lost grants. Until this time holders may lack a record.
+    pub(crate) lossy_until: u64,
+    /// The server came back empty, and no request has shown that yet.
+    pub(crate) emptied: bool,
+    /// Grants that the server has lost.
+    pub(crate) lost_grants: HashSet<GrantNumber>,
+    /// Grants up to this number may have been lost.
+    pub(crate) lossy_up_to: GrantNumber,
     /// Grants that are exempt from the laws.
     pub(crate) exempt_grants: HashSet<GrantNumber>,
     /// The highest grant so far.
@@ -64,6 +76,12 @@ impl Memory {
             highest_fences: vec![None; keys],
             written: vec![None; keys],
             ended: HashSet::new(),
+            next_failover: 0,
+            asserted_after_end: HashSet::new(),
+            lossy_until: 0,
+            emptied: false,
+            lost_grants: HashSet::new(),
+            lossy_up_to: GrantNumber(0),
             exempt_grants: HashSet::new(),
             highest: GrantNumber(0),
             exempt_up_to: GrantNumber(0),

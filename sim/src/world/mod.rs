@@ -37,7 +37,7 @@ use crate::world::connection::Connection;
 use crate::world::event::{Event, QueuedEvent};
 use crate::world::memory::Memory;
 use crate::world::node::Node;
-use crate::world::server::Server;
+use crate::world::server::{Replica, Server};
 use crate::world::signal::Signal;
 use crate::world::transfer::TransferMessage;
 use crate::world::write::WriteLease;
@@ -74,7 +74,20 @@ pub(crate) struct World {
     pub(crate) slots: HashMap<NodeId, (usize, u32)>,
     /// All connections ever opened.
     pub(crate) conns: Vec<Connection>,
+    /// The server at hand: the master, or the server that an event is about. See [`visit`](World::visit).
     pub(crate) server: Server,
+    /// The index of the server at hand.
+    pub(crate) at: usize,
+    /// The index of the master.
+    pub(crate) master: usize,
+    /// All servers. The place of the one at hand has no meaning.
+    pub(crate) servers: Vec<Server>,
+    /// The master before this one, and until when some nodes still use it.
+    pub(crate) old_master: Option<(usize, u64)>,
+    /// The lagging copy that is about to become the master.
+    pub(crate) replica: Option<Box<Replica>>,
+    /// The number of the latest run of a server.
+    pub(crate) runs: u64,
     /// The messages of transferred leases.
     pub(crate) transfer_messages: Vec<TransferMessage>,
     pub(crate) memory: Memory,
@@ -133,6 +146,12 @@ impl World {
             seq: 0,
             due: BinaryHeap::new(),
             server: Server::new(Planted(setup.flaw)),
+            at: 0,
+            master: 0,
+            servers: vec![Server::new(Planted(setup.flaw))],
+            old_master: None,
+            replica: None,
+            runs: 0,
             memory: Memory::new(keys.len()),
             profile,
             keys,
@@ -151,6 +170,41 @@ impl World {
             finished: false,
             inputs: 0,
             effects: Vec::new(),
+        }
+    }
+
+    /// Acts with another server at hand.
+    pub(crate) fn visit(&mut self, to: usize, act: impl FnOnce(&mut World)) {
+        let from = self.at;
+        self.take_in_hand(to);
+        act(self);
+        self.take_in_hand(from);
+    }
+
+    /// Changes the server at hand.
+    pub(crate) fn take_in_hand(&mut self, to: usize) {
+        if to != self.at {
+            std::mem::swap(&mut self.server, &mut self.servers[self.at]);
+            std::mem::swap(&mut self.server, &mut self.servers[to]);
+            self.at = to;
+        }
+    }
+
+    /// Returns a server.
+    pub(crate) fn server_at(&self, server: usize) -> &Server {
+        if server == self.at {
+            &self.server
+        } else {
+            &self.servers[server]
+        }
+    }
+
+    /// Returns a server, to change it.
+    pub(crate) fn server_at_mut(&mut self, server: usize) -> &mut Server {
+        if server == self.at {
+            &mut self.server
+        } else {
+            &mut self.servers[server]
         }
     }
 

@@ -9,10 +9,14 @@ use tenure::protocol::session::step::Attempt;
 use crate::planted::Planted;
 use crate::time::EPOCH_US;
 
-/// The server's process and its wall clock.
+/// A server's process and its wall clock.
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) ledger: Ledger<Planted>,
+    /// The number of its run.
+    pub(crate) run: u64,
+    /// The run that a client noted in its data.
+    pub(crate) noted_run: u64,
     /// The error of the wall clock, in µs.
     pub(crate) offset: i64,
     /// The server stands still until this time.
@@ -45,6 +49,8 @@ impl Server {
     pub(crate) fn new(plant: Planted) -> Self {
         Server {
             ledger: Ledger::with_plant(plant),
+            run: 0,
+            noted_run: 0,
             offset: 0,
             stall: 0,
             down: false,
@@ -65,4 +71,11 @@ impl Server {
     pub(crate) fn clock_us(&self, now: u64) -> u64 {
         (EPOCH_US + now / 1000).saturating_add_signed(self.offset)
     }
+}
+
+/// What a replica has of its master's data.
+#[derive(Debug)]
+pub(crate) struct Replica {
+    pub(crate) ledger: Ledger<Planted>,
+    pub(crate) noted_run: u64,
 }

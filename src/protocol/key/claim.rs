@@ -117,7 +117,8 @@ pub(crate) enum RequestKind {
         wait: bool,
     },
     Renew,
-    /// Renews a fixed lease for the time that is left of it.
+    /// Renews the record of a fixed lease, whose deadline stays. The record then lasts longer than the lease: a request
+    /// for the rest of the lease could shorten the record after its caller lengthened the lease.
     Assert,
     Leave,
     Yield,

@@ -4,7 +4,7 @@ use crate::error::StoreError;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{Claim, Claimant, Leaving, Origin, Phase, RequestKind, Yielded};
 use crate::protocol::key::context::StepContext;
-use crate::protocol::key::key_state::KeyState;
+use crate::protocol::key::key_state::{KeyState, Renewal};
 use crate::protocol::key::line::Caller;
 use crate::protocol::message::{ClaimNumber, Mode, Request, WhenBehind};
 use crate::protocol::step::{Effect, KeyEvent, LockOptions, Outgoing, Tag, Ticket, ms};
@@ -208,7 +208,12 @@ impl<P: Plant> KeyState<P> {
 
     /// Sends a request of the claim. An answer to an earlier request is ignored from now on.
     pub(crate) fn ask(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, kind: RequestKind) {
-        let is_asked_for = !self.renewals.is_empty() || self.plant.planted(Flaw::FixedLeaseRenewedAlone);
+        let is_its = |renewal: &Renewal| {
+            let held = self.held_by(renewal.holder);
+            held.is_some_and(|(claim, ..)| claim.claim_id.claim == number)
+        };
+        let is_asked_for =
+            self.renewals.iter().any(is_its) || self.plant.planted(Flaw::FixedLeaseRenewedAlone);
         let claim = &mut self.claims[number];
         // A fixed lease is lengthened for its caller only.
         let asserts = claim.fixed && claim.held().is_some() && !is_asked_for;
@@ -232,16 +237,12 @@ impl<P: Plant> KeyState<P> {
             _ => None,
         };
         let claim_id = claim.request_claim_id(kind);
-        let mut term = claim.term;
-        if let (RequestKind::Assert, Some(held)) = (kind, claim.held()) {
-            term.lease_ms = (held.deadline.since(cx.now).as_millis() as u64 + 1).min(term.lease_ms);
-        }
         let request = Request {
             mark: claim.tick.as_deref().map(|tick| tick.mark),
             when_behind: claim.tick.as_deref().map_or(WhenBehind::Skip, |tick| tick.turn),
             name: cx.name.clone(),
             claim_id,
-            term,
+            term: claim.term,
             mode: claim.mode,
             verb,
             data,

@@ -55,8 +55,10 @@ impl<P: Plant> Transaction<'_, P> {
             return Some(Reply::Late);
         }
         self.branches.push(Branch::Asserted);
-        if !self.planted(Flaw::AssertionStaysQueued) {
-            self.remove_waiter(claim.claim_id);
+        if !self.planted(Flaw::AssertionStaysQueued) && !self.remove_waiter(claim.claim_id) {
+            // The value of a candidate that was removed as dead is not proclaimed late.
+            let claim_id = claim.claim_id;
+            self.state.candidate_values.retain(|(of, _)| *of != claim_id);
         }
         *self.last = number.max(*self.last);
         match claim.mode {

@@ -64,6 +64,19 @@ async fn the_script_for_elections_gives_the_replies_of_the_ledger() {
         ("leader aged", 5),
         ("watcher died", 2),
         ("memory removed", 2),
+        ("Recovering", 20),
+        ("recovery begun", 1),
+        ("recovery by the clock", 2),
+        ("recovery by an owner", 1),
+        ("claim held back", 10),
+        ("waiter held back", 2),
+        ("holder without its number", 0),
+        ("left while recovering", 1),
+        ("asserted", 2),
+        ("asserted from the queue", 1),
+        ("leads with its value while recovering", 0),
+        ("late assertion", 0),
+        ("news of an assertion", 0),
     ];
     while let Some(step) = steps.next(&run.base.replies, &wanted) {
         run.step(step).await;
@@ -100,6 +113,10 @@ impl Run {
     }
 
     async fn step(&mut self, step: u64) {
+        self.forget_ended();
+        if self.base.lose_or_recover() {
+            return;
+        }
         match self.base.rng.u8(..100) {
             0..76 => self.batch(step).await,
             76..81 => self.base.listen().await,
@@ -152,8 +169,16 @@ impl Run {
         {
             (claim_id, term) = dead;
         }
+        let lost = self.base.lost_owner(at);
+        if let Some(claim) = lost {
+            (claim_id, term) = claim;
+        }
         let mut data = None;
         let verb = match self.base.rng.u8(..20) {
+            _ if lost.is_some() => {
+                data = value_of(claim_id);
+                self.base.renewal(claim_id)
+            }
             0..6 => {
                 if self.base.rng.u8(..8) > 0 {
                     (claim_id, term) = self.base.fresh(at);
@@ -164,7 +189,7 @@ impl Run {
             }
             6..9 => {
                 data = value_of(claim_id);
-                Verb::HEARTBEAT
+                self.base.renewal(claim_id)
             }
             9 | 10 => Verb::Leave,
             call => {
@@ -262,22 +287,17 @@ impl Run {
         self.base.rng.shuffle(&mut places);
         places.truncate(self.base.rng.usize(1..=4));
         let requests: Vec<_> = places.iter().map(|&at| self.request(at)).collect();
-        let now_us = self.base.now() * 1000;
-        let ahead = self.base.rng.u8(..20) == 0;
         let batch = Batch {
-            highest: GrantNumber(if ahead {
-                now_us + self.base.rng.u64(..3_000)
-            } else {
-                0
-            }),
+            highest: self.base.draw_highest(),
             not_after: if self.base.rng.u8(..12) == 0 { 1 } else { u64::MAX },
             poll_gap_ms: 0,
-            recovery_ms: 1_000,
+            recovery_ms: self.base.draw_recovery_ms(),
             rule: Rule::Each,
             requests,
         };
         let real = self.base.link.apply(batch.clone()).await;
         let real = real.unwrap_or_else(|failure| panic!("step {step}: {batch:?}: {failure:?}"));
+        let queued = self.base.queued(&batch);
         let (mut pushes, mut branches) = (Vec::new(), Vec::new());
         let ledger = &mut self.base.ledger;
         let model = ledger.apply_traced(real.time, &batch, &mut pushes, &mut branches);
@@ -287,7 +307,7 @@ impl Run {
                 super::comparing::same(real, model),
                 "step {step}: {request:?}\nserver {real:?}\nledger {model:?}"
             );
-            self.note(*at, real);
+            self.note(*at, request, real);
             if let (Verb::Call(Call::Proclaim { of, seq }), Reply::Done) = (request.verb, real) {
                 let kept = self.proclaimed(*at);
                 assert!(
@@ -300,8 +320,14 @@ impl Run {
                 }
             }
         }
+        self.base.note_replies(&batch, &real.replies, &queued);
         for branch in branches {
             self.base.saw(match branch {
+                Branch::RecoveryByClock => "recovery by the clock",
+                Branch::RecoveryByOwner => "recovery by an owner",
+                Branch::Asserted => "asserted",
+                Branch::AssertionLate => "late assertion",
+                Branch::ClaimHeldBack => "claim held back",
                 Branch::LeaderWatched => "watched",
                 Branch::Proclaimed => "proclaimed",
                 Branch::ProclaimedBefore => "proclaimed before",
@@ -320,6 +346,11 @@ impl Run {
             Push::Changed(..) => None,
         });
         let granted: HashMap<_, _> = granted.collect();
+        for push in &pushes {
+            if let Push::Granted(grant) = push {
+                self.base.note_grant(grant.claim_id, grant.number);
+            }
+        }
         self.compare_pushes(&batch, pushes, step).await;
         for at in places {
             let number = granted.get(&self.base.names[at]);
@@ -331,10 +362,19 @@ impl Run {
             self.base.compare_record(at, step);
             self.compare_memory(at, step);
         }
+        self.base.compare_server(step);
     }
 
     /// Counts the reply.
-    fn note(&mut self, at: usize, reply: &Reply) {
+    fn note(&mut self, at: usize, request: &Request, reply: &Reply) {
+        if let (Verb::Renew { number: Some(number) }, Reply::Granted(_)) = (request.verb, reply)
+            && self
+                .proclaimed(at)
+                .is_some_and(|proclaimed| proclaimed.number == number)
+            && self.base.recovers()
+        {
+            self.base.saw("leads with its value while recovering");
+        }
         let version = match reply {
             Reply::Granted(number) => Some(Version(number.0)),
             Reply::Leader(Some(report)) => Some(report.version),
@@ -366,6 +406,7 @@ impl Run {
                 (Push::Granted(_), _) => "grant pushed",
                 (Push::Changed(..), Verb::Leave) => "news of a leave",
                 (Push::Changed(..), Verb::Call(Call::Proclaim { .. })) => "news of a proclaimed value",
+                (Push::Changed(..), Verb::Renew { number: Some(_) }) => "news of an assertion",
                 (Push::Changed(..), _) => "news of an act",
             });
         }
@@ -528,6 +569,21 @@ impl Run {
             self.base.ledger.overwrite(&name, Some(owned));
             self.shorten(&record, leads - ms as i64);
             self.base.saw("leader aged");
+        }
+    }
+
+    /// Removes the memory of each election that the ledger has forgotten. The server forgets it a little later.
+    fn forget_ended(&mut self) {
+        let us = self.base.now() * 1000;
+        for at in 0..ELECTIONS {
+            let (ledger, name) = (&self.base.ledger, &self.base.names[at]);
+            let is_known = ledger.record(name, us).is_some()
+                || !ledger.waiters(name).is_empty()
+                || ledger.watchers(name, us).next().is_some();
+            if !is_known && let Some(memory) = self.memory(at) {
+                redis::cmd("DEL").arg(memory).exec(&mut self.base.client).unwrap();
+                self.base.ledger.forget_watchers(&self.base.names[at]);
+            }
         }
     }
 

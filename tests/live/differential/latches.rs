@@ -12,7 +12,7 @@ use tenure::protocol::message::{
 use tenure::store::{Link, Store};
 
 use super::steps::Steps;
-use super::{LEASES, NODES, TOLERANCE_MS};
+use super::{CLOCK, LEASES, NODES, TOLERANCE_MS};
 use crate::server::RedisServer;
 use crate::tools::{Inbox, claim_id, connect, store};
 
@@ -43,6 +43,7 @@ async fn the_script_for_latches_gives_the_replies_of_the_ledger() {
         ("set once", 50),
         ("counted before", 20),
         ("lost", 5),
+        ("recovery by the clock", 0),
         ("push", 20),
         ("several pushed at once", 5),
         ("watcher died", 5),
@@ -175,7 +176,7 @@ impl Run {
             }),
             not_after: if self.rng.u8(..20) == 0 { 1 } else { u64::MAX },
             poll_gap_ms: 0,
-            recovery_ms: 1_000,
+            recovery_ms: 600_000,
             rule: Rule::Each,
             requests,
         };
@@ -194,6 +195,7 @@ impl Run {
                 Branch::LatchSetOnce => "set once",
                 Branch::LatchCountedBefore => "counted before",
                 Branch::LatchLost => "lost",
+                Branch::RecoveryByClock => "recovery by the clock",
                 _ => continue,
             });
         }
@@ -212,6 +214,9 @@ impl Run {
         for at in places {
             self.compare(at, step);
         }
+        let clock: Option<u64> = redis::cmd("GET").arg(CLOCK).query(&mut self.client).unwrap();
+        let last = self.ledger.last_number().0;
+        assert_eq!(clock.unwrap_or_default(), last, "step {step}: the clock");
     }
 
     /// Compares the record and the watchers.

@@ -42,6 +42,7 @@ enum Failover {
 const FAILOVERS: [Failover; 3] = [Failover::KillUnreplicated, Failover::Planned, Failover::Kill];
 
 #[test]
+#[ignore = "its referee is not finished: run it alone, with --ignored"]
 fn torture_with_failovers() {
     let variant = Variant {
         title: "with failovers",

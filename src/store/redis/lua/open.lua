@@ -22,8 +22,8 @@
 -- ARGV[at+6]  to: of y and p the holder that goes on; of c and w what to do behind an earlier tick (claim.lua); of r
 --             the number of an owner's grant, after a v if a candidate has a value (elect.lua); of f `well` or empty; of
 --             calls see their files; otherwise empty
--- returns     an error for the whole batch if the clock is unusable, or a recovery that must begin cannot, before any
---             other write
+-- returns     an error for the whole batch if the clock is unusable, before any write; {server time in µs, E<error> for
+--             each request} if a recovery must begin and the server refuses every write
 local call, attempt, find, format = redis.call, redis.pcall, string.find, string.format
 local words, at = 6, 4
 local n = (#ARGV - at) / words
@@ -46,6 +46,12 @@ if not (stored >= 0 and stored % 1 == 0 and last + n < 9007199254740991) then
 end
 local last_text
 
+local late = ARGV[2] + 0
+late = late > 0 and us > late
+local together = find(ARGV[3], 'a', 1, true)
+-- Room for the first reply: to grow a table costs as much as a call.
+local replies = n > 0 and { us, 0 } or { us }
+
 -- What is left of a recovery, in ms; nil without a recovery. Meanwhile nothing is granted.
 local recovering
 if records[n + 2] then
@@ -62,15 +68,14 @@ if seen > stored then
     -- PEXPIRE comes first because it needs no memory: the server does not refuse the next write for want of memory.
     attempt('PEXPIRE', KEYS[n + 2], ARGV[4])
     local begun = attempt('SET', KEYS[n + 2], '1', 'PX', ARGV[4])
-    -- The clock was not raised, so the next batch begins the recovery.
-    if begun.err then return begun end
+    -- The server refuses every write. The clock was not raised, so the next batch begins the recovery.
+    if begun.err then
+      for i = 1, n do replies[i + 1] = 'E' .. begun.err end
+      return replies
+    end
   end
 end
-local late = ARGV[2] + 0
-late = late > 0 and us > late
-local together = find(ARGV[3], 'a', 1, true)
--- Room for the first reply: to grow a table costs as much as a call.
-local replies = n > 0 and { us, 0 } or { us }
+
 -- The first request that plain.lua did not execute.
 local first = 1
 -- The number of keys with a queue, and the first waiter if the batch is one leave; nil before they are read.

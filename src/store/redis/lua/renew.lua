@@ -20,7 +20,7 @@ if renews then
       -- A holder that does not know its number holds nothing yet. Its lease may have ended before the loss.
       return recovering and not find(to, '%d') and 'R' .. recovering or number
     end
-    local asserted = assert_lease and assert_lease(i, queue, job, holder, hold, tick, to)
+    local asserted = assert_lease and assert_lease(i, queue, job, holder, entry, hold, tick, to)
     if asserted then return asserted end
     local waits = touch(queue, job, entry, lease, tick)
     if not records[i] and queues ~= 0 then
