@@ -35,7 +35,8 @@ impl World {
         let leader = self.nodes[slot].shard.held_alone(local, &self.keys[key]);
         let leads = leader.is_some_and(|leader| leader.claim == of);
         // The server does not know a leader whose record is lost until the leader asserts its lease.
-        let is_lost = self.is_after_loss() && number <= self.memory.lossy_up_to;
+        let may_be_lost = number <= self.memory.lossy_up_to || self.old_master.is_some();
+        let is_lost = self.is_after_loss() && may_be_lost;
         let wrongly_refused = !done && in_time && leads && !is_lost && !self.is_exempt_grant(number);
         if wrongly_refused || done && !is_kept {
             self.report(Violation::ProclaimedByAnother, Some(key), || {
