@@ -252,11 +252,9 @@ counters! {
     WeakPush: "worlds with pushes that are not final",
     NoProbe: "worlds with a server that does not know its subscribers",
     RecoveryByClock: "recovery begun, as a node knew a higher number",
-    RecoveryByOwner: "recovery begun, as an owner knew a higher number",
     Asserted: "lost lease asserted",
     AssertionLate: "assertion refused as late",
     ClaimHeldBack: "claim held back by a recovery",
-    AdoptionHeldBack: "adoption held back by a recovery",
     LossHidden: "loss hidden by a grant to a node that knew no number",
     FailedOver: "replica promoted",
     LinkEnded: "connection ended, as its server is no longer the master",
@@ -416,12 +414,11 @@ impl Case {
             Branch::ProclaimedByWinner => Case::ProclaimedByWinner,
             Branch::ProclaimedBefore => Case::ProclaimedBefore,
             Branch::ProclaimRefused => Case::ProclaimRefused,
-            Branch::RecoveryByClock => Case::RecoveryByClock,
-            Branch::RecoveryByOwner => Case::RecoveryByOwner,
+            // A node that owns a lease has seen its number.
+            Branch::RecoveryByClock | Branch::RecoveryByOwner => Case::RecoveryByClock,
             Branch::Asserted => Case::Asserted,
             Branch::AssertionLate => Case::AssertionLate,
-            Branch::ClaimHeldBack => Case::ClaimHeldBack,
-            Branch::AdoptionHeldBack => Case::AdoptionHeldBack,
+            Branch::ClaimHeldBack | Branch::AdoptionHeldBack => Case::ClaimHeldBack,
         }
     }
 }

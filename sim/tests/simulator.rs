@@ -533,11 +533,6 @@ fn finds_a_recovery_that_is_shorter_than_the_longest_lease() {
 }
 
 #[test]
-fn finds_a_loss_whose_evidence_is_ignored() {
-    finds(with(Flaw::EvidenceIgnored), Violation::TwoHolders, 1);
-}
-
-#[test]
 fn finds_an_assertion_that_takes_the_record_of_another_owner() {
     finds(with(Flaw::AssertedOverOwner), Violation::TwoHolders, 1);
 }

@@ -52,6 +52,10 @@ impl World {
             self.cover(Case::ServerForgot);
             self.memory.lost_grants.extend(self.memory.granted.values());
             self.memory.emptied = !self.recovers();
+            // On evidence alone nothing is promised of the lost leases.
+            if !self.recovers() {
+                self.memory.exempt_grants.extend(&self.memory.lost_grants);
+            }
             self.note_loss();
             self.note_number_loss(true);
             self.server.ledger.forget();
