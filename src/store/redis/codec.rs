@@ -12,7 +12,7 @@ use crate::protocol::message::{
     LeaderReport, Mode, NodeId, Payload, Permits, Push, Reply, Request, Rule, TickTime, Verb, Version,
     WhenBehind, append_number,
 };
-use crate::store::redis::names::{CLOCK, Names};
+use crate::store::redis::names::{CLOCK, Names, RECOVERING};
 use crate::store::redis::script::{LuaScript, SCRIPTS};
 
 /// The number of words of a request; `lua/open.lua` lists them.
@@ -31,14 +31,14 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
     let requests = &batch.requests;
     let has_memories = matches!(batch.kind(), Some(Kind::Job | Kind::Election));
     debug_assert!(requests.iter().all(|r| r.name.kind == requests[0].name.kind));
-    let keys = requests.len() * if has_memories { 3 } else { 2 } + 1;
+    let keys = requests.len() * if has_memories { 3 } else { 2 } + 2;
     let data = |r: &Request| r.data.as_ref().map_or(0, |data| data.0.len());
     let bytes: usize = requests
         .iter()
         .map(|r| 2 * names.length(&r.name) + 160 + data(r))
         .sum();
     let mut call = CommandText {
-        cmd: Cmd::with_capacity(keys + WORDS_PER_REQUEST * requests.len() + 6, bytes + 160),
+        cmd: Cmd::with_capacity(keys + WORDS_PER_REQUEST * requests.len() + 8, bytes + 192),
         word: Vec::with_capacity(128),
         tick: Vec::with_capacity(64),
         to: Vec::new(),
@@ -47,7 +47,7 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
     for request in requests {
         call.put(|word| names.push_record(&request.name, word));
     }
-    call.cmd.arg(CLOCK);
+    call.cmd.arg(CLOCK).arg(RECOVERING);
     for request in requests {
         call.put(|word| names.push_queue(&request.name, word));
     }
@@ -74,6 +74,7 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
             append_number(word, batch.poll_gap_ms);
         }
     });
+    call.put_number(batch.recovery_ms.max(1));
     for request in requests {
         call.put_request(request);
     }
@@ -140,8 +141,11 @@ fn push_verb(request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>) -> &'stati
             to.extend_from_slice(value);
             if wait { "w" } else { "c" }
         }
-        Verb::Renew { .. } => {
+        Verb::Renew { number } => {
             to.extend((!value.is_empty()).then_some(b'v'));
+            if let Some(number) = number {
+                append_number(to, number.0);
+            }
             "r"
         }
         Verb::Finish { well } if request.name.kind == Kind::Job => {
@@ -316,6 +320,7 @@ fn decode_reply(value: &Value) -> Option<Reply> {
         },
         b'G' => Reply::CapacityDiffers(first.parse().ok()?, second.parse().ok()?),
         b'I' => Reply::InUse(optional_number(first)?),
+        b'R' => Reply::Recovering(first.parse().ok()?),
         b'F' => Reply::Early(first.parse().ok()?),
         b'L' => Reply::Late,
         b'X' => Reply::Gone,
@@ -534,10 +539,10 @@ mod tests {
         let lock = |key: &str, verb| request(Name::lock(Key::from(key)), verb);
         let one = words(vec![lock("a", Verb::Leave)]);
         let claim_id = "00000000000000000000000000000001:2:0000000000000003:";
-        assert_eq!(one[2..4], ["3", "lock:a"]);
+        assert_eq!(one[2..4], ["4", "lock:a"]);
         assert_eq!(
-            one[6..],
-            ["17", "0", "p", "l", claim_id, "1000", "1250", "0", ""],
+            one[7..],
+            ["17", "0", "p", "1000", "l", claim_id, "1000", "1250", "0", ""],
             "{one:?}"
         );
         let to = ClaimId {
@@ -546,17 +551,17 @@ mod tests {
             nonce: 5,
         };
         let two = words(vec![lock("a", Verb::Leave), lock("b", Verb::Yield { to })]);
-        assert_eq!(two[2], "5");
-        assert_eq!(two[8..17], one[6..]);
+        assert_eq!(two[2], "6");
+        assert_eq!(two[9..19], one[7..]);
         assert_eq!(two.len(), one.len() + 2 + WORDS_PER_REQUEST);
         assert_eq!(two.last().unwrap(), &format!("{to}:"));
         let job = words(vec![request(
             Name::job(Key::from("a")),
             Verb::Finish { well: false },
         )]);
-        assert_eq!(job[2], "4");
-        assert_eq!(job[10], "f");
-        assert_eq!(job[14], "7");
+        assert_eq!(job[2], "5");
+        assert_eq!(job[12], "f");
+        assert_eq!(job[16], "7");
     }
 
     #[test]
@@ -565,7 +570,7 @@ mod tests {
             assert!(
                 script
                     .text
-                    .contains(&format!("local words, at = {WORDS_PER_REQUEST}, 3\n"))
+                    .contains(&format!("local words, at = {WORDS_PER_REQUEST}, 4\n"))
             );
         }
     }

@@ -8,7 +8,7 @@
 --   m = recall: as v, and returns the data that the runs of the tick saved.
 --   s = save:   as v, and saves `to`, which is <seq>:<data>, if the holder owns the job.
 -- KEYS[i]       record
--- KEYS[n+1+i]   queue
+-- KEYS[n+2+i]   queue
 -- returns       U<open tick, or 0>:<ms by which the mark is ahead of the clock>:<1 = another fingerprint was kept>:<now>:
 --               <1 = a tick that is over was open>:<1 = the holder owns the job>:<mark>:<latest tick that went well>:
 --               <`passed`, or 0:0>: then nothing, or = and the saved data.

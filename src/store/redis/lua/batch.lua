@@ -1,6 +1,6 @@
 -- batch: executes the requests that plain.lua did not execute, in order. Each gets its own reply.
 -- KEYS[i]           record
--- KEYS[n+1+i]       queue
+-- KEYS[n+2+i]       queue
 -- KEYS[n+1]         clock
 -- ARGV[at+1..at+6]  all words of a request
 -- returns           {server time in µs, one reply per request}: the reply of the verb's function; W<number>:<attempt> if
@@ -19,7 +19,7 @@ for i = first, n do
   gave_share = false
   -- MGET also answers nil for a value that is not a string. A claim for writing finds out when it sets the record.
   local wrong = job
-  if not record and (tick ~= '0' or act ~= claim) then
+  if not record and (tick ~= '0' or act ~= claim or recovering) then
     local well, why = pcall(look, i)
     if not well then wrong = { err = type(why) == 'table' and why.err or why } end
   end
@@ -35,7 +35,7 @@ for i = first, n do
     local number = record and find(record, holder, 1, true) == 1 and tonumber(string.sub(record, #holder + 1))
     number = number and number > 0 and number < 9007199254740992 and number
     if shared[i] then number = tonumber(redis.call('ZSCORE', KEYS[i], 'n' .. holder) or nil) end
-    well, reply = pcall(act, i, KEYS[n + 1 + i], number, job, holder, entry, lease, hold, tick, to, verb)
+    well, reply = pcall(act, i, KEYS[n + 2 + i], number, job, holder, entry, lease, hold, tick, to, verb)
     -- The request was executed in any case. A watcher that gets no push asks again by itself.
     if leads then pcall(elected, i, led, number, hold) end
     if not well then

@@ -12,6 +12,7 @@
 --          J<tick>:<1 = it has not ended> = another tick must run first; the reply has the latest tick
 --          Q<ms> or Q = queued, then :<node> of the exclusive owner; P<ms> or P = queued behind a foreign owner
 --          B<ms> or B = busy
+--          R<ms> = the server recovers, and grants nothing for so long; queued if the claim waits, except for a tick
 if claims then
   function claim(i, queue, number, job, holder, entry, lease, hold, tick, to, verb)
     local key, waits = KEYS[i], verb == 'w'
@@ -25,8 +26,15 @@ if claims then
     if not records[i] and queues ~= 0 then
       _, own, rest, blocked = hand_over(i, queue, job, holder)
     end
-    local refused = not own and job and job:judge(tick, to)
+    local refused = not own and job and job:judge(tick, recovering and '' or to)
     if refused then return refused end
+    if recovering then
+      -- A write that changes nothing: a replica answers READONLY to it.
+      redis.call('ZREM', queue, 'b')
+      -- A tick is not queued, because what is known of earlier ticks may be lost.
+      if waits and not job then enqueue(queue, entry, lease) end
+      return left(i, 'Q')
+    end
     local open = job and job.mark ~= tick and job.attempt > 0 and not job.done and job.mark
     if not (own or records[i] or rest or blocked) then own = grant(i, job, holder, hold, tick) end
     if own and recorded and recorded ~= string.match(tick, '%d+$') then return format('G%d:%s', own, recorded) end

@@ -4,8 +4,8 @@
 --   i = proclaim: keeps a value of the holder, if it leads. `to` is <seq>:<value>.
 --   A claim may have a value, which is `to`. The value is proclaimed when the holder becomes the leader.
 -- KEYS[i]         record
--- KEYS[n+1+i]     queue
--- KEYS[2*n+1+i]   memory   hash, expires with the leader's lease, or with the last watcher
+-- KEYS[n+2+i]     queue
+-- KEYS[2*n+2+i]   memory   hash, expires with the leader's lease, or with the last watcher
 --                   number   grant number of the leader that proclaimed
 --                   version  version of its value, a number of the clock
 --                   seq      number of the value within the leadership
@@ -73,7 +73,7 @@ local function settle_values(i, key, candidates, leader, hold)
       local left = redis.call('PTTL', KEYS[i])
       lives(key, left > 0 and left or hold)
     end
-    if leads_now or not (times and redis.call('ZSCORE', KEYS[n + 1 + i], 'b' .. holder .. times)) then
+    if leads_now or not (times and redis.call('ZSCORE', KEYS[n + 2 + i], 'b' .. holder .. times)) then
       redis.call('HDEL', key, field)
     end
   end
@@ -83,7 +83,7 @@ end
 -- is deleted; the new leader may have proclaimed in the same step. If the leader renewed, the value lives as long as its
 -- lease.
 function elected(i, led, number, hold)
-  local key = KEYS[2 * n + 1 + i]
+  local key = KEYS[2 * n + 2 + i]
   local leader = leads(i)
   if leader ~= led then
     local candidates = tell(i, key)
@@ -105,7 +105,7 @@ if claims then
   -- Keeps the value before the claim: a refusal for want of memory then leaves nothing behind.
   function claim(i, queue, number, job, holder, entry, lease, hold, tick, to, verb)
     if to == '' or number then return claim_plain(i, queue, number, job, holder, entry, lease, hold, tick, '', verb) end
-    local key = KEYS[2 * n + 1 + i]
+    local key = KEYS[2 * n + 2 + i]
     redis.call('HSET', key, 'c' .. holder, lease .. ':' .. hold .. ':' .. to)
     lives(key, lease)
     local led = leads(i)
@@ -120,15 +120,16 @@ if renews then
   local renew_plain = renew
   -- The value lives as long as its candidate waits.
   function renew(i, queue, number, job, holder, entry, lease, hold, tick, to)
-    if to ~= '' and not number then lives(KEYS[2 * n + 1 + i], lease) end
-    return renew_plain(i, queue, number, job, holder, entry, lease, hold, tick)
+    local own = string.match(to, '%d*$')
+    if #own < #to and not number then lives(KEYS[2 * n + 2 + i], lease) end
+    return renew_plain(i, queue, number, job, holder, entry, lease, hold, tick, own)
   end
 end
 
 if leaves then
   local leave_plain = leave
   function leave(i, queue, number, job, holder, entry, lease, hold, tick, to)
-    if not number then attempt('HDEL', KEYS[2 * n + 1 + i], 'c' .. holder) end
+    if not number then attempt('HDEL', KEYS[2 * n + 2 + i], 'c' .. holder) end
     return leave_plain(i, queue, number, job, holder, entry, lease, hold, tick, to)
   end
 end
@@ -157,7 +158,7 @@ if asks then
   end
 
   function ask(i, queue, number, job, holder, entry, lease, hold, tick, to, verb)
-    local key = KEYS[2 * n + 1 + i]
+    local key = KEYS[2 * n + 2 + i]
     -- A write that changes nothing. A replica refuses it, and so says that its answers mean nothing. And the server does
     -- not refuse a later write of the same script for want of memory.
     redis.call('ZREM', queue, 'b')

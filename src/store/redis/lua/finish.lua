@@ -1,6 +1,6 @@
 -- finish: ends a tick, with success if `to` is `well`, then leaves. It counts for the latest winner even without its
 -- record.
--- KEYS[n+1+i]  queue
+-- KEYS[n+2+i]  queue
 -- returns      0 = done; N = the holder was neither owner nor waiter
 if finishes then
   function finish(i, queue, number, job, holder, entry, lease, hold, tick, to)

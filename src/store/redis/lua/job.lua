@@ -1,5 +1,5 @@
 -- job: reads the memory of a job, and decides which of its ticks may run.
--- KEYS[2*n+1+i]  memory   hash, never expires
+-- KEYS[2*n+2+i]  memory   hash, never expires
 --                  mark     the tick that was granted last, in ms since 1970
 --                  done     1 if that tick has ended
 --                  attempt  how often that tick was granted
@@ -64,7 +64,7 @@ do
 
   -- Reads the memory of the job, or returns an error.
   function recall(i)
-    local key = KEYS[2 * n + 1 + i]
+    local key = KEYS[2 * n + 2 + i]
     local found = attempt('HMGET', key, 'mark', 'attempt', 'skipped', 'done', 'winner', 'saved')
     if found.err then return found end
     local numbers = {}

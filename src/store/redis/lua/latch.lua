@@ -14,7 +14,7 @@
 --                     by       id of the call that set the latch
 --                     left     current count
 --                     i<id>    a call that counted in this generation; the value is the count after it
--- KEYS[n+1+i]       watchers   zset, node = last ms for which it wants a push; expires with the last watcher
+-- KEYS[n+2+i]       watchers   zset, node = last ms for which it wants a push; expires with the last watcher
 -- KEYS[n+1]         clock
 -- ARGV[at+1..at+6]  all words of a request
 -- returns           {server time in µs, one reply per request}
@@ -95,7 +95,7 @@ for i = 1, n do
   local reply = 'L'
   if not (late and verb == 't') then
     local well
-    well, reply = pcall(latch, i, KEYS[n + 1 + i], verb, holder, lease, tick, to)
+    well, reply = pcall(latch, i, KEYS[n + 2 + i], verb, holder, lease, tick, to)
     if not well then reply = 'E' .. (type(reply) == 'table' and reply.err or reply) end
   end
   replies[i + 1], at = reply, at + words

@@ -3,12 +3,14 @@
 -- KEYS[1..n]         records   string, value = <node>:<claim>:<nonce>:<grant number>; zset while claims share the key,
 --                              see weighted.lua; hash of a latch, see latch.lua
 -- KEYS[n+1]          clock     string, the last grant number, never expires
--- KEYS[n+2..2n+1]    queues    zset, exists only while a claim waits; see queue.lua, for latches latch.lua
--- KEYS[2n+2..3n+1]   memories  hash, only of jobs and elections; see job.lua and elect.lua
+-- KEYS[n+2]          recovering  string, exists while the server grants nothing, because it may have lost grants
+-- KEYS[n+3..2n+2]    queues    zset, exists only while a claim waits; see queue.lua, for latches latch.lua
+-- KEYS[2n+3..3n+2]   memories  hash, only of jobs and elections; see job.lua and elect.lua
 -- ARGV[1]     highest grant number that the sending node has seen
 -- ARGV[2]     not_after: the server time in µs after which claims and yields are late; 0 = never
 -- ARGV[3]     flags: p = ask for subscribers before a waiter is chosen; a = the claims go together, and all are granted
 --             or none; <ms> = the poll gap: leave locks free for so long now and then
+-- ARGV[4]     how long a recovery lasts that begins here, in ms
 -- ARGV[at+1]  verb of a request, whose words follow `at`:
 --               c = claim, w = claim and wait, r = renew, l = leave, f = finish, y = yield, p = pass, e = extend;
 --               calls: o, z, v, m, s (ask.lua), u (used.lua, latch.lua), t, n, h (latch.lua), g, i (elect.lua)
@@ -17,11 +19,11 @@
 -- ARGV[at+4]  hold in ms: lease + margin
 -- ARGV[at+5]  tick: of a job, when the tick is due, in ms since 1970 (of o: its greatest age); of a lock 1 for a reader,
 --             else 0; of a semaphore <permits>/<capacity>; of a latch see latch.lua; of an election see elect.lua
--- ARGV[at+6]  to: of y and p the holder that goes on; of c and w what to do behind an earlier tick (claim.lua); of f
+-- ARGV[at+6]  to: of y and p the holder that goes on; of r the number of the sender's grant, if it is an owner; of c and w what to do behind an earlier tick (claim.lua); of f
 --             `well` or empty; of calls see their files; otherwise empty
 -- returns     an error for the whole batch if the clock is unusable, before any write
 local call, attempt, find, format = redis.call, redis.pcall, string.find, string.format
-local words, at = 6, 3
+local words, at = 6, 4
 local n = (#ARGV - at) / words
 
 -- TIME is read once: in Redis 7.0 it advances within a script while expiry does not. Newer servers freeze both.
@@ -30,7 +32,7 @@ local us = time[1] * 1000000 + time[2]
 local ms = (us - us % 1000) / 1000
 
 -- MGET answers nil also for a value of another type. A function that finds nil must check the type.
-local records = call('MGET', unpack(KEYS, 1, n + 1))
+local records = call('MGET', unpack(KEYS, 1, n + 2))
 
 local stored = records[n + 1] or attempt('GET', KEYS[n + 1])
 stored = stored and (tonumber(stored) or -1) or 0
@@ -41,6 +43,21 @@ if not (stored >= 0 and stored % 1 == 0 and last + n < 9007199254740991) then
   return redis.error_reply('TENURECLOCK ' .. KEYS[n + 1] .. ' is no grant number: delete it')
 end
 local last_text
+
+-- How many ms of a recovery are left. Meanwhile nothing is granted.
+local recovering = records[n + 2] and call('PTTL', KEYS[n + 2])
+if last > stored then
+  -- The server has lost the grant that the sender has seen.
+  local length, set = ARGV[4] + 0, true
+  if not recovering or recovering < length then
+    -- Grants are held back even if this fails. DEL comes first because it needs no memory: the server does not refuse a
+    -- later write of the script for want of memory.
+    attempt('DEL', KEYS[n + 2])
+    recovering, set = length, not attempt('SET', KEYS[n + 2], '1', 'PX', ARGV[4]).err
+  end
+  -- The next batch must not take this for another loss.
+  if set then attempt('SET', KEYS[n + 1], format('%d', last)) end
+end
 
 local late = ARGV[2] + 0
 late = late > 0 and us > late

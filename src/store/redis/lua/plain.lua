@@ -3,15 +3,15 @@
 -- as much as two calls, and this file creates none. For claims that go together, it grants only if every key is free.
 -- KEYS[i]          record
 -- KEYS[n+1]        clock
--- KEYS[n+1+i]      queue
+-- KEYS[n+2+i]      queue
 -- ARGV[at+1]       verb
 -- ARGV[at+2]       holder
 -- ARGV[at+4]       hold
 -- ARGV[at+5]       tick
 -- returns          {server time in µs, one reply per request} if all requests were executed here: integer = granted, its
 --                  number; 0 = done; E<error>
-if together then queues = call('EXISTS', unpack(KEYS, n + 2, 2 * n + 1)) end
-if not together or not late and queues == 0 and call('EXISTS', unpack(KEYS, 1, n)) == 0 then
+if together and not recovering then queues = call('EXISTS', unpack(KEYS, n + 3, 2 * n + 2)) end
+if not recovering and (not together or not late and queues == 0 and call('EXISTS', unpack(KEYS, 1, n)) == 0) then
   local leaving, leaves = nil, 0
   for i = 1, n do
     local verb, holder, record = ARGV[at + 1], ARGV[at + 2], records[i]
@@ -19,10 +19,10 @@ if not together or not late and queues == 0 and call('EXISTS', unpack(KEYS, 1, n
     if not leave and (record or late or verb ~= 'w' and verb ~= 'c' or ARGV[at + 5] ~= '0') then break end
     if leave and n == 1 then
       -- ZRANGE replaces EXISTS here, because the hand-over also needs the first waiter.
-      head = attempt('ZRANGE', KEYS[n + 1 + i], '0', '0')
+      head = attempt('ZRANGE', KEYS[n + 2 + i], '0', '0')
       queues = head.err and 1 or #head
     end
-    queues = queues or call('EXISTS', unpack(KEYS, n + 2, 2 * n + 1))
+    queues = queues or call('EXISTS', unpack(KEYS, n + 3, 2 * n + 2))
     if queues > 0 then break end
     local reply = 0
     if leave then

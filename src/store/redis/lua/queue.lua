@@ -1,6 +1,6 @@
 -- queue: keeps the waiters of a key in order of arrival, notes their heartbeats, and hands the key over.
 -- KEYS[i]      record
--- KEYS[n+1+i]  queue      zset, expires with its last waiter; it has two members for each waiter:
+-- KEYS[n+2+i]  queue      zset, expires with its last waiter; it has two members for each waiter:
 --                a<node>:<claim>:<nonce>:<lease>:<hold>   score = place: 1, 2, 3 …
 --                b<node>:<claim>:<nonce>:<lease>:<hold>   score = last ms of its life: latest heartbeat + lease
 --              Members of a job end in `:<tick>`, of a reader in `:1`, of a semaphore in `:<permits>/<capacity>`. Nodes
@@ -89,6 +89,7 @@ if frees then
   function hand_over(i, queue, job, caller, goes_on)
     local call, from, to, own, found = redis.call, '0', '0', nil, head
     head = nil
+    if recovering then return no_waiter(i, queue, goes_on) end
     while true do
       found = found or call('ZRANGE', queue, from, to)
       -- There is no queue.
