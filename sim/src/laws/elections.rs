@@ -34,7 +34,9 @@ impl World {
         let local = self.local(slot);
         let leader = self.nodes[slot].shard.held_alone(local, &self.keys[key]);
         let leads = leader.is_some_and(|leader| leader.claim == of);
-        let wrongly_refused = !done && in_time && leads && !self.is_exempt_grant(number);
+        // The server does not know a leader whose record is lost until the leader asserts its lease.
+        let is_lost = self.is_after_loss() && number <= self.memory.lossy_up_to;
+        let wrongly_refused = !done && in_time && leads && !is_lost && !self.is_exempt_grant(number);
         if wrongly_refused || done && !is_kept {
             self.report(Violation::ProclaimedByAnother, Some(key), || {
                 format!("{of} leads: {leads}; it was told that its proclamation {seq} was kept: {done}")

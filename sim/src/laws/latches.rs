@@ -83,7 +83,8 @@ impl World {
         let call = latches.called.get(&id).copied();
         let set = latches.set.get(&after.generation).copied();
         // A count may be lost, and count again.
-        let is_again = earlier == Some(after.generation) && !self.is_after_loss();
+        let is_lost = self.is_after_loss();
+        let is_again = earlier == Some(after.generation) && !is_lost;
         if is_again || before.left != after.left + 1 {
             self.report(Violation::CountedTwice, Some(key), || {
                 format!("{request:?} made {after:?} of {before:?}")
@@ -93,7 +94,7 @@ impl World {
         if self.memory.stepped_back {
             return;
         }
-        let is_again = earlier.is_some() && call.is_some();
+        let is_again = earlier.is_some() && call.is_some() && !is_lost;
         let is_repeat = called.repeats && called.of.is_none();
         if is_again || is_repeat && call.is_some_and(|call| set > Some(call)) {
             self.report(Violation::CountedLate, Some(key), || {
