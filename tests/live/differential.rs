@@ -19,6 +19,7 @@ mod comparing;
 mod draws;
 mod elections;
 mod latches;
+mod losses;
 mod meddling;
 mod steps;
 
@@ -91,7 +92,6 @@ async fn the_script_gives_the_replies_of_the_ledger() {
             ("claimed alone without a grant", 20),
             ("left alone", 10),
             ("handed over alone", 0),
-            ("handed over alone, by a node with a higher number", 0),
         ],
     )
     .await;
@@ -296,7 +296,12 @@ struct Run {
     /// The keys of the records of semaphores and elections, known once they have existed.
     records: HashMap<usize, Vec<u8>>,
     next: u64,
+    /// The highest number of a grant.
     last: u64,
+    /// The number of each claim's latest grant.
+    numbers: HashMap<ClaimId, GrantNumber>,
+    /// Owners that the server has lost, with their places.
+    lost: Vec<(usize, ClaimId)>,
     ledger: Ledger,
     store: Arc<dyn Store>,
     link: std::sync::Arc<dyn tenure::store::Link>,
@@ -343,6 +348,8 @@ impl Run {
             records: HashMap::new(),
             next: 1,
             last: 0,
+            numbers: HashMap::new(),
+            lost: Vec::new(),
             ledger,
             store,
             link,
@@ -372,9 +379,15 @@ impl Run {
         self.claims.iter_mut().for_each(Vec::clear);
         self.marks.clear();
         self.modes.clear();
+        self.last = 0;
+        self.numbers.clear();
+        self.lost.clear();
     }
 
     async fn step(&mut self, step: u64) {
+        if self.lose_or_recover() {
+            return;
+        }
         // Few claims wait for a tick, and they must be alive when they are next.
         let tired = if self.kind == Kind::Job { 88 } else { 92 };
         match self.rng.u8(..100) {
@@ -447,20 +460,11 @@ impl Run {
         } else {
             u64::MAX
         };
-        // A node may have seen numbers that the server lost, or none yet. It is seldom far ahead: the server's clock must
-        // catch up with its numbers.
-        let is_ahead = self.rng.u8(..20) < if places.len() == 1 { 10 } else { 1 };
-        let ahead = if self.rng.u8(..100) == 0 { 500_000 } else { 3_000 };
-        let highest = match self.rng.u8(..20) {
-            _ if is_ahead => self.last + self.rng.u64(..ahead),
-            0..5 => 0,
-            _ => self.last,
-        };
         let batch = Batch {
-            highest: GrantNumber(highest),
+            highest: self.draw_highest(),
             not_after,
             poll_gap_ms: self.gaps[self.rng.usize(..self.gaps.len())],
-            recovery_ms: 1_000,
+            recovery_ms: self.draw_recovery_ms(),
             rule: if is_together { Rule::AllOrNone } else { Rule::Each },
             requests,
         };
@@ -483,6 +487,7 @@ impl Run {
             .iter()
             .map(|request| ends(&self.ledger, request))
             .collect();
+        let queued = self.queued(&batch);
         let mut pushes = Vec::new();
         let mut branches = Vec::new();
         let model = self
@@ -526,6 +531,13 @@ impl Run {
                 Branch::YieldRepeated => "yield repeated",
                 Branch::LeftFree => "left free",
                 Branch::MetLeftFree => "met left free",
+                Branch::RecoveryByClock => "recovery by the clock",
+                Branch::RecoveryByOwner => "recovery by an owner",
+                Branch::Asserted => "asserted",
+                Branch::AssertionLate => "late assertion",
+                Branch::ClaimHeldBack if is_together => "group held back",
+                Branch::ClaimHeldBack => "claim held back",
+                Branch::AdoptionHeldBack => "adoption held back",
                 _ => continue,
             });
         }
@@ -536,11 +548,9 @@ impl Run {
                 batch.requests.len(),
                 batch.poll_gap_ms
             );
-            if let Some(number) = real.number() {
-                self.last = self.last.max(number.0);
-            }
             self.saw(word(real));
         }
+        self.note_replies(&batch, &real.replies, &queued);
         for ((request, reply), ended) in batch.requests.iter().zip(&real.replies).zip(ended) {
             if request.verb.is_renewal() && *reply == Reply::Gone && dead.contains(&request.claim_id) {
                 self.saw("dead not revived");
@@ -587,7 +597,6 @@ impl Run {
                 (Verb::Claim { .. }, Reply::Late) => "late alone",
                 (Verb::Claim { .. }, _) => "claimed alone without a grant",
                 (Verb::Leave, Reply::Done) if pushes.is_empty() => "left alone",
-                (Verb::Leave, Reply::Done) if is_ahead => "handed over alone, by a node with a higher number",
                 (Verb::Leave, Reply::Done) => "handed over alone",
                 _ => "alone",
             });
@@ -613,7 +622,7 @@ impl Run {
             if !self.ledger.waiters(&push.name).is_empty() {
                 self.saw("push with others waiting");
             }
-            self.last = self.last.max(push.number.0);
+            self.note_grant(push.claim_id, push.number);
             let Some(inbox) = self.inboxes.get_mut(&push.claim_id.node) else {
                 panic!("step {step}: a push to a node that does not listen: {push:?}")
             };
@@ -629,6 +638,7 @@ impl Run {
             self.compare_record(at, step);
             self.compare_memory(at, step);
         }
+        self.compare_server(step);
         self.compare_write(&batch, step).await;
     }
 
@@ -666,13 +676,29 @@ impl Run {
                 if !self.records.contains_key(&at) {
                     let full = self.full(at);
                     let letter = if self.kind == Kind::Election { 'e' } else { 's' };
-                    let found = self.tagged(letter, &full)?;
+                    let found = self.tagged(letter, &full);
+                    let found = found.or_else(|| self.record_of_queue(letter, &full))?;
                     self.records.insert(at, found);
                 }
                 self.records.get(&at).cloned()
             }
             _ => Some(self.full(at)),
         }
+    }
+
+    /// Returns the key of a record that does not exist, from the key of its queue.
+    fn record_of_queue(&mut self, letter: char, full: &[u8]) -> Option<Vec<u8>> {
+        let start = format!("tenure1:{letter}:");
+        let keys: Vec<Vec<u8>> = redis::cmd("KEYS")
+            .arg("tenure1:q:*")
+            .query(&mut self.client)
+            .unwrap();
+        let mut records = keys.iter().map(|key| &key["tenure1:q:{0000}".len()..]);
+        let length = start.len() + "{0000}".len() + full.len();
+        let found = records.find(|record| {
+            record.len() == length && record.starts_with(start.as_bytes()) && record.ends_with(full)
+        });
+        found.map(<[u8]>::to_vec)
     }
 
     fn queue(&mut self, at: usize) -> Option<Vec<u8>> {
@@ -703,6 +729,7 @@ fn word(reply: &Reply) -> &'static str {
         Reply::Early(_) => "Early",
         Reply::Queued(_) | Reply::QueuedBehind(..) => "Queued",
         Reply::QueuedBehindForeign(_) => "QueuedBehindForeign",
+        Reply::Recovering(_) => "Recovering",
         Reply::Busy(_) => "Busy",
         Reply::GroupRefused => "Apart",
         Reply::Late => "Late",

@@ -22,11 +22,13 @@ mod child;
 mod clocks;
 mod commands;
 mod contest;
+mod deployment;
 mod differential;
 mod elections;
 #[cfg(feature = "scheduler")]
 mod engine;
 mod events;
+mod failovers;
 mod foreign_values;
 mod help;
 mod idle;
@@ -47,6 +49,7 @@ mod outages;
 mod pools;
 mod quiet;
 mod reconnect;
+mod recovery;
 mod refusals;
 #[cfg(feature = "axum")]
 mod requests;
@@ -57,6 +60,7 @@ mod runtimes;
 mod rw_locks;
 mod scenarios;
 mod semaphores;
+mod sentinels;
 mod server;
 mod server_faults;
 #[cfg(feature = "scheduler")]

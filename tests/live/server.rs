@@ -53,10 +53,15 @@ impl RedisServer {
 
     /// A Sentinel that watches the server on that port under this name.
     pub fn sentinel(name: &str, port: u16) -> Self {
+        Self::sentinel_with(&[&format!("sentinel monitor {name} 127.0.0.1 {port} 1")])
+    }
+
+    /// A Sentinel with these lines in its file.
+    pub fn sentinel_with(lines: &[&str]) -> Self {
         // It wants a file that it can write, before all options. The tenth word is the server's folder.
+        let lines: String = lines.iter().map(|line| format!(" '{line}'")).collect();
         let script = format!(
-            "conf=\"${{10}}/conf\"; echo sentinel monitor {name} 127.0.0.1 {port} 1 > \"$conf\"; \
-             exec \"$0\" \"$conf\" \"$@\" --sentinel"
+            "conf=\"${{10}}/conf\"; printf '%s\\n'{lines} > \"$conf\"; exec \"$0\" \"$conf\" \"$@\" --sentinel"
         );
         // A few bytes per test, for ever.
         Self::wrapped(vec!["sh", "-c", script.leak()].leak(), &[])
@@ -130,6 +135,12 @@ impl RedisServer {
             "the server does not start again on port {}",
             self.port
         );
+    }
+
+    /// The same with other arguments than before.
+    pub fn restart_with(&mut self, args: &[&str]) {
+        self.args = args.iter().map(|arg| (*arg).to_owned()).collect();
+        self.restart();
     }
 
     fn signal(&self, signal: &str) {

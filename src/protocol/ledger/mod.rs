@@ -382,6 +382,18 @@ impl<P: Plant> Ledger<P> {
         recovery::begin(&mut self.recovering_until, now_us / 1000, ms, self.plant);
     }
 
+    /// Ends a recovery, as a client with write access can do.
+    #[doc(hidden)]
+    pub fn end_recovery(&mut self) {
+        self.recovering_until = 0;
+    }
+
+    /// Replaces the last number, as a server does that came back with an older copy of its data.
+    #[doc(hidden)]
+    pub fn set_last(&mut self, last: GrantNumber) {
+        self.last = last;
+    }
+
     /// Returns how many milliseconds of a recovery are left at `now_us`; `None` without a recovery.
     pub fn recovering(&self, now_us: u64) -> Option<u64> {
         recovery::left(self.recovering_until, now_us / 1000)

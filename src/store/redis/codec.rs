@@ -38,7 +38,7 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
         .map(|r| 2 * names.length(&r.name) + 160 + data(r))
         .sum();
     let mut call = CommandText {
-        cmd: Cmd::with_capacity(keys + WORDS_PER_REQUEST * requests.len() + 8, bytes + 192),
+        cmd: Cmd::with_capacity(keys + WORDS_PER_REQUEST * requests.len() + 7, bytes + 200),
         word: Vec::with_capacity(128),
         tick: Vec::with_capacity(64),
         to: Vec::new(),
@@ -74,6 +74,7 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
             append_number(word, batch.poll_gap_ms);
         }
     });
+    // A key of Redis cannot live for 0 ms.
     call.put_number(batch.recovery_ms.max(1));
     for request in requests {
         call.put_request(request);
@@ -308,6 +309,7 @@ fn decode_reply(value: &Value) -> Option<Reply> {
             Err(_) => Reply::Queued(optional_number(first)?),
         },
         b'P' => Reply::QueuedBehindForeign(optional_number(first)?),
+        b'R' => Reply::Recovering(first.parse().ok()?),
         b'B' => Reply::Busy(optional_number(first)?),
         b'W' => Reply::Won(first.parse().ok()?, second.parse().ok()?),
         b'A' => Reply::GroupRefused,
@@ -320,7 +322,6 @@ fn decode_reply(value: &Value) -> Option<Reply> {
         },
         b'G' => Reply::CapacityDiffers(first.parse().ok()?, second.parse().ok()?),
         b'I' => Reply::InUse(optional_number(first)?),
-        b'R' => Reply::Recovering(first.parse().ok()?),
         b'F' => Reply::Early(first.parse().ok()?),
         b'L' => Reply::Late,
         b'X' => Reply::Gone,
@@ -525,7 +526,7 @@ mod tests {
             highest: GrantNumber(17),
             not_after: u64::MAX,
             poll_gap_ms: 0,
-            recovery_ms: 1_000,
+            recovery_ms: 9_000,
             rule: Rule::Each,
             requests,
         };
@@ -539,10 +540,10 @@ mod tests {
         let lock = |key: &str, verb| request(Name::lock(Key::from(key)), verb);
         let one = words(vec![lock("a", Verb::Leave)]);
         let claim_id = "00000000000000000000000000000001:2:0000000000000003:";
-        assert_eq!(one[2..4], ["4", "lock:a"]);
+        assert_eq!(one[2..6], ["4", "lock:a", CLOCK, RECOVERING]);
         assert_eq!(
             one[7..],
-            ["17", "0", "p", "1000", "l", claim_id, "1000", "1250", "0", ""],
+            ["17", "0", "p", "9000", "l", claim_id, "1000", "1250", "0", ""],
             "{one:?}"
         );
         let to = ClaimId {
@@ -562,6 +563,29 @@ mod tests {
         assert_eq!(job[2], "5");
         assert_eq!(job[12], "f");
         assert_eq!(job[16], "7");
+    }
+
+    #[test]
+    fn an_owner_names_its_grant_and_a_candidate_its_value() {
+        let (owner, waiter) = (
+            Verb::Renew {
+                number: Some(GrantNumber(5)),
+            },
+            Verb::HEARTBEAT,
+        );
+        let value = Some(Payload(b"x"[..].into()));
+        for (verb, data, to) in [
+            (waiter, None, ""),
+            (owner, None, "5"),
+            (waiter, value.clone(), "v"),
+            (owner, value, "v5"),
+        ] {
+            let renewal = Request {
+                data,
+                ..request(Name::election(Key::from("a")), verb)
+            };
+            assert_eq!(words(vec![renewal]).last().unwrap(), to);
+        }
     }
 
     #[test]

@@ -32,20 +32,22 @@ macro_rules! script {
 pub(super) static SCRIPTS: [LazyLock<LuaScript>; Kind::ALL.len()] = [
     script!(
         "lock",
-        "open" "plain" "verbs" "weighted" "record" "queue" "claim" "renew" "leave" "yield" "pass" "extend" "all" "batch"
+        "open" "plain" "verbs" "weighted" "record" "queue" "claim" "assertion" "renew" "leave" "yield" "pass" "extend"
+        "all" "batch"
     ),
     script!(
         "job",
-        "open" "verbs" "weighted" "record" "queue" "job" "claim" "renew" "leave" "finish" "yield" "ask" "batch"
+        "open" "verbs" "weighted" "record" "queue" "job" "claim" "assertion" "renew" "leave" "finish" "yield" "ask"
+        "batch"
     ),
     script!(
         "semaphore",
-        "open" "verbs" "weighted" "record" "queue" "claim" "renew" "leave" "pass" "extend" "used" "batch"
+        "open" "verbs" "weighted" "record" "queue" "claim" "assertion" "renew" "leave" "pass" "extend" "used" "batch"
     ),
     script!("latch", "open" "latch"),
     script!(
         "election",
-        "open" "verbs" "weighted" "record" "queue" "claim" "renew" "leave" "elect" "batch"
+        "open" "verbs" "weighted" "record" "queue" "claim" "assertion" "renew" "leave" "elect" "batch"
     ),
 ];
 

@@ -108,8 +108,13 @@ impl Run {
         {
             (claim_id, term) = *claim;
         }
+        let lost = self.lost_owner(at);
+        if let Some(claim) = lost {
+            (claim_id, term) = claim;
+        }
         let winner = self.ledger.job(&self.names[at]).and_then(|job| job.winner);
-        if self.rng.u8(..6) == 0
+        if lost.is_none()
+            && self.rng.u8(..6) == 0
             && let Some(claim) = self.claims[at].iter().find(|claim| Some(claim.0) == winner)
         {
             (claim_id, term) = *claim;
@@ -121,7 +126,7 @@ impl Run {
             .entries()
             .find(|(name, _, dies)| **name == self.names[at] && *dies < now)
             .and_then(|(_, dead, _)| self.claims[at].iter().find(|claim| claim.0 == dead));
-        let is_heartbeat = dead.is_some() && self.rng.u8(..4) == 0;
+        let is_heartbeat = lost.is_none() && dead.is_some() && self.rng.u8(..4) == 0;
         if let (Some(claim), true) = (dead, is_heartbeat) {
             (claim_id, term) = *claim;
         }
@@ -135,7 +140,7 @@ impl Run {
                     .iter()
                     .find(|claim| matches!(record.owner, RecordOwner::Claim(owner, _) if owner == claim.0))
             });
-        let is_renewal = is_long.is_some() && self.rng.bool();
+        let is_renewal = lost.is_none() && is_long.is_some() && self.rng.bool();
         if let (Some(claim), true) = (is_long, is_renewal) {
             (claim_id, term) = *claim;
         }
@@ -151,7 +156,7 @@ impl Run {
         let is_of_run = self.kind == Kind::Job && owns && self.rng.u8(..10) == 0;
         let is_of_another = self.kind != Kind::Job && self.rng.u8(..12) == 0;
         let verb = match self.rng.u8(..10) {
-            _ if is_heartbeat || is_renewal => Verb::HEARTBEAT,
+            _ if lost.is_some() || is_heartbeat || is_renewal => self.renewal(claim_id),
             what if is_of_another => self.verb_of_another(what, (claim_id, term), at),
             at if is_of_run => Verb::Call(match at {
                 0..4 => Call::Recall { of },
@@ -169,7 +174,7 @@ impl Run {
                     wait: self.rng.u8(..5) < patient,
                 }
             }
-            4..6 => Verb::HEARTBEAT,
+            4..6 => self.renewal(claim_id),
             6 if self.kind == Kind::Job => Verb::Finish {
                 well: self.rng.bool(),
             },

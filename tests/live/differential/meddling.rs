@@ -196,17 +196,21 @@ impl Run {
     pub(super) fn hand_string_to_reader(&mut self, at: usize, record: &[u8]) {
         let (claim_id, term) = self.fresh(at);
         self.modes.insert(claim_id, Mode::Read);
-        self.last += 1;
+        let number = GrantNumber(self.ledger.last_number().0.max(self.last) + 1);
+        self.note_grant(claim_id, number);
+        let mut clock = redis::cmd("SET");
+        clock.arg(CLOCK).arg(number.0).exec(&mut self.client).unwrap();
+        self.ledger.set_last(number);
         let ms = term.hold_ms();
         let () = redis::cmd("SET")
             .arg(record)
-            .arg(format!("{claim_id}:{}", self.last))
+            .arg(format!("{claim_id}:{number}"))
             .arg("PX")
             .arg(ms)
             .query(&mut self.client)
             .unwrap();
         let owned = Record {
-            owner: RecordOwner::Claim(claim_id, GrantNumber(self.last)),
+            owner: RecordOwner::Claim(claim_id, number),
             expires: Some(self.now() + ms),
         };
         self.ledger.overwrite(&self.names[at], Some(owned));

@@ -6,7 +6,7 @@
 -- ARGV[word+2]  holder
 -- ARGV[word+5]  tick: 1 for a reader, else 0
 -- returns       nothing: `apart` names the claims to answer A, which is: this key is free, and another key is not
-if together and not late and not recovering then
+if together and not (late or recovering) then
   local free, all = {}, true
   for i = first, n do
     local word = at + (i - first) * words

@@ -17,9 +17,10 @@ for i = first, n do
     entry = entry .. ':' .. tick
   end
   gave_share = false
-  -- MGET also answers nil for a value that is not a string. A claim for writing finds out when it sets the record.
+  -- MGET also answers nil for a value that is not a string. A claim for writing finds out when it sets the record, if
+  -- it may.
   local wrong = job
-  if not record and (tick ~= '0' or act ~= claim or recovering) then
+  if not record and (recovering or tick ~= '0' or act ~= claim) then
     local well, why = pcall(look, i)
     if not well then wrong = { err = type(why) == 'table' and why.err or why } end
   end

@@ -11,8 +11,7 @@
 --          O = the tick is over; S = the tick was never granted and never will be; F<ms> = the tick is due in so many ms
 --          J<tick>:<1 = it has not ended> = another tick must run first; the reply has the latest tick
 --          Q<ms> or Q = queued, then :<node> of the exclusive owner; P<ms> or P = queued behind a foreign owner
---          B<ms> or B = busy
---          R<ms> = the server recovers, and grants nothing for so long; queued if the claim waits, except for a tick
+--          R<ms> = queued if it waits and is for no tick; the server recovers for so many ms; B<ms> or B = busy
 if claims then
   function claim(i, queue, number, job, holder, entry, lease, hold, tick, to, verb)
     local key, waits = KEYS[i], verb == 'w'
@@ -29,11 +28,11 @@ if claims then
     local refused = not own and job and job:judge(tick, recovering and '' or to)
     if refused then return refused end
     if recovering then
-      -- A write that changes nothing: a replica answers READONLY to it.
+      -- A write that changes nothing: a replica answers READONLY to it, so that its word is not believed.
       redis.call('ZREM', queue, 'b')
-      -- A tick is not queued, because what is known of earlier ticks may be lost.
+      -- No tick waits, because what is known of earlier ticks may be lost.
       if waits and not job then enqueue(queue, entry, lease) end
-      return left(i, 'Q')
+      return 'R' .. recovering
     end
     local open = job and job.mark ~= tick and job.attempt > 0 and not job.done and job.mark
     if not (own or records[i] or rest or blocked) then own = grant(i, job, holder, hold, tick) end

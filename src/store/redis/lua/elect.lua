@@ -118,11 +118,13 @@ end
 
 if renews then
   local renew_plain = renew
-  -- The value lives as long as its candidate waits.
+  -- The value of a candidate lives as long as its candidate waits, that of an asserted leader as long as its lease.
   function renew(i, queue, number, job, holder, entry, lease, hold, tick, to)
-    local own = string.match(to, '%d*$')
-    if #own < #to and not number then lives(KEYS[2 * n + 2 + i], lease) end
-    return renew_plain(i, queue, number, job, holder, entry, lease, hold, tick, own)
+    local key = KEYS[2 * n + 2 + i]
+    if string.byte(to) == 118 and not number then lives(key, lease) end
+    local reply = renew_plain(i, queue, number, job, holder, entry, lease, hold, tick, to)
+    if not number and type(reply) == 'number' and find(to, '%d') then lives(key, hold) end
+    return reply
   end
 end
 

@@ -3,14 +3,14 @@
 -- KEYS[1..n]         records   string, value = <node>:<claim>:<nonce>:<grant number>; zset while claims share the key,
 --                              see weighted.lua; hash of a latch, see latch.lua
 -- KEYS[n+1]          clock     string, the last grant number, never expires
--- KEYS[n+2]          recovering  string, exists while the server grants nothing, because it may have lost grants
+-- KEYS[n+2]          recovering  string, exists while the server recovers and grants nothing
 -- KEYS[n+3..2n+2]    queues    zset, exists only while a claim waits; see queue.lua, for latches latch.lua
 -- KEYS[2n+3..3n+2]   memories  hash, only of jobs and elections; see job.lua and elect.lua
 -- ARGV[1]     highest grant number that the sending node has seen
 -- ARGV[2]     not_after: the server time in µs after which claims and yields are late; 0 = never
 -- ARGV[3]     flags: p = ask for subscribers before a waiter is chosen; a = the claims go together, and all are granted
 --             or none; <ms> = the poll gap: leave locks free for so long now and then
--- ARGV[4]     how long a recovery lasts that begins here, in ms
+-- ARGV[4]     how long a recovery lasts that this batch begins, in ms
 -- ARGV[at+1]  verb of a request, whose words follow `at`:
 --               c = claim, w = claim and wait, r = renew, l = leave, f = finish, y = yield, p = pass, e = extend;
 --               calls: o, z, v, m, s (ask.lua), u (used.lua, latch.lua), t, n, h (latch.lua), g, i (elect.lua)
@@ -19,9 +19,11 @@
 -- ARGV[at+4]  hold in ms: lease + margin
 -- ARGV[at+5]  tick: of a job, when the tick is due, in ms since 1970 (of o: its greatest age); of a lock 1 for a reader,
 --             else 0; of a semaphore <permits>/<capacity>; of a latch see latch.lua; of an election see elect.lua
--- ARGV[at+6]  to: of y and p the holder that goes on; of r the number of the sender's grant, if it is an owner; of c and w what to do behind an earlier tick (claim.lua); of f
---             `well` or empty; of calls see their files; otherwise empty
--- returns     an error for the whole batch if the clock is unusable, before any write
+-- ARGV[at+6]  to: of y and p the holder that goes on; of c and w what to do behind an earlier tick (claim.lua); of r
+--             the number of an owner's grant, after a v if a candidate has a value (elect.lua); of f `well` or empty; of
+--             calls see their files; otherwise empty
+-- returns     an error for the whole batch if the clock is unusable, or a recovery that must begin cannot, before any
+--             other write
 local call, attempt, find, format = redis.call, redis.pcall, string.find, string.format
 local words, at = 6, 4
 local n = (#ARGV - at) / words
@@ -36,29 +38,34 @@ local records = call('MGET', unpack(KEYS, 1, n + 2))
 
 local stored = records[n + 1] or attempt('GET', KEYS[n + 1])
 stored = stored and (tonumber(stored) or -1) or 0
-local last = ARGV[1] + 0
-if stored > last then last = stored end
+local seen = ARGV[1] + 0
+local last = seen > stored and seen or stored
 -- Above 2^53 a Lua number plus 1 is the same number. And fences must not restart after a clock that is not a number.
 if not (stored >= 0 and stored % 1 == 0 and last + n < 9007199254740991) then
   return redis.error_reply('TENURECLOCK ' .. KEYS[n + 1] .. ' is no grant number: delete it')
 end
 local last_text
 
--- How many ms of a recovery are left. Meanwhile nothing is granted.
-local recovering = records[n + 2] and call('PTTL', KEYS[n + 2])
-if last > stored then
-  -- The server has lost the grant that the sender has seen.
-  local length, set = ARGV[4] + 0, true
-  if not recovering or recovering < length then
-    -- Grants are held back even if this fails. DEL comes first because it needs no memory: the server does not refuse a
-    -- later write of the script for want of memory.
-    attempt('DEL', KEYS[n + 2])
-    recovering, set = length, not attempt('SET', KEYS[n + 2], '1', 'PX', ARGV[4]).err
-  end
-  -- The next batch must not take this for another loss.
-  if set then attempt('SET', KEYS[n + 1], format('%d', last)) end
+-- What is left of a recovery, in ms; nil without a recovery. Meanwhile nothing is granted.
+local recovering
+if records[n + 2] then
+  recovering = call('PTTL', KEYS[n + 2])
+  -- Only a user writes the key without an end.
+  if recovering < 0 then recovering = ARGV[4] + 0 end
 end
-
+-- The sender has seen a number that this server does not know: the server has lost that grant. The clock is then raised,
+-- so that the number shows a loss only once.
+if seen > stored then
+  last_text = ARGV[1]
+  if not recovering or recovering < ARGV[4] + 0 then
+    recovering = ARGV[4] + 0
+    -- PEXPIRE comes first because it needs no memory: the server does not refuse the next write for want of memory.
+    attempt('PEXPIRE', KEYS[n + 2], ARGV[4])
+    local begun = attempt('SET', KEYS[n + 2], '1', 'PX', ARGV[4])
+    -- The clock was not raised, so the next batch begins the recovery.
+    if begun.err then return begun end
+  end
+end
 local late = ARGV[2] + 0
 late = late > 0 and us > late
 local together = find(ARGV[3], 'a', 1, true)

@@ -1,7 +1,8 @@
 -- pass: gives a lease to another claim under a fresh number, without a free moment between. If a writer becomes a reader,
 -- waiting readers are granted too. A claim that owns the key by this pass already gets the reply of renew.
 -- KEYS[i]  record
--- returns  integer = granted to `to`, its number; X = gone; R<ms> = another node adopts, and the server recovers
+-- returns  integer = granted to `to`, its number; X = gone
+--          R<ms> = `to` is of another node, and the server recovers for so many ms
 if passes then
   function pass(i, queue, number, job, holder, entry, lease, hold, tick, to)
     local call, key, record = redis.call, KEYS[i], records[i]
@@ -19,8 +20,8 @@ if passes then
     -- refuse a later write of the same script for want of memory.
     call('ZREM', queue, 'b')
     if not number or not record and not share_end(i, holder, tick) then return 'X' end
-    -- An adoption is a grant: the lost state may include another adoption of the same lease.
-    if recovering and string.sub(to, 1, 33) ~= string.sub(holder, 1, 33) then return format('R%d', recovering) end
+    -- A claim of another node adopts the lease, which is a grant. The lost state may include another adoption.
+    if recovering and string.match(holder, '^%x+') ~= string.match(to, '^%x+') then return 'R' .. recovering end
     if not record then remove_share(i, holder, tick) end
     number = grant(i, nil, to, hold, tick, true)
     -- An error here must not hide the grant before it.

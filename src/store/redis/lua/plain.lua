@@ -1,6 +1,7 @@
 -- plain: executes the two most frequent requests in few calls: a claim for a free key, and a leave of an owned key
--- without waiters. It stops at the first other request. The rules in the later files are closures; to create them costs
--- as much as two calls, and this file creates none. For claims that go together, it grants only if every key is free.
+-- without waiters. It stops at the first other request, and at a claim while the server recovers. The rules in the later
+-- files are closures; to create them costs as much as two calls, and this file creates none. For claims that go together,
+-- it grants only if every key is free.
 -- KEYS[i]          record
 -- KEYS[n+1]        clock
 -- KEYS[n+2+i]      queue
@@ -10,13 +11,13 @@
 -- ARGV[at+5]       tick
 -- returns          {server time in µs, one reply per request} if all requests were executed here: integer = granted, its
 --                  number; 0 = done; E<error>
-if together and not recovering then queues = call('EXISTS', unpack(KEYS, n + 3, 2 * n + 2)) end
-if not recovering and (not together or not late and queues == 0 and call('EXISTS', unpack(KEYS, 1, n)) == 0) then
+if together then queues = call('EXISTS', unpack(KEYS, n + 3, 2 * n + 2)) end
+if not together or not late and queues == 0 and call('EXISTS', unpack(KEYS, 1, n)) == 0 then
   local leaving, leaves = nil, 0
   for i = 1, n do
     local verb, holder, record = ARGV[at + 1], ARGV[at + 2], records[i]
     local leave = verb == 'l' and record and find(record, holder, 1, true) == 1
-    if not leave and (record or late or verb ~= 'w' and verb ~= 'c' or ARGV[at + 5] ~= '0') then break end
+    if not leave and (record or late or recovering or verb ~= 'w' and verb ~= 'c' or ARGV[at + 5] ~= '0') then break end
     if leave and n == 1 then
       -- ZRANGE replaces EXISTS here, because the hand-over also needs the first waiter.
       head = attempt('ZRANGE', KEYS[n + 2 + i], '0', '0')

@@ -83,13 +83,13 @@ if frees then
 
   -- Grants a key that is free, or whose owner gave it away, to the first live waiter, or to every reader before the
   -- first waiter that does not read. Other nodes learn of their grant by a push, the caller by the reply. Removes
-  -- waiters that are dead, or whose tick is over, if they come before. Returns four values: whether one waiter owns the
-  -- key alone, the caller's number, whether the key is left free for a poll gap, and whether the first waiter cannot be
-  -- granted.
+  -- waiters that are dead, or whose tick is over, if they come before. Finds no waiter while the server recovers. Returns
+  -- four values: whether one waiter owns the key alone, the caller's number, whether the key is left free for a poll gap,
+  -- and whether the first waiter cannot be granted.
   function hand_over(i, queue, job, caller, goes_on)
+    if recovering then return no_waiter(i, queue, goes_on) end
     local call, from, to, own, found = redis.call, '0', '0', nil, head
     head = nil
-    if recovering then return no_waiter(i, queue, goes_on) end
     while true do
       found = found or call('ZRANGE', queue, from, to)
       -- There is no queue.

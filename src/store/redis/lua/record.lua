@@ -19,10 +19,9 @@ local left, grant
 if claims or renews or yields then
   -- Returns a letter, and the ms until the owner's record expires, if it does. Q becomes P if the owner is foreign,
   -- because a foreign client sends no push when it releases, or if the lock may be left free for a poll gap. After Q a
-  -- colon and the node of the exclusive owner follow.
-  -- While the server recovers, R with the ms of the recovery stands for Q.
+  -- colon and the node of the exclusive owner follow. While the server recovers, the reply is R and the ms that are left.
   function left(i, letter)
-    if recovering and letter == 'Q' then return format('R%d', recovering) end
+    if recovering then return 'R' .. recovering end
     local ttl, node = redis.call('PTTL', KEYS[i]), letter == 'Q' and string.match(records[i] or '', '^(%x+):%d+:%x+:%d+$') or ''
     if letter == 'Q' and (gap or not shared[i] and #node ~= 32) then letter = 'P' end
     return letter .. (ttl < 0 and '' or format('%d', ttl)) .. ':' .. node

@@ -2,10 +2,11 @@
 -- time. A function that a kind does not have stays nil.
 -- ARGV[word+1]  verb of each remaining request
 -- ARGV[word+5]  tick of each remaining request
+-- ARGV[word+6]  to of each remaining request
 -- returns       nothing: the later files read the variables below
 local claim, renew, leave, finish, yield, pass, extend, ask
--- Which verbs remain, and whether some key is free or may become free.
-local claims, waits, renews, leaves, finishes, yields, passes, extends, asks, frees
+-- Which verbs remain, whether an owner may have lost its record, and whether some key is free or may become free.
+local claims, waits, renews, asserts, leaves, finishes, yields, passes, extends, asks, frees
 for i = first, n do
   local word = at + (i - first) * words
   local verb = ARGV[word + 1]
@@ -15,6 +16,7 @@ for i = first, n do
     claims = true
   elseif verb == 'r' then
     renews = true
+    asserts = asserts or not records[i] and find(ARGV[word + 6], '%d')
   elseif verb == 'y' then
     yields, frees = true, true
   elseif verb == 'p' then

@@ -4,8 +4,8 @@
 -- KEYS[n+2+i]  queue
 -- returns      integer = granted to the fresh number; X = gone
 --              Q<ms> or Q = the fresh number is queued, then :<node> of the exclusive owner
---              R<ms> = it is queued, and the server recovers
 --              P<ms> or P = it is queued behind a foreign owner, or the lock is left free for a poll gap
+--              R<ms> = it is queued, and the server recovers for so many ms
 if yields then
   function yield(i, queue, number, job, holder, entry, lease, hold, tick, to)
     if not (number or records[i]) and queues ~= 0 then
@@ -23,10 +23,13 @@ if yields then
     end
     local given, _, rest, blocked = hand_over(i, queue, job, nil, true)
     local shares = not records[i] and look(i)
-    -- While the server recovers, a lost lease may exclude the fresh number, unless the old one excluded it.
-    if recovering then rest = not records[i] and tick ~= '1' end
-    -- In a poll gap the claim that yields waits too.
-    rest = rest or not recovering and not (given or blocked or shares) and gap and is_left_free(i, queue)
+    if recovering then
+      -- A lost lease may exclude the fresh number, unless the yielding claim excluded it.
+      blocked = not records[i] and tick ~= '1'
+    else
+      -- In a poll gap the claim that yields waits too.
+      rest = rest or not (given or blocked or shares) and gap and is_left_free(i, queue)
+    end
     if not given then
       -- DEL comes first because it needs no memory: the server does not refuse a later write of the script for want of
       -- memory.

@@ -1,0 +1,137 @@
+//! A server that restarts without its data: it grants nothing until the earlier leases are over, and learns of them again.
+
+use std::time::Duration;
+
+use tenure::error::{StoreErrorKind, StoreRefusal};
+use tenure::{Error, Guard, Locks, Recovery};
+
+use crate::bad_input::tells;
+use crate::help::{Eyes, ms, soon, until};
+use crate::server::RedisServer;
+use crate::support::events::Watch;
+
+/// Longer than a busy machine takes to restart the server and to connect again.
+const LEASE: Duration = ms(6_000);
+
+async fn node(server: &RedisServer, recovery: Recovery) -> Locks {
+    let builder = Locks::builder().lease(LEASE).recovery(recovery);
+    builder
+        .request_timeout(ms(10_000))
+        .redis(&server.url())
+        .await
+        .unwrap()
+}
+
+/// A lease of each kind.
+async fn leases(locks: &Locks) -> Vec<Guard> {
+    soon(async {
+        vec![
+            locks.mutex("mutex").lock().await.unwrap(),
+            locks.mutex("fixed").fixed(LEASE).lock().await.unwrap(),
+            locks.rw_lock("reader").read().await.unwrap(),
+            locks.semaphore("permits", 3).acquire_many(2).await.unwrap(),
+            locks.election("leader").lease(LEASE).campaign().await.unwrap(),
+        ]
+    })
+    .await
+}
+
+/// Tries to acquire what excludes each of [`leases`]. It is granted, or another node has it, or the server refuses.
+async fn tries(locks: &Locks) -> Vec<Result<Option<Guard>, Error>> {
+    let election = locks.election("leader").lease(LEASE);
+    let led = async {
+        match election.campaign_timeout(ms(1)).await {
+            Err(Error::Busy { .. }) => Ok(None),
+            led => led.map(Some),
+        }
+    };
+    soon(async {
+        vec![
+            locks.mutex("mutex").try_lock().await,
+            locks.mutex("fixed").try_lock().await,
+            locks.rw_lock("reader").try_write().await,
+            locks.semaphore("permits", 3).try_acquire_many(2).await,
+            led.await,
+        ]
+    })
+    .await
+}
+
+#[track_caller]
+fn is_recovering(error: &Error) {
+    let Error::Store { source, .. } = error else {
+        panic!("{error:?}");
+    };
+    let refusal = StoreErrorKind::Refused(StoreRefusal::Recovering);
+    assert_eq!(source.kind(), &refusal, "{error}");
+    tells(error, &["grants none", "try again later"]);
+}
+
+/// Loses all data of the server under a node with a lease of each kind. `is_first` is whether another node asks for these
+/// leases before that node has asserted them.
+async fn all_are_asserted(recovery: Recovery, is_first: bool) {
+    let mut server = RedisServer::start();
+    let watch = Watch::of(format!("127.0.0.1:{}", server.port()));
+    let holder = node(&server, recovery).await;
+    let guards = leases(&holder).await;
+    let recoveries = watch.count("server_recovering");
+    server.restart();
+    let mut eyes = Eyes::on(&server);
+    let records = |eyes: &mut Eyes| {
+        let keys = eyes.left_behind();
+        let names = ["mutex", "fixed", "reader", "permits", "leader"];
+        // The record of an election has a companion without a lease.
+        let is_record = |key: &&String| names.iter().any(|name| key.ends_with(name)) && !key.contains(":v:");
+        keys.iter().filter(is_record).count()
+    };
+    if !is_first {
+        until("all are asserted", || records(&mut eyes) == guards.len()).await;
+    }
+    let rival = node(&server, recovery).await;
+    for tried in tries(&rival).await {
+        is_recovering(&tried.map(drop).unwrap_err());
+    }
+    let waits = soon(rival.mutex("mutex").lock_timeout(ms(10))).await;
+    is_recovering(&waits.map(drop).unwrap_err());
+    until("all are asserted", || records(&mut eyes) == guards.len()).await;
+    for guard in &guards {
+        assert!(guard.is_held(), "{}", guard.key());
+    }
+    watch.until("server_recovering").await;
+
+    until("the server grants", || {
+        eyes.text::<u8>("EXISTS tenure1:recovering") == 0
+    })
+    .await;
+    for (guard, tried) in guards.iter().zip(tries(&rival).await) {
+        // The fixed lease is over, as it was to be.
+        let is_over = guard.key().as_bytes() == b"fixed";
+        assert_eq!(tried.unwrap().is_some(), is_over, "{}", guard.key());
+        assert_eq!(guard.is_held(), !is_over, "{}", guard.key());
+    }
+    // What does not exclude each other is granted beside the asserted leases.
+    let reader = soon(rival.rw_lock("reader").read()).await.unwrap();
+    soon(reader.release()).await.unwrap();
+    let permit = soon(rival.semaphore("permits", 3).acquire()).await.unwrap();
+    soon(permit.release()).await.unwrap();
+    let highest = guards.iter().map(Guard::fence).max();
+    for guard in guards.into_iter().filter(Guard::is_held) {
+        soon(guard.release()).await.unwrap();
+    }
+    for guard in leases(&rival).await {
+        assert!(Some(guard.fence()) > highest, "{}", guard.key());
+    }
+    // A node warns once of a recovery, however many of its claims are refused. The holders' node made no claim.
+    assert_eq!(watch.count("server_recovering"), recoveries + 1);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_of_each_kind_are_asserted_after_a_restart_although_another_node_was_first() {
+    let (longest, lag) = (LEASE, Duration::ZERO);
+    all_are_asserted(Recovery::Always { longest, lag }, true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_of_each_kind_are_asserted_on_evidence_if_their_node_is_first() {
+    all_are_asserted(Recovery::OnEvidence, false).await;
+}
