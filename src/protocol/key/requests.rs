@@ -4,7 +4,7 @@ use crate::error::StoreError;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{Claim, Claimant, Leaving, Origin, Phase, RequestKind, Yielded};
 use crate::protocol::key::context::StepContext;
-use crate::protocol::key::key_state::KeyState;
+use crate::protocol::key::key_state::{KeyState, Renewal};
 use crate::protocol::key::line::Caller;
 use crate::protocol::message::{ClaimNumber, Mode, Request, WhenBehind};
 use crate::protocol::step::{Effect, KeyEvent, LockOptions, Outgoing, Tag, Ticket, ms};
@@ -208,7 +208,12 @@ impl<P: Plant> KeyState<P> {
 
     /// Sends a request of the claim. An answer to an earlier request is ignored from now on.
     pub(crate) fn ask(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, kind: RequestKind) {
-        let is_asked_for = !self.renewals.is_empty() || self.plant.planted(Flaw::FixedLeaseRenewedAlone);
+        let of_claim = |renewal: &Renewal| {
+            let held = self.held_by(renewal.holder);
+            held.is_some_and(|(claim, ..)| claim.claim_id.claim == number)
+        };
+        let is_asked_for =
+            self.renewals.iter().any(of_claim) || self.plant.planted(Flaw::FixedLeaseRenewedAlone);
         let claim = &mut self.claims[number];
         // A fixed lease is lengthened for its caller only.
         let asserts = claim.fixed && claim.held().is_some() && !is_asked_for;
@@ -218,6 +223,7 @@ impl<P: Plant> KeyState<P> {
             RequestKind::Renew if asserts => RequestKind::Assert,
             kind => kind,
         };
+        claim.note_overtakable(kind, cx.name.kind);
         claim.seq += 1;
         claim.in_flight = Some(kind);
         claim.next_request = None;

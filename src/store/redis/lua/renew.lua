@@ -8,6 +8,8 @@
 if renews then
   function renew(i, queue, number, job, holder, entry, lease, hold, tick, to)
     if number then
+      -- The hold of such an assertion is what is left of a fixed lease. The owner may have extended the lease since.
+      if find(to, '^a') then return number end
       if not records[i] then
         join(i, holder, hold, nil, tick)
       elseif job or tick == '0' then
