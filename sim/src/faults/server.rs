@@ -113,6 +113,8 @@ impl World {
             0 if self.profile.wild_clock => {
                 self.cover(Case::ClockForward);
                 self.exempt_all();
+                // A recovery ends too early, too.
+                self.memory.exempt_grants.extend(&self.memory.lost_grants);
                 self.rng.i64(300..5_000)
             }
             1 if self.profile.wild_clock => {
