@@ -255,6 +255,7 @@ counters! {
     Asserted: "lost lease asserted",
     AssertionLate: "assertion refused as late",
     ClaimHeldBack: "claim held back by a recovery",
+    AdoptionHeldBack: "adoption held back by a recovery",
     LossHidden: "loss hidden by a grant to a node that knew no number",
     FailedOver: "replica promoted",
     LinkEnded: "connection ended, as its server is no longer the master",
@@ -418,7 +419,8 @@ impl Case {
             Branch::RecoveryByClock | Branch::RecoveryByOwner => Case::RecoveryByClock,
             Branch::Asserted => Case::Asserted,
             Branch::AssertionLate => Case::AssertionLate,
-            Branch::ClaimHeldBack | Branch::AdoptionHeldBack => Case::ClaimHeldBack,
+            Branch::ClaimHeldBack => Case::ClaimHeldBack,
+            Branch::AdoptionHeldBack => Case::AdoptionHeldBack,
         }
     }
 }

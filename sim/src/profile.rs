@@ -137,7 +137,7 @@ impl Profile {
             // Derived, not drawn, so the other worlds stay the same.
             old_reading: setup.seed % 32 == 22,
             readers: setup.seed % 5 < 2,
-            transfers: setup.seed % 7 == 3,
+            transfers: setup.seed % 7 == 3 || has_failovers && setup.seed / 8 % 4 == 1,
             permits: setup.seed % 10 == 4,
             // Few worlds have writes, so the seeds that find other planted mistakes stay the same.
             writes: setup.seed % 32 == 3,

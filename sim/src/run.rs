@@ -200,6 +200,7 @@ impl World {
             }
             Event::Handshake { conn } => self.visit(self.conns[conn].to, |world| world.handshake(conn)),
             Event::MasterMoved { slot, life } if self.is_alive(slot, life) => self.master_moved(slot),
+            Event::FailOver => self.fail_over(),
             Event::Promote => self.promote(),
             Event::Demoted => self.demote(),
             Event::Connected { conn, time } => self.connected(conn, time),

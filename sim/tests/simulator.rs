@@ -524,27 +524,52 @@ fn finds_a_silent_inbox_that_is_not_suspected() {
 
 #[test]
 fn finds_a_recovering_server_that_grants() {
-    finds(with(Flaw::RecoveringGrants), Violation::TwoHolders, 1);
+    finds(with(Flaw::RecoveringGrants), Violation::TwoHolders, 35);
 }
 
 #[test]
 fn finds_a_recovery_that_is_shorter_than_the_longest_lease() {
-    finds(with(Flaw::RecoveryTooShort), Violation::TwoHolders, 1);
+    finds(with(Flaw::RecoveryTooShort), Violation::TwoHolders, 365);
+}
+
+#[test]
+fn finds_a_loss_whose_evidence_is_ignored() {
+    finds(with(Flaw::EvidenceIgnored), Violation::TwoHolders, 35);
+}
+
+#[test]
+fn finds_an_assertion_after_its_not_after() {
+    finds(with(Flaw::AssertedLate), Violation::OrphanRecord, 1_660);
 }
 
 #[test]
 fn finds_an_assertion_that_takes_the_record_of_another_owner() {
-    finds(with(Flaw::AssertedOverOwner), Violation::TwoHolders, 1);
+    finds(with(Flaw::AssertedOverOwner), Violation::TwoHolders, 2_020);
 }
 
 #[test]
 fn finds_an_assertion_that_leaves_its_claim_in_the_queue() {
-    finds(with(Flaw::AssertionStaysQueued), Violation::OwnerQueued, 1);
+    finds(with(Flaw::AssertionStaysQueued), Violation::OwnerQueued, 750);
+}
+
+#[test]
+fn finds_an_assertion_that_is_executed_after_its_leave() {
+    finds(with(Flaw::AssertedAfterLeave), Violation::OrphanRecord, 12_590);
+}
+
+#[test]
+fn finds_an_assertion_that_shortens_a_fixed_lease() {
+    finds(with(Flaw::AssertionShortens), Violation::TwoHolders, 24_525);
+}
+
+#[test]
+fn finds_a_transfer_that_is_adopted_again_at_a_server_that_recovers() {
+    finds(with(Flaw::AdoptedWhileRecovering), Violation::AdoptedTwice, 1_605);
 }
 
 #[test]
 fn finds_an_inbox_that_stays_at_the_former_master() {
-    finds(with(Flaw::InboxLeftBehind), Violation::InboxLeftBehind, 1);
+    finds(with(Flaw::InboxLeftBehind), Violation::InboxLeftBehind, 90);
 }
 
 #[test]
@@ -555,7 +580,7 @@ fn finds_two_holders_if_the_former_master_takes_writes_for_too_long() {
             ..Setup::default()
         },
         Violation::TwoHolders,
-        1,
+        95,
     );
 }
 
@@ -567,7 +592,7 @@ fn finds_two_holders_after_a_failover_without_a_recovery() {
             ..Setup::default()
         },
         Violation::TwoHolders,
-        1,
+        136,
     );
 }
 

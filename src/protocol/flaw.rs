@@ -181,6 +181,8 @@ pub enum Flaw {
     AssertedLate,
     /// A lease is asserted although another claim owns the key.
     AssertedOverOwner,
+    /// An assertion of a fixed lease shortens a record that is there.
+    AssertionShortens,
     /// A claim whose lease is asserted stays in the queue.
     AssertionStaysQueued,
     /// A recovery is shorter than the longest lease.

@@ -121,6 +121,13 @@ pub enum Verb {
         /// The number of the owner's grant; `None` for a waiter, and for a claim whose outcome is not known.
         number: Option<GrantNumber>,
     },
+    /// Asserts a fixed lease for the time that is left of it, as an owner's renewal does, if the server recovers and has
+    /// lost the grant. Leaves a record that is there as it is: the owner may have extended its lease since, and two
+    /// requests may be executed in any order.
+    Assert {
+        /// The number of the owner's grant.
+        number: GrantNumber,
+    },
     /// Releases an owner's lease to the first live waiter, or removes a waiter from the queue.
     Leave,
     /// Marks the tick as run to its end, so that it never runs again, and then leaves as [`Leave`](Self::Leave) does.
@@ -142,6 +149,8 @@ pub enum Verb {
     Pass {
         /// The next owner: a claim of the same node, or of a node that adopts a transfer.
         to: ClaimId,
+        /// The sender adopts a transfer, and holds nothing yet. A server that recovers holds such a pass back.
+        adopts: bool,
     },
     /// Settles the key and executes a call, which creates no claim.
     Call(Call),
@@ -153,7 +162,7 @@ impl Verb {
 
     /// Returns whether the verb is a renewal, of an owner or of a waiter.
     pub fn is_renewal(self) -> bool {
-        matches!(self, Verb::Renew { .. })
+        matches!(self, Verb::Renew { .. } | Verb::Assert { .. })
     }
 
     /// Returns whether the verb may create a claim or a latch, so that a late request is refused.

@@ -111,13 +111,13 @@ fn a_connection_to_another_place_renews_every_lease_at_once() {
 }
 
 #[test]
-fn the_record_of_a_fixed_lease_is_renewed_and_its_deadline_stays() {
+fn a_fixed_lease_is_asserted_for_the_time_that_is_left() {
     let (mut machine, holder) = holding(true);
     machine.later(ms(400));
     machine.moved();
     assert_eq!(machine.sends(), 2);
-    assert_eq!(machine.sent().request.verb, Verb::Renew { number: Some(GRANT) });
-    assert_eq!(machine.sent().request.term.lease_ms, 1_000);
+    assert_eq!(machine.sent().request.verb, Verb::Assert { number: GRANT });
+    assert_eq!(machine.sent().request.term.lease_ms, 601);
     machine.answer(Reply::Granted(GRANT));
     assert_eq!(machine.remaining(holder), Some(ms(600)), "it is not lengthened");
     assert_eq!(machine.passes(), ms(600));

@@ -80,9 +80,15 @@ impl World {
         self.cover(Case::TransferSent);
         self.feed(slot, key, Input::HandedOut(ticket));
         let mut rng = fastrand::Rng::with_seed(self.setup.seed ^ self.now ^ caller as u64);
-        let copies = if rng.u8(..3) == 0 { 2 } else { 1 };
-        for _ in 0..copies {
+        // The replica knows the transfer, and the first adoption may be lost.
+        let is_again = self.profile.failover_lag.is_some();
+        if is_again && self.in_fault_period() {
+            self.after(0, Event::FailOver);
+        }
+        let copies = if rng.u8(..3) == 0 || is_again { 2 } else { 1 };
+        for copy in 0..copies {
             let way = match rng.u8(..8) {
+                _ if is_again && copy > 0 => options.term.lease_ms * MS / 2,
                 0 => options.term.lease_ms * MS * 3 / 2,
                 1 => options.term.lease_ms * MS / 2,
                 _ => 5 * MS,

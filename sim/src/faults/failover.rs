@@ -43,7 +43,10 @@ impl World {
         }
         self.cover(Case::FailedOver);
         self.runs += 1;
-        let offset = self.server.offset + self.rng.i64(-200_000..=200_000);
+        // The clocks of two servers differ by less than the longest lease, which the README demands for growing fences.
+        let longest = self.profile.terms.iter().map(|term| term.lease_ms).max();
+        let band = [0, 200, longest.unwrap_or_default() as i64][self.rng.usize(0..3)] * 1000;
+        let offset = self.rng.i64(-band / 2..=band / 2);
         let mut server = Server::new(Planted(self.setup.flaw));
         (server.ledger, server.noted_run) = (replica.ledger, replica.noted_run);
         (server.run, server.offset) = (self.runs, offset);
@@ -126,30 +129,5 @@ impl World {
             slot,
             input: SessionInput::ConnectionEnded(attempt),
         });
-    }
-
-    /// Returns the server that a node now takes for the master.
-    pub(crate) fn supposed_master(&mut self) -> usize {
-        match self.old_master {
-            Some((old, _)) if self.rng.bool() => old,
-            _ => self.master,
-        }
-    }
-
-    /// Returns whether a server recovers after each restart and promotion.
-    pub(crate) fn recovers(&self) -> bool {
-        self.profile.failover_lag.is_some() && !self.setup.no_recovery
-    }
-
-    /// Compares the run of the server with the one that was noted, as a client does when its connection opens.
-    pub(crate) fn compare_run(&mut self) {
-        if self.recovers() && self.server.noted_run != self.server.run {
-            let lasts = self.profile.recovery().as_millis() as u64;
-            let at = self.at;
-            self.note(None, None, || format!("server {at} recovers for {lasts} ms"));
-            let now_us = self.server_us();
-            self.server.ledger.begin_recovery(now_us, lasts);
-            self.server.noted_run = self.server.run;
-        }
     }
 }

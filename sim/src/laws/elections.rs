@@ -35,8 +35,7 @@ impl World {
         let leader = self.nodes[slot].shard.held_alone(local, &self.keys[key]);
         let leads = leader.is_some_and(|leader| leader.claim == of);
         // The server does not know a leader whose record is lost until the leader asserts its lease.
-        let may_be_lost = number <= self.memory.lossy_up_to || self.old_master.is_some();
-        let is_lost = self.is_after_loss() && may_be_lost;
+        let is_lost = self.is_after_loss() && self.may_be_lost(number);
         let wrongly_refused = !done && in_time && leads && !is_lost && !self.is_exempt_grant(number);
         if wrongly_refused || done && !is_kept {
             self.report(Violation::ProclaimedByAnother, Some(key), || {
@@ -84,7 +83,7 @@ impl World {
             elections.won_with_value.contains(&(key, report.number))
                 && !self.is_exempt_fence(Fence::new(report.number, 0))
                 // The value of a leader stays lost, though the leader asserts its lease.
-                && report.number > self.memory.lossy_up_to
+                && !self.may_be_lost(report.number)
         };
         if let Some(report) = report
             && won_with_value(report)

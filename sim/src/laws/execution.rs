@@ -38,13 +38,14 @@ impl World {
                 self.memory.free_since[key] = None;
             }
             let to = match request.verb {
-                Verb::Yield { to } | Verb::Pass { to } => to,
+                Verb::Yield { to } | Verb::Pass { to, .. } => to,
                 _ => request.claim_id,
             };
             for (claim_id, number) in after.grants() {
                 if before.grants().all(|earlier| earlier != (claim_id, number)) {
                     self.watch_new_owner(key, (claim_id, number), to, pushes);
-                    let is_asserted = request.verb == Verb::Renew { number: Some(number) };
+                    let is_asserted = [Verb::Renew { number: Some(number) }, Verb::Assert { number }]
+                        .contains(&request.verb);
                     if is_asserted {
                         self.watch_assertion(key, claim_id);
                     } else {

@@ -41,7 +41,7 @@ impl World {
         let full = self.server_us() / 1000 + request.term.hold_ms();
         for share in &before.shares {
             // A repeated pass extends the lease of the new owner.
-            let passed = matches!(request.verb, Verb::Pass { to } if to == share.claim_id);
+            let passed = matches!(request.verb, Verb::Pass { to, .. } if to == share.claim_id);
             let is_its = share.claim_id == claim_of(request) || passed;
             let full = if is_extension {
                 full.max(share.expires)
@@ -108,7 +108,7 @@ impl World {
                 } else {
                     Some(full)
                 };
-                let passed = matches!(request.verb, Verb::Pass { to } if to == claim_id);
+                let passed = matches!(request.verb, Verb::Pass { to, .. } if to == claim_id);
                 old == new || (claim_id == claim_of(request) || passed) && new == full
             }
             RecordOwner::Claim(claim_id, _) => claim_id == claim_of(request) && ends_lease(request.verb),

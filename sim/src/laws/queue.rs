@@ -21,7 +21,8 @@ impl World {
     ) {
         // While a server recovers, an owner that yields goes on at once.
         let recovers = self.server.ledger.recovering(self.server_us()).is_some();
-        if matches!(request.verb, Verb::Pass { to } if to == claim_id) || self.is_after_loss() || recovers {
+        if matches!(request.verb, Verb::Pass { to, .. } if to == claim_id) || self.is_after_loss() || recovers
+        {
             return;
         }
         let now = self.server_us() / 1000;

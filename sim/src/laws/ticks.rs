@@ -85,8 +85,14 @@ impl World {
         if self.is_after_loss() {
             let master = self.server_at(self.master);
             let known = master.ledger.job(&request.name).cloned().unwrap_or_default();
+            let mended = self.memory.ticks.mended.get(&key).copied();
             self.forget_ticks();
-            return self.memory.ticks.restored(key, &known);
+            self.memory.ticks.restored(key, &known);
+            let is_mended = matches!(reply, Reply::Report(report) if report.lost);
+            if let Some(highest) = mended.max(is_mended.then_some(self.memory.highest)) {
+                self.memory.ticks.mended.insert(key, highest);
+            }
+            return;
         }
         let Some(job) = self.server.ledger.job(&request.name).cloned() else {
             return;

@@ -127,6 +127,13 @@ impl World {
             return self.at(cut, Event::Connected { conn, time });
         }
         self.conns[conn].opened = true;
+        // Assertions are sent now. Some are executed after the node has given them up.
+        let has_moved = self.profile.failover_lag.is_some() && self.conns[conn].to > 0;
+        if has_moved && self.in_fault_period() && self.chance(20) {
+            let until = self.now + self.rng.u64(10 * MS..1_000 * MS);
+            self.extend_fault(until);
+            self.conns[conn].stall = until;
+        }
         if self.nodes[slot].newest_conn.replace(attempt).is_some() {
             self.cover(Case::Reconnect);
         }

@@ -3,5 +3,6 @@
 mod actions;
 mod connections;
 mod inbox;
+mod masters;
 mod server;
 mod transport;

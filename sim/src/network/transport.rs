@@ -157,7 +157,7 @@ impl World {
             for request in &batch.requests {
                 self.cover(match request.verb {
                     Verb::Claim { .. } => Case::LostClaimAnswer,
-                    Verb::Renew { .. } => Case::LostRenewAnswer,
+                    Verb::Renew { .. } | Verb::Assert { .. } => Case::LostRenewAnswer,
                     Verb::Leave => Case::LostLeaveAnswer,
                     Verb::Finish { .. } => Case::LostFinishAnswer,
                     Verb::Yield { .. } => Case::LostYieldAnswer,

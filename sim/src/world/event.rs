@@ -63,6 +63,8 @@ pub(crate) enum Event {
         slot: usize,
         life: u32,
     },
+    /// A replica stops to follow the master, and becomes the master a little later.
+    FailOver,
     /// The replica becomes the master.
     Promote,
     /// The former master accepts nothing any more.

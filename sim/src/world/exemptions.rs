@@ -1,6 +1,7 @@
 //! What the laws stop promising after a fault of the server.
 
 use tenure::protocol::ledger::{Record, RecordOwner};
+use tenure::protocol::message::GrantNumber;
 
 use crate::coverage::Case;
 use crate::world::World;
@@ -66,6 +67,11 @@ impl World {
     /// Returns whether some effects of a loss may still show.
     pub(crate) fn is_after_loss(&self) -> bool {
         self.now < self.memory.lossy_until
+    }
+
+    /// Returns whether a server may have lost a grant. The former master's grants are lost while it lasts.
+    pub(crate) fn may_be_lost(&self, number: GrantNumber) -> bool {
+        number <= self.memory.lossy_up_to || self.old_master.is_some()
     }
 
     /// The server lost its number, or its clock went back. After both, fences may be smaller.

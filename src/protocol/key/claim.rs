@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use crate::error::StoreError;
 use crate::protocol::key::line::Caller;
-use crate::protocol::message::{ClaimId, Fence, GrantNumber, LeaseTimes, Mode, TickTime, Verb, WhenBehind};
+use crate::protocol::message::{
+    ClaimId, Fence, GrantNumber, Kind, LeaseTimes, Mode, TickTime, Verb, WhenBehind,
+};
 use crate::protocol::step::{Class, LockOptions, Ticket, ms};
 use crate::protocol::time::Instant;
 
@@ -42,6 +44,9 @@ pub(crate) struct Claim {
     /// Set while an owner's renewal, or a request that it was sent with, is unanswered: a server that lost grants may
     /// write the lease again until this time, even after a leave.
     pub(crate) assertable_until: Option<Instant>,
+    /// The renewal that had no answer when the leave was sent. The server may execute it after the leave, because a
+    /// reload of the scripts changes the order of batches.
+    pub(crate) overtakable: Option<u32>,
     /// Why the first of the unanswered requests has no answer. That request may have been executed, whatever the
     /// store says of its repeats.
     pub(crate) unanswered: Option<Box<StoreError>>,
@@ -117,8 +122,7 @@ pub(crate) enum RequestKind {
         wait: bool,
     },
     Renew,
-    /// Renews the record of a fixed lease, whose deadline stays. The record then lasts longer than the lease: a request
-    /// for the rest of the lease could shorten the record after its caller lengthened the lease.
+    /// Asserts a fixed lease for the time that is left of it.
     Assert,
     Leave,
     Yield,
@@ -307,6 +311,7 @@ impl Claim {
             recheck_on_answer: false,
             executable_until: None,
             assertable_until: None,
+            overtakable: None,
             unanswered: None,
             origin: None,
         }
@@ -359,7 +364,10 @@ impl Claim {
                 } else {
                     Class::WaiterRenewal
                 };
-                (Verb::Renew { number }, class)
+                match number {
+                    Some(number) if kind == RequestKind::Assert => (Verb::Assert { number }, class),
+                    _ => (Verb::Renew { number }, class),
+                }
             }
             RequestKind::Leave => {
                 let finished = self.tick.as_ref().and_then(|tick| tick.finished);
@@ -367,7 +375,10 @@ impl Claim {
                 (finish.unwrap_or(Verb::Leave), Class::Leave)
             }
             RequestKind::Yield => (Verb::Yield { to }, Class::Leave),
-            RequestKind::Pass => (Verb::Pass { to }, Class::Leave),
+            RequestKind::Pass => {
+                let adopts = self.pass().is_some_and(|pass| pass.local.is_none());
+                (Verb::Pass { to, adopts }, Class::Leave)
+            }
         }
     }
 
@@ -391,6 +402,15 @@ impl Claim {
     /// Notes an unanswered request: until `late_after` the server may write the lease again.
     pub(crate) fn note_assertable(&mut self, late_after: Instant) {
         self.assertable_until = self.assertable_until.max(Some(late_after));
+    }
+
+    /// Notes a renewal in flight before a leave is sent.
+    pub(crate) fn note_overtakable(&mut self, next: RequestKind, of: Kind) {
+        let is_renewal = matches!(self.in_flight, Some(RequestKind::Renew | RequestKind::Assert));
+        // The lease of a job is never asserted.
+        if next == RequestKind::Leave && is_renewal && of != Kind::Job {
+            self.overtakable = Some(self.seq);
+        }
     }
 
     /// Returns until when the server may write the lease again after a leave, if it may.

@@ -36,6 +36,15 @@ impl<P: Plant> KeyState<P> {
         {
             claim.note_assertable(late_after);
         }
+        if let Some(claim) = self.claims.get_mut(tag.claim)
+            && claim.overtakable.take_if(|seq| *seq == tag.seq).is_some()
+            && claim.in_flight.is_none()
+            && claim.next_request.is_none()
+        {
+            // The leave has its answer.
+            self.end_number(cx, tag.claim);
+            return;
+        }
         let Some(kind) = self.take_in_flight(tag) else {
             return;
         };

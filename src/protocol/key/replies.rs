@@ -76,6 +76,7 @@ impl<P: Plant> KeyState<P> {
         (sent, time): (Instant, u64),
         reply: Reply,
     ) {
+        self.overtakable_answered(cx, tag);
         // A late answer, to a number that is over here or to a request that was given up, decides nothing.
         let Some(kind) = self.take_in_flight(tag) else {
             return;
@@ -310,7 +311,8 @@ impl<P: Plant> KeyState<P> {
                 (self.owner_ends, self.owner) = (queued.left.map(|left| sent + ms(left)), queued.owner);
                 self.deny_behind(cx, mode);
             }
-            Phase::Held(_) => self.schedule_renewal(cx, number),
+            // The store has no record of the lease yet: another record is there until it expires.
+            Phase::Held(_) => self.schedule_retry(cx, number),
             Phase::Leaving(_) => {}
         }
     }
@@ -428,7 +430,21 @@ impl<P: Plant> KeyState<P> {
         if *reply != Reply::NotThere {
             claim.executable_until = None;
         }
-        self.end_number(cx, number);
+        // The renewal may still write the lease again.
+        if self.claims[number].overtakable.is_none() || self.plant.planted(Flaw::AssertedAfterLeave) {
+            self.end_number(cx, number);
+        }
+    }
+
+    /// Handles the answer to a renewal after which a leave was sent. If the leave was answered first, it may have been
+    /// executed first, and is repeated.
+    fn overtakable_answered(&mut self, cx: &mut StepContext<'_>, tag: Tag) {
+        let Some(claim) = self.claims.get_mut(tag.claim) else {
+            return;
+        };
+        if claim.overtakable.take_if(|seq| *seq == tag.seq).is_some() && claim.in_flight.is_none() {
+            self.ask(cx, tag.claim, RequestKind::Leave);
+        }
     }
 
     /// Handles a yield that was not executed: the old number may still own the lease, and the new one never did.

@@ -159,7 +159,8 @@ impl<P: Plant> KeyState<P> {
             return self.leave(cx, number, release);
         };
         // The yield would not undo a late assertion of the old number. A leave is repeated.
-        if self.claims[number].assertable(cx.now).is_some() {
+        let old = &self.claims[number];
+        if old.is_in_flight(RequestKind::Renew) || old.assertable(cx.now).is_some() {
             return self.leave(cx, number, release);
         }
         let Some(old) = self.claims.remove(number) else {
@@ -223,6 +224,7 @@ impl<P: Plant> KeyState<P> {
             RequestKind::Renew if asserts => RequestKind::Assert,
             kind => kind,
         };
+        claim.note_overtakable(kind, cx.name.kind);
         claim.seq += 1;
         claim.in_flight = Some(kind);
         claim.next_request = None;
@@ -237,12 +239,16 @@ impl<P: Plant> KeyState<P> {
             _ => None,
         };
         let claim_id = claim.request_claim_id(kind);
+        let mut term = claim.term;
+        if let (RequestKind::Assert, Some(held)) = (kind, claim.held()) {
+            term.lease_ms = (held.deadline.since(cx.now).as_millis() as u64 + 1).min(term.lease_ms);
+        }
         let request = Request {
             mark: claim.tick.as_deref().map(|tick| tick.mark),
             when_behind: claim.tick.as_deref().map_or(WhenBehind::Skip, |tick| tick.turn),
             name: cx.name.clone(),
             claim_id,
-            term: claim.term,
+            term,
             mode: claim.mode,
             verb,
             data,

@@ -108,6 +108,7 @@ impl<P: Plant> Transaction<'_, P> {
         match verb {
             Verb::Claim { wait } => self.claim(entry, wait, request.when_behind),
             Verb::Renew { number } => self.renew(entry, number),
+            Verb::Assert { number } => self.assert_fixed(&entry, number),
             Verb::Leave => self.leave(claim_id),
             Verb::Finish { well } => self.finish(claim_id, well),
             Verb::Yield { to } => self.yield_(
@@ -117,8 +118,8 @@ impl<P: Plant> Transaction<'_, P> {
                     ..entry
                 },
             ),
-            Verb::Pass { to } => self.pass(
-                claim_id,
+            Verb::Pass { to, adopts } => self.pass(
+                (claim_id, adopts),
                 QueueEntry {
                     claim_id: to,
                     ..entry
@@ -275,6 +276,19 @@ impl<P: Plant> Transaction<'_, P> {
             self.refuse_over_tick(Branch::StandbyTold)
         } else {
             Reply::Gone
+        }
+    }
+
+    /// Asserts a fixed lease. The term of `claim` is what is left of it, so a record that is there stays as it is.
+    fn assert_fixed(&mut self, claim: &QueueEntry, number: GrantNumber) -> Reply {
+        match self.owned_by(claim.claim_id) {
+            Some(own) => {
+                if self.planted(Flaw::AssertionShortens) {
+                    self.extend(claim.claim_id, claim.term);
+                }
+                self.granted(own)
+            }
+            None => self.assert_lease(claim, number).unwrap_or(Reply::Gone),
         }
     }
 

@@ -9,8 +9,8 @@ use crate::protocol::message::{ClaimId, LeaseTimes, Mode, Reply};
 
 impl<P: Plant> Transaction<'_, P> {
     /// Makes `to` the owner in place of `claim_id`. The old number never owns the lease again, so a repeated pass
-    /// finds `to` as owner, or refuses.
-    pub(crate) fn pass(&mut self, claim_id: ClaimId, to: QueueEntry) -> Reply {
+    /// finds `to` as owner, or refuses. `adopts`: the sender adopts a transfer.
+    pub(crate) fn pass(&mut self, (claim_id, adopts): (ClaimId, bool), to: QueueEntry) -> Reply {
         if let Some(number) = self.owned_by(to.claim_id) {
             self.branches.push(Branch::PassRepeated);
             self.extend(to.claim_id, to.term);
@@ -22,7 +22,7 @@ impl<P: Plant> Transaction<'_, P> {
         }
         // An adoption is a grant: the lost state may include another adoption of the same lease.
         if let Some(left) = self.recovering()
-            && to.claim_id.node != claim_id.node
+            && adopts
             && !self.planted(Flaw::AdoptedWhileRecovering)
         {
             self.branches.push(Branch::AdoptionHeldBack);

@@ -149,6 +149,11 @@ fn push_verb(request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>) -> &'stati
             }
             "r"
         }
+        Verb::Assert { number } => {
+            to.push(b'a');
+            append_number(to, number.0);
+            "r"
+        }
         Verb::Finish { well } if request.name.kind == Kind::Job => {
             to.extend_from_slice(if well { b"well" } else { b"" });
             "f"
@@ -158,9 +163,9 @@ fn push_verb(request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>) -> &'stati
             push_holder(&next, to);
             "y"
         }
-        Verb::Pass { to: next } => {
+        Verb::Pass { to: next, adopts } => {
             push_holder(&next, to);
-            "p"
+            if adopts { "a" } else { "p" }
         }
         Verb::Call(call) => push_call(call, request, tick, to),
     }
@@ -586,6 +591,11 @@ mod tests {
             };
             assert_eq!(words(vec![renewal]).last().unwrap(), to);
         }
+        let fixed = Verb::Assert {
+            number: GrantNumber(5),
+        };
+        let assertion = request(Name::lock(Key::from("a")), fixed);
+        assert_eq!(words(vec![assertion]).last().unwrap(), "a5");
     }
 
     #[test]

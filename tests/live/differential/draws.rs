@@ -213,11 +213,11 @@ impl Run {
         };
         // A yield carries the mode in which the node goes on.
         let of = match verb {
-            Verb::Yield { to } | Verb::Pass { to } => to,
+            Verb::Yield { to } | Verb::Pass { to, .. } => to,
             _ => claim_id,
         };
         // A claim has one lease length for its whole life.
-        if let Verb::Pass { to } = verb
+        if let Verb::Pass { to, .. } = verb
             && let Some(claim) = self.claims[at].iter().find(|claim| claim.0 == to)
         {
             term = claim.1;
@@ -269,7 +269,8 @@ impl Run {
         if let Some(&to) = self.rng.choice(&owners)
             && self.rng.u8(..4) == 0
         {
-            return Verb::Pass { to };
+            let adopts = self.rng.bool();
+            return Verb::Pass { to, adopts };
         }
         let same = self.modes.get(&claim_id).copied().unwrap_or_default();
         self.next += 1;
@@ -279,7 +280,8 @@ impl Run {
         let other = self.rng.u8(..8) == 0;
         let mode = mode.unwrap_or_else(|| if other { self.draw_mode() } else { same });
         self.modes.insert(to, mode);
-        Verb::Pass { to }
+        let adopts = self.rng.bool();
+        Verb::Pass { to, adopts }
     }
 
     /// Returns what a claim does when it is behind: it waits, skips, or runs after the last granted tick or another one.

@@ -121,8 +121,10 @@ impl Run {
             40 => Some(GrantNumber(self.last + self.rng.u64(1..1_000))),
             _ => known,
         };
-        Verb::Renew {
-            number: number.filter(|_| self.last > 0),
+        match number.filter(|_| self.last > 0) {
+            // The store does not know which leases are fixed.
+            Some(number) if self.rng.u8(..6) == 0 => Verb::Assert { number },
+            number => Verb::Renew { number },
         }
     }
 
@@ -151,7 +153,7 @@ impl Run {
         let recovers = self.recovers();
         for ((request, reply), was_queued) in batch.requests.iter().zip(replies).zip(queued) {
             let of = match request.verb {
-                Verb::Yield { to } | Verb::Pass { to } => to,
+                Verb::Yield { to } | Verb::Pass { to, .. } => to,
                 _ => request.claim_id,
             };
             if let Some(number) = reply.number() {

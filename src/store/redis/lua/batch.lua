@@ -5,7 +5,7 @@
 -- ARGV[at+1..at+6]  all words of a request
 -- returns           {server time in µs, one reply per request}: the reply of the verb's function; W<number>:<attempt> if
 --                   a tick was granted; L = late; A = another key of the group is not free, see all.lua; E<error>
-local acts = { c = claim, w = claim, r = renew, l = leave, f = finish, y = yield, p = pass, e = extend }
+local acts = { c = claim, w = claim, r = renew, l = leave, f = finish, y = yield, p = pass, a = pass, e = extend }
 for i = first, n do
   local verb, holder, lease, hold, tick, to = unpack(ARGV, at + 1, at + 6)
   local act, entry = acts[verb] or ask, holder .. lease .. ':' .. hold
@@ -24,7 +24,7 @@ for i = first, n do
     local well, why = pcall(look, i)
     if not well then wrong = { err = type(why) == 'table' and why.err or why } end
   end
-  if late and (act == claim or act == yield or verb == 'p') then
+  if late and (act == claim or act == yield or verb == 'p' or verb == 'a') then
     reply = 'L'
   elseif apart and apart[i] then
     reply = 'A'

@@ -12,16 +12,17 @@
 --             or none; <ms> = the poll gap: leave locks free for so long now and then
 -- ARGV[4]     how long a recovery lasts that this batch begins, in ms
 -- ARGV[at+1]  verb of a request, whose words follow `at`:
---               c = claim, w = claim and wait, r = renew, l = leave, f = finish, y = yield, p = pass, e = extend;
+--               c = claim, w = claim and wait, r = renew, l = leave, f = finish, y = yield, p = pass, a = pass to
+--               an adopter, e = extend;
 --               calls: o, z, v, m, s (ask.lua), u (used.lua, latch.lua), t, n, h (latch.lua), g, i (elect.lua)
 -- ARGV[at+2]  holder: <node>:<claim>:<nonce>:
 -- ARGV[at+3]  lease in ms
 -- ARGV[at+4]  hold in ms: lease + margin
 -- ARGV[at+5]  tick: of a job, when the tick is due, in ms since 1970 (of o: its greatest age); of a lock 1 for a reader,
 --             else 0; of a semaphore <permits>/<capacity>; of a latch see latch.lua; of an election see elect.lua
--- ARGV[at+6]  to: of y and p the holder that goes on; of c and w what to do behind an earlier tick (claim.lua); of r
---             the number of an owner's grant, after a v if a candidate has a value (elect.lua); of f `well` or empty; of
---             calls see their files; otherwise empty
+-- ARGV[at+6]  to: of y, p and a the holder that goes on; of c and w what to do behind an earlier tick (claim.lua); of r
+--             the number of an owner's grant, after a v if a candidate has a value (elect.lua), and after an a if the
+--             lease is fixed; of f `well` or empty; of calls see their files; otherwise empty
 -- returns     an error for the whole batch if the clock is unusable, before any write; {server time in µs, E<error> for
 --             each request} if a recovery must begin and the server refuses every write
 local call, attempt, find, format = redis.call, redis.pcall, string.find, string.format

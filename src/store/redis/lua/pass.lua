@@ -2,9 +2,9 @@
 -- waiting readers are granted too. A claim that owns the key by this pass already gets the reply of renew.
 -- KEYS[i]  record
 -- returns  integer = granted to `to`, its number; X = gone
---          R<ms> = `to` is of another node, and the server recovers for so many ms
+--          R<ms> = `to` adopts a transfer, and the server recovers for so many ms
 if passes then
-  function pass(i, queue, number, job, holder, entry, lease, hold, tick, to)
+  function pass(i, queue, number, job, holder, entry, lease, hold, tick, to, verb)
     local call, key, record = redis.call, KEYS[i], records[i]
     local old = record and find(record, to, 1, true) == 1 and tonumber(string.sub(record, #to + 1))
     if old then
@@ -20,8 +20,8 @@ if passes then
     -- refuse a later write of the same script for want of memory.
     call('ZREM', queue, 'b')
     if not number or not record and not share_end(i, holder, tick) then return 'X' end
-    -- A claim of another node adopts the lease, which is a grant. The lost state may include another adoption.
-    if recovering and string.match(holder, '^%x+') ~= string.match(to, '^%x+') then return 'R' .. recovering end
+    -- An adoption is a grant. The lost state may include another adoption.
+    if recovering and verb == 'a' then return 'R' .. recovering end
     if not record then remove_share(i, holder, tick) end
     number = grant(i, nil, to, hold, tick, true)
     -- An error here must not hide the grant before it.

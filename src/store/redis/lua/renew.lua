@@ -7,6 +7,10 @@
 --          L = the assertion is late
 if renews then
   function renew(i, queue, number, job, holder, entry, lease, hold, tick, to)
+    -- The hold is then what is left of a fixed lease.
+    local fixed = string.byte(to) == 97
+    -- The owner may have lengthened its lease since.
+    if number and fixed then return number end
     if number then
       if not records[i] then
         join(i, holder, hold, nil, tick)
@@ -20,8 +24,13 @@ if renews then
       -- A holder that does not know its number holds nothing yet. Its lease may have ended before the loss.
       return recovering and not find(to, '%d') and 'R' .. recovering or number
     end
-    local asserted = assert_lease and assert_lease(i, queue, job, holder, entry, hold, tick, to)
+    local asserted = assert_lease and assert_lease(i, queue, job, holder, hold, tick, to)
     if asserted then return asserted end
+    if fixed then
+      -- A write that changes nothing, as in touch.
+      redis.call('ZREM', queue, 'b')
+      return 'X'
+    end
     local waits = touch(queue, job, entry, lease, tick)
     if not records[i] and queues ~= 0 then
       local _, own = hand_over(i, queue, job, holder)

@@ -19,7 +19,7 @@ for i = first, n do
     asserts = asserts or not records[i] and find(ARGV[word + 6], '%d')
   elseif verb == 'y' then
     yields, frees = true, true
-  elseif verb == 'p' then
+  elseif verb == 'p' or verb == 'a' then
     passes, frees = true, true
   elseif verb == 'e' then
     extends = true
