@@ -299,7 +299,7 @@ impl Locks {
         self.handle.not_forked(&Key::from("ping"))?;
         let node = self.handle.node();
         node.ping().await.map_err(|source| Error::Connect {
-            store: node.servers.any().text.to_string(),
+            store: node.servers.inbox().text.to_string(),
             source,
         })
     }
@@ -406,7 +406,7 @@ impl Locks {
 
     fn log_built(&self) {
         let node = self.handle.node();
-        let server = &node.servers.any().text;
+        let server = &node.servers.inbox().text;
         observe::locks_built(node.events.label(), server, &node.options.prefix);
     }
 

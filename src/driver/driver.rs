@@ -58,6 +58,9 @@ pub(crate) fn start(
     std::thread::Builder::new()
         .name("tenure-driver".into())
         .spawn(move || {
+            if let Some(watching) = watch_map(&driven) {
+                runtime.spawn(watching);
+            }
             // A panic in this crate must not silently end the renewals of all other leases.
             while catch_unwind(AssertUnwindSafe(|| runtime.block_on(drive(&driven)))).is_err() {
                 driven.events.push(observe::driver_failed());
@@ -73,12 +76,22 @@ pub(crate) fn start(
         .map_err(failed)?;
     if node.servers.immediate().is_some() {
         // A store that answers at once needs no waiting. From the beginning, a push finds its node.
-        let server = node.servers.any();
-        node.feed(server, SessionInput::InboxWanted);
+        node.feed(node.servers.inbox(), SessionInput::InboxWanted);
         node.exchange(node.clock.now());
     }
     observe::describe();
     Ok(node)
+}
+
+/// Returns the task that keeps the store's map of names up to date, if names may move.
+fn watch_map(node: &Arc<Node>) -> Option<BoxFuture<'static, ()>> {
+    let weak = Arc::downgrade(node);
+    let changed = move || {
+        if let Some(node) = weak.upgrade() {
+            node.map_changed();
+        }
+    };
+    node.servers.store.watch_map(Arc::new(changed))
 }
 
 async fn drive(node: &Arc<Node>) {
@@ -152,6 +165,17 @@ impl Node {
         self.note_idle();
     }
 
+    /// Has queued requests for names that moved to other servers asked for again.
+    fn map_changed(self: &Arc<Self>) {
+        for server in self.servers.all() {
+            let (mut effects, now) = (Vec::new(), self.clock.now());
+            let is_moved = |name: &Name| self.servers.store.server(name) != server.id;
+            lock(&server.session).release_moved(now, is_moved, &mut effects);
+            self.perform_all(server, &mut effects, now);
+        }
+        self.alarm.ring();
+    }
+
     /// Feeds an input to a session, and performs the effects.
     pub(crate) fn feed(self: &Arc<Self>, server: &Arc<Server>, input: SessionInput) {
         let mut effects = Vec::new();
@@ -207,7 +231,12 @@ impl Node {
                 connecting.inspect(tokio::task::AbortHandle::abort);
                 drop(connection);
             }
-            SessionEffect::Reachable { is_elsewhere } => self.reachable(is_elsewhere),
+            SessionEffect::Reachable { is_elsewhere } => self.reachable(server, is_elsewhere),
+            SessionEffect::TellInbox(input) => {
+                let inbox = self.servers.inbox();
+                self.feed(inbox, input);
+                self.alarm.ring();
+            }
             SessionEffect::Inbox(InboxEffect::Open(attempt)) => inbox::open(self, server, attempt),
             SessionEffect::Inbox(InboxEffect::Ping(attempt)) => {
                 let io = lock(&server.io);

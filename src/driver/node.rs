@@ -17,7 +17,7 @@ use crate::driver::clock::Clock;
 use crate::driver::events::EventSink;
 use crate::driver::outage::FailureKind;
 use crate::driver::pulse::Pulse;
-use crate::driver::servers::Servers;
+use crate::driver::servers::{Server, Servers};
 use crate::driver::waiter::{CallResult, Waiter, Wake, lock};
 use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::observe::Label;
@@ -25,13 +25,15 @@ use crate::options::Options;
 use crate::protocol::key::context::Seed;
 use crate::protocol::key::shard::Shard;
 use crate::protocol::message::{LeaseTimes, Name, NodeId};
-use crate::protocol::session::step::SessionInput;
+use crate::protocol::session::step::{SessionInput, SessionRole};
 use crate::protocol::step::{AcquireError, Effect, InboxState, Input, Outgoing, Rules, Ticket};
 use crate::protocol::time::Instant;
 use crate::store::Store;
 
 /// The number of shards: more than the cores that may contend for one.
 const SHARDS: u64 = 16;
+/// How often a ping asks, because an answer may show other servers.
+const MAX_PING_ROUNDS: usize = 3;
 /// A thread keeps buffers with room for at most this many effects, and this many wakers.
 const MAX_KEPT_EFFECTS: usize = 64;
 
@@ -316,24 +318,43 @@ impl Node {
         self.drive(name, Input::Cancel(ticket));
     }
 
-    /// Asks one server for a sign of life.
+    /// Asks every server that answers for names for a sign of life, all at once. The error is that of the first server
+    /// without one.
     pub(crate) async fn ping(self: &Arc<Self>) -> Result<(), StoreError> {
-        let server = self.servers.any();
-        let (probed, answer) = server.probe();
-        self.feed(server, probed);
-        self.alarm.ring();
-        answer.await.unwrap_or_else(|_| {
-            Err(StoreError::new(
-                StoreErrorKind::Unreachable,
-                "the driver has ended",
-            ))
-        })
+        // The first answer may show which servers there are.
+        let mut asked = Vec::new();
+        for _ in 0..MAX_PING_ROUNDS {
+            let masters = self.servers.store.servers();
+            if masters == asked {
+                break;
+            }
+            let answers = masters.iter().map(|id| {
+                let server = self.servers.get(*id);
+                let (probed, answer) = server.probe();
+                self.feed(server, probed);
+                answer
+            });
+            let answers: Vec<_> = answers.collect();
+            self.alarm.ring();
+            for answer in answers {
+                answer.await.unwrap_or_else(|_| {
+                    let ended = "the driver has ended";
+                    Err(StoreError::new(StoreErrorKind::Unreachable, ended))
+                })?;
+            }
+            asked = masters;
+        }
+        Ok(())
     }
 
     /// Asks the servers for a sign of life before a caller gives up, so that the caller learns the reason of its
     /// wait.
     pub(crate) fn request_signs_of_life(self: &Arc<Self>) {
-        for server in self.servers.all() {
+        for server in self
+            .servers
+            .all()
+            .filter(|server| server.role != SessionRole::Inbox)
+        {
             self.feed(server, SessionInput::SignWanted);
         }
         self.alarm.ring();
@@ -342,7 +363,7 @@ impl Node {
     /// Opens the inbox, through which grants are pushed: a caller may wait soon.
     #[cfg(feature = "redis")]
     pub(crate) fn want_inbox(self: &Arc<Self>) {
-        self.feed(self.servers.any(), SessionInput::InboxWanted);
+        self.feed(self.servers.inbox(), SessionInput::InboxWanted);
         self.alarm.ring();
     }
 
@@ -427,7 +448,7 @@ impl Node {
     pub(super) fn handle_effect(self: &Arc<Self>, name: &Name, effect: &Effect) {
         match effect {
             Effect::PushMissed => {
-                self.feed(self.servers.for_name(name), SessionInput::PushMissed);
+                self.feed(self.servers.inbox(), SessionInput::PushMissed);
                 self.alarm.ring();
             }
             Effect::WriteEnded(lease, is_refused) => {
@@ -469,9 +490,10 @@ impl Node {
         self.inbox.send_replace(state);
     }
 
-    /// Notes that a connection opened, so that queued releases can be sent.
-    pub(crate) fn reachable(self: &Arc<Self>, is_elsewhere: bool) {
-        self.step_every_key(|shard, now, perform| shard.reachable(now, is_elsewhere, perform));
+    /// Notes that a connection to a server opened, so that queued releases can be sent.
+    pub(crate) fn reachable(self: &Arc<Self>, server: &Server, is_elsewhere: bool) {
+        let is_served = |name: &Name| self.servers.store.server(name) == server.id;
+        self.step_every_key(|shard, now, perform| shard.reachable(now, is_elsewhere, is_served, perform));
     }
 
     /// Returns a watch on whether grants are pushed to this node.

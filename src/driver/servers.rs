@@ -10,11 +10,10 @@ use tokio::task::{AbortHandle, JoinSet};
 use crate::driver::outage::Outage;
 use crate::driver::waiter::lock;
 use crate::error::StoreError;
-use crate::key::Key;
 use crate::options::Options;
 use crate::protocol::message::Name;
 use crate::protocol::session::Session;
-use crate::protocol::session::step::{Attempt, Probe, SessionInput, SessionOptions};
+use crate::protocol::session::step::{Attempt, Probe, SessionInput, SessionOptions, SessionRole};
 use crate::store::{Immediate, Link, ServerId, Store};
 
 /// Every server that was looked up, in the order of the first lookups.
@@ -39,6 +38,7 @@ struct ServerSlot {
 #[derive(Debug)]
 pub(crate) struct Server {
     pub(crate) id: ServerId,
+    pub(crate) role: SessionRole,
     pub(crate) session: Mutex<Session>,
     pub(crate) io: Mutex<Io>,
     /// The name of the server in errors and events.
@@ -98,17 +98,18 @@ impl Servers {
         self.get(self.store.server(name))
     }
 
-    /// Returns the server of all these names, if they have one server.
+    /// Returns the server of all these names, if they share a slot.
     pub(crate) fn for_all<'a>(&self, names: impl IntoIterator<Item = &'a Name>) -> Option<&Arc<Server>> {
         let mut names = names.into_iter();
-        let server = self.for_name(names.next()?);
-        let is_same = |name| self.store.server(name) == server.id;
-        names.all(is_same).then_some(server)
+        let first = names.next()?;
+        let slot = self.store.slot(first);
+        let is_same = |name| self.store.slot(name) == slot;
+        names.all(is_same).then(|| self.for_name(first))
     }
 
-    /// Returns a server for requests that concern the whole store.
-    pub(crate) fn any(&self) -> &Arc<Server> {
-        self.for_name(&Name::lock(Key::from("")))
+    /// Returns the server of the inbox. Its name is that of the whole store.
+    pub(crate) fn inbox(&self) -> &Arc<Server> {
+        self.get(self.store.inbox_server())
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Server>> {
@@ -129,6 +130,12 @@ impl Servers {
 
     fn make(&self, id: ServerId) -> Server {
         let text: Arc<str> = self.store.describe(id).into();
+        let inbox = self.store.inbox_server();
+        let role = match inbox {
+            ServerId(0) => SessionRole::Only,
+            _ if inbox == id => SessionRole::Inbox,
+            _ => SessionRole::Member,
+        };
         let session = Session::new(SessionOptions {
             request_timeout: self.timeout,
             server: text.clone(),
@@ -137,9 +144,11 @@ impl Servers {
             poll_gap: self.poll_gap,
             recovery: self.recovery,
             seed: self.seed.wrapping_add(u64::from(id.0)),
+            role,
         });
         Server {
             id,
+            role,
             session: Mutex::new(session),
             io: Mutex::default(),
             text,

@@ -9,7 +9,7 @@ use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::observe;
 use crate::protocol::message::Reply;
-use crate::protocol::session::step::SessionEvent;
+use crate::protocol::session::step::{SessionEvent, SessionRole};
 use crate::protocol::step::{InboxState, Input};
 use crate::protocol::time::Instant;
 
@@ -88,8 +88,9 @@ impl Node {
     fn inbox_lost(self: &Arc<Self>, server: &Arc<Server>, error: StoreError, now: Instant) {
         // A server that refuses is reachable. A local store cannot be asked. A node without handles has no
         // waiters, so the loss is no news for it.
-        let is_decided =
-            matches!(error.kind(), StoreErrorKind::Refused(_)) || !self.servers.store.abilities().remote;
+        let is_decided = matches!(error.kind(), StoreErrorKind::Refused(_))
+            || !self.servers.store.abilities().remote
+            || server.role == SessionRole::Inbox;
         if self.pause_until_now().is_some() {
             return self.events.push(observe::inbox_lost(error, false));
         }
@@ -131,7 +132,7 @@ impl Node {
                 if let Some(away) = server.outage.inbox_open(now) {
                     self.events.push(observe::inbox_open(away));
                 }
-                if server.outage.is_on() {
+                if server.outage.is_on() && server.role != SessionRole::Inbox {
                     self.probe_server(server);
                 }
             }

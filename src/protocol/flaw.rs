@@ -191,6 +191,13 @@ pub enum Flaw {
     EvidenceIgnored,
     /// A transfer is adopted at a server that recovers.
     AdoptedWhileRecovering,
+    /// A renewal that has the record alone creates a record.
+    AloneCreates,
+    /// A renewal with the record alone is "gone" because the server that the slot leaves does not have the record.
+    GoneBelievedFromSource,
+
+    /// A renewal that another server must execute is taken as "gone".
+    RedirectTakenForGone,
 
     // Of the session.
     /// Not-after is always computed from the first reading of the server's clock.
@@ -207,6 +214,8 @@ pub enum Flaw {
     ClaimBeforeLeave,
     /// The requests in flight on a connection that is given up are forgotten.
     ForgottenWithConnection,
+    /// The queued requests for a name that moved to another server are forgotten.
+    ForgottenWithMove,
     /// A batch that found no script on the server is sent again with its old not-after, when its claims may be late.
     ReloadWithoutBound,
     /// An inbox stays at its server when the connection leads to another one.

@@ -103,6 +103,18 @@ pub struct Request {
     pub data: Option<Payload>,
 }
 
+impl Request {
+    /// Returns whether the request can be executed with the record of its key alone: a renewal by an owner that knows its
+    /// grant, or a leave. A finish also changes what is known of the job.
+    pub fn needs_record_only(&self) -> bool {
+        let is_of_owner = matches!(
+            self.verb,
+            Verb::Renew { number: Some(_) } | Verb::Assert { .. } | Verb::Leave
+        );
+        is_of_owner && self.name.kind != Kind::Latch
+    }
+}
+
 /// What a request asks the store to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Verb {
@@ -238,6 +250,8 @@ pub enum Reply {
     NotThere,
     /// Nothing was done: the store refused this request alone.
     Refused(StoreRefusal),
+    /// The part of the batch with this request has no answer. Other parts of the batch may have one.
+    Failed(Box<Failure>),
 }
 
 impl Reply {
@@ -386,6 +400,17 @@ pub enum Executed {
     No,
     /// It may have been executed, or may still be.
     Unknown,
+    /// It was not executed and never will be: the server does not serve the name now.
+    Elsewhere(Redirect),
+}
+
+/// What a server says of a name that it does not serve.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Redirect {
+    /// Another server serves the name, and the store knows which.
+    Moved,
+    /// The name is on its way to another server, or no server serves it now.
+    Pending,
 }
 
 /// Why a request has no reply.
@@ -400,15 +425,24 @@ pub enum Unanswered {
     Bystander,
     /// It was not sent, because the server is known to be down.
     Down,
+    /// It was not executed and never will be: the server does not serve the name now. The request is asked for again,
+    /// so that the store can be asked which server serves the name.
+    Elsewhere(Redirect),
 }
 
-/// Why a whole batch has no reply.
+/// Why a batch, or a part of it, has no reply.
 #[derive(Debug, Clone)]
 pub struct Failure {
     /// Whether it may have been executed.
     pub executed: Executed,
     /// The error.
     pub error: StoreError,
+}
+
+impl PartialEq for Failure {
+    fn eq(&self, other: &Self) -> bool {
+        self.executed == other.executed && self.error.kind() == other.error.kind()
+    }
 }
 
 #[cfg(all(test, feature = "redis"))]

@@ -15,6 +15,7 @@ pub mod flaw;
 pub mod key;
 pub mod ledger;
 pub mod message;
+pub mod redirects;
 pub mod session;
 pub mod step;
 pub mod time;

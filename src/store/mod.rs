@@ -28,6 +28,9 @@ struct RedisStoreIsPrivate;
 /// A boxed future. It lets callers use a store behind a pointer.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
+/// A function that is called after each change of the map of names and servers. It must not block.
+pub type MapSink = Arc<dyn Fn() + Send + Sync>;
+
 /// A function that takes what is pushed to a node. It must not block.
 pub type Sink = Arc<dyn Fn(InboxEvent) + Send + Sync>;
 
@@ -67,6 +70,28 @@ pub trait Store: sealed::Sealed + Debug + Send + Sync + 'static {
 
     /// Returns the server that answers for `name`. The driver asks each time it sends a request.
     fn server(&self, name: &Name) -> ServerId;
+
+    /// Returns the slot of `name`. Names of one slot have one server, and one step of the store may be about several of
+    /// them.
+    fn slot(&self, _: &Name) -> u16 {
+        0
+    }
+
+    /// Returns the servers that answer for names, as far as the store knows.
+    fn servers(&self) -> Vec<ServerId> {
+        vec![ServerId(0)]
+    }
+
+    /// Returns the server of the inbox. A store with several servers has an id of its own for it, and opens each inbox
+    /// at one of its servers.
+    fn inbox_server(&self) -> ServerId {
+        ServerId(0)
+    }
+
+    /// Keeps the map of names and servers up to date, and calls `changed` after each change. `None`: names never move.
+    fn watch_map(&self, _changed: MapSink) -> Option<BoxFuture<'static, ()>> {
+        None
+    }
 
     /// Returns a server's name for error texts. The name contains no password.
     fn describe(&self, server: ServerId) -> String;

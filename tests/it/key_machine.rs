@@ -700,7 +700,7 @@ fn a_step_of_every_key_leaves_no_effects_behind() {
         };
         match step {
             "inbox" => engine.shard.inbox(now, InboxState::Confirmed, &mut keep),
-            "reachable" => engine.shard.reachable(now, false, &mut keep),
+            "reachable" => engine.shard.reachable(now, false, |_| true, &mut keep),
             _ => {
                 let ticket = engine.shard.issue();
                 let name = Name::lock(Key::from("another"));

@@ -92,8 +92,12 @@ impl Machine {
 
     fn connected(&mut self, is_elsewhere: bool) {
         let effects = &mut self.effects;
-        self.shard
-            .reachable(self.now, is_elsewhere, |_, effect| effects.push(effect.clone()));
+        self.shard.reachable(
+            self.now,
+            is_elsewhere,
+            |_| true,
+            |_, effect| effects.push(effect.clone()),
+        );
     }
 
     pub(crate) fn close(&mut self) {

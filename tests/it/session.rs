@@ -37,6 +37,7 @@ impl Bench {
             poll_gap: Duration::ZERO,
             recovery: Duration::from_secs(10),
             seed: 7,
+            role: Default::default(),
         });
         Bench {
             session,

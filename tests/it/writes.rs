@@ -299,6 +299,7 @@ impl Bench {
                 poll_gap: ms(0),
                 recovery: Duration::from_secs(10),
                 seed: 7,
+                role: Default::default(),
             }),
             now: Instant::from_nanos(1_000_000_000_000),
             effects: Vec::new(),

@@ -7,7 +7,7 @@ use tenure::protocol::key::context::Seed;
 use tenure::protocol::key::shard::Shard;
 use tenure::protocol::message::NodeId;
 use tenure::protocol::session::Session;
-use tenure::protocol::session::step::{SessionInput, SessionOptions};
+use tenure::protocol::session::step::{SessionInput, SessionOptions, SessionRole};
 use tenure::protocol::time::Instant;
 
 use crate::planted::Planted;
@@ -84,6 +84,7 @@ impl World {
             poll_gap: Duration::from_millis(self.profile.poll_gap),
             recovery: self.profile.recovery(),
             seed,
+            role: SessionRole::Only,
         };
         Node {
             id,

@@ -111,6 +111,7 @@ impl World {
                 });
                 self.feed(slot, key, input);
             }
+            SessionEffect::TellInbox(input) => self.tell_session(slot, input),
             SessionEffect::Reachable { is_elsewhere } => self.reachable(slot, is_elsewhere),
             SessionEffect::Inbox(InboxEffect::Open(attempt)) => self.subscribe(slot, attempt),
             SessionEffect::Inbox(InboxEffect::Ping(attempt)) => self.ping_inbox(slot, attempt),

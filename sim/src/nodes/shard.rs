@@ -67,7 +67,9 @@ impl World {
         let mut effects = std::mem::take(&mut self.effects);
         self.note(Some(slot), None, || "<- reachable".into());
         let keep = |_: &Name, effect: &Effect| effects.push(effect.clone());
-        self.nodes[slot].shard.reachable(local, is_elsewhere, keep);
+        self.nodes[slot]
+            .shard
+            .reachable(local, is_elsewhere, |_| true, keep);
         self.carry_out(slot, effects);
         self.raise(Signal::AllKeysChanged);
     }

@@ -13,6 +13,7 @@ use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Plant;
 use crate::protocol::key::context::StepContext;
 use crate::protocol::message::{Reply, WriteAnswer};
+use crate::protocol::redirects::{AskAgain, PENDING_PAUSES};
 use crate::protocol::step::{AcquireError, CallAnswer, Effect, OutgoingAction, Tag, Ticket};
 use crate::protocol::write::Action;
 
@@ -21,16 +22,49 @@ impl<P: Plant> Calls<P> {
         let claim = cx.shard.next_claim_id().claim;
         self.actions.push(PendingAction {
             number: claim,
+            seq: 0,
             caller: Some(ticket),
-            action: action.clone(),
-        });
-        cx.effects.push(Effect::Act(OutgoingAction {
-            tag: Tag { claim, seq: 1 },
-            name: cx.name.clone(),
             lease,
-            called: cx.now,
+            due: Some(cx.now),
             action,
-        }));
+        });
+        self.send_due_actions(cx);
+    }
+
+    /// Sends an action again that its server did not execute because it does not serve the key.
+    pub(crate) fn act_elsewhere(&mut self, cx: &mut StepContext<'_>, action: PendingAction, when: AskAgain) {
+        let due = match when {
+            AskAgain::AtOnce => cx.now,
+            AskAgain::AfterPause => cx.now + cx.shard.between(PENDING_PAUSES),
+        };
+        self.actions.push(PendingAction {
+            due: Some(due),
+            ..action
+        });
+        self.send_due_actions(cx);
+    }
+
+    /// Leaves the actions that are due with the session.
+    pub(crate) fn send_due_actions(&mut self, cx: &mut StepContext<'_>) {
+        let now = cx.now;
+        let due = self
+            .actions
+            .iter_mut()
+            .filter_map(|action| action.due.take_if(|due| *due <= now).map(|_| action));
+        let sent = due.map(|action| {
+            action.seq += 1;
+            Effect::Act(OutgoingAction {
+                tag: Tag {
+                    claim: action.number,
+                    seq: action.seq,
+                },
+                name: cx.name.clone(),
+                lease: action.lease,
+                called: now,
+                action: action.action.clone(),
+            })
+        });
+        cx.effects.extend(sent);
     }
 
     /// Removes and returns the action that an answer is for.
@@ -38,7 +72,7 @@ impl<P: Plant> Calls<P> {
         let at = self
             .actions
             .iter()
-            .position(|pending| pending.number == tag.claim)?;
+            .position(|pending| (pending.number, pending.seq) == (tag.claim, tag.seq))?;
         Some(self.actions.swap_remove(at))
     }
 }

@@ -6,6 +6,7 @@ use crate::protocol::failed_request::{FailedRequest, MAX_RETRY_PAUSE};
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::message::{Call, Payload, Reply, Request, Verb, WhenBehind};
+use crate::protocol::redirects::{AskAgain, PENDING_PAUSES, Redirects};
 use crate::protocol::step::{
     AcquireError, CallAnswer, CallOptions, Class, Effect, Input, KeyEvent, Outgoing, Tag, Ticket, ms,
 };
@@ -35,6 +36,8 @@ pub(crate) struct Calls<P> {
     pub(crate) no_news_at: Option<Instant>,
     /// Why requests have had no answer since the last answer; `None` after an answer.
     pub(crate) error: Option<StoreError>,
+    /// The requests that were redirected since the last answer.
+    redirects: Redirects,
 }
 
 impl<P: Plant> Calls<P> {
@@ -52,7 +55,12 @@ impl<P: Plant> Calls<P> {
     pub(crate) fn next_due(&self) -> Option<Instant> {
         let asleep = self.pending.iter().filter(|call| !call.is_in_flight);
         let rested = self.resting.iter().map(|(until, ..)| *until);
-        asleep.filter_map(|call| call.due).chain(rested).min()
+        let actions = self.actions.iter().filter_map(|action| action.due);
+        asleep
+            .filter_map(|call| call.due)
+            .chain(rested)
+            .chain(actions)
+            .min()
     }
 
     /// Returns whether the store said at or after `since` that there is no news. What it said is not valid through an
@@ -72,10 +80,13 @@ impl<P: Plant> Calls<P> {
             (Input::Act(ticket, lease, action), _) => self.act(cx, ticket, lease, action),
             (Input::Cancel(ticket), _) if self.cancel(ticket) => {}
             (Input::Changed, _) => self.changed(),
-            (Input::Answered { sent, reply, .. }, Some(sender)) => match sender {
-                RequestSender::Call(at) => self.answered(cx, at, sent, reply),
-                RequestSender::Action(action) => action.answered(cx, reply),
-            },
+            (Input::Answered { sent, reply, .. }, Some(sender)) => {
+                self.redirects.end();
+                match sender {
+                    RequestSender::Call(at) => self.answered(cx, at, sent, reply),
+                    RequestSender::Action(action) => action.answered(cx, reply),
+                }
+            }
             (
                 Input::Failed {
                     why,
@@ -86,10 +97,17 @@ impl<P: Plant> Calls<P> {
                 },
                 Some(sender),
             ) => {
+                let lease = match &sender {
+                    RequestSender::Call(at) => self.pending[*at].lease(),
+                    RequestSender::Action(action) => action.lease,
+                };
+                let when = self.redirects.note(cx.now, lease, why);
                 let failure = FailedRequest::new(why, heard, away, error);
-                match sender {
-                    RequestSender::Call(at) => self.failed(cx, at, failure),
-                    RequestSender::Action(action) => action.failed(cx, failure),
+                match (sender, when) {
+                    (RequestSender::Call(at), Some(when)) => self.call_elsewhere(cx, at, when),
+                    (RequestSender::Action(action), Some(when)) => self.act_elsewhere(cx, action, when),
+                    (RequestSender::Call(at), None) => self.failed(cx, at, failure),
+                    (RequestSender::Action(action), None) => action.failed(cx, failure),
                 }
             }
             (input, _) => return Some(input),
@@ -155,6 +173,7 @@ impl<P: Plant> Calls<P> {
         for call in &mut self.pending {
             call.due = call.due.filter(|due| now < *due);
         }
+        self.send_due_actions(cx);
     }
 
     /// Sends the calls that are due and not in flight, and forgets the calls without callers.
@@ -257,6 +276,17 @@ impl<P: Plant> Calls<P> {
         call.send_when_idle();
         cx.effects
             .extend(callers.map(|ticket| Effect::Answered(ticket, answer.clone())));
+    }
+
+    /// Sends a call again that its server did not execute because it does not serve the key.
+    fn call_elsewhere(&mut self, cx: &mut StepContext<'_>, at: usize, when: AskAgain) {
+        let call = &mut self.pending[at];
+        call.is_in_flight = false;
+        call.send_when_idle();
+        if when == AskAgain::AfterPause {
+            call.due = Some(cx.now + cx.shard.between(PENDING_PAUSES));
+            call.is_retry = true;
+        }
     }
 
     /// Handles a request that failed. It is repeated for the callers that may still be answered in time: at once

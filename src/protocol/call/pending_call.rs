@@ -48,8 +48,14 @@ pub(crate) struct PendingCall {
 #[derive(Debug)]
 pub(crate) struct PendingAction {
     pub(crate) number: ClaimNumber,
+    /// The number of requests. A further request follows only one that was not executed.
+    pub(crate) seq: u32,
     /// The caller; `None` after it gives up.
     pub(crate) caller: Option<Ticket>,
+    /// The lease. The action may take a quarter of it.
+    pub(crate) lease: Duration,
+    /// When the action is sent again; `None` while it is with the session.
+    pub(crate) due: Option<Instant>,
     pub(crate) action: Action,
 }
 

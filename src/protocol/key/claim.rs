@@ -33,6 +33,8 @@ pub(crate) struct Claim {
     pub(crate) next_request: Option<Instant>,
     /// The next request repeats one that failed. It is sent at once when the store is back.
     pub(crate) is_retry: bool,
+    /// The next request repeats one that its server did not execute, because it does not serve the key now.
+    pub(crate) is_redirected: bool,
     /// The number of requests that failed in a row.
     pub(crate) failed_requests: u32,
     /// A grant may have been missed since the request in flight was made. If the answer is "queued", the claim asks
@@ -307,6 +309,7 @@ impl Claim {
             seq: 0,
             next_request: None,
             is_retry: false,
+            is_redirected: false,
             failed_requests: 0,
             recheck_on_answer: false,
             executable_until: None,

@@ -48,6 +48,10 @@ impl<P: Plant> KeyState<P> {
         let Some(kind) = self.take_in_flight(tag) else {
             return;
         };
+        let lease = self.claims[tag.claim].lease();
+        if let Some(when) = self.redirects.note(cx.now, lease, failure.why) {
+            return self.ask_elsewhere(cx, tag.claim, kind, when);
+        }
         let failure = self.note_failure(tag.claim, failure);
         match kind {
             RequestKind::Claim { .. } | RequestKind::Yield => {

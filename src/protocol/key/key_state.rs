@@ -12,6 +12,7 @@ use crate::protocol::key::context::StepContext;
 use crate::protocol::key::line::{Caller, Line};
 use crate::protocol::key::readers::Readers;
 use crate::protocol::message::{ClaimId, ClaimNumber, Mode, NodeId, Payload};
+use crate::protocol::redirects::Redirects;
 use crate::protocol::step::{AcquireError, Effect, Input, LockOptions, Outcome, Ticket};
 use crate::protocol::time::Instant;
 
@@ -49,6 +50,8 @@ pub(crate) struct KeyState<P> {
     pub(crate) owner: Option<NodeId>,
     /// Why requests have had no answer since the last answer; `None` after an answer.
     pub(crate) error: Option<StoreError>,
+    /// The requests that were redirected since the last answer.
+    pub(crate) redirects: Redirects,
     /// The claim that was held last.
     pub(crate) last_held: ClaimNumber,
     /// The number by which the shard identifies the key in its timers.

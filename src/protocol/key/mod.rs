@@ -11,6 +11,7 @@ pub(crate) mod holding;
 pub mod key_state;
 pub mod line;
 pub(crate) mod readers;
+pub(crate) mod redirected_requests;
 pub mod renewal;
 pub mod replies;
 pub(crate) mod requests;

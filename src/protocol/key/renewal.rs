@@ -56,7 +56,7 @@ impl<P: Plant> KeyState<P> {
     }
 
     /// Sends the request of a claim whose pause is over.
-    fn send_due_request(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+    pub(crate) fn send_due_request(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         if self.check_overdue(cx, number) {
             return;
         }
@@ -146,7 +146,9 @@ impl<P: Plant> KeyState<P> {
         let mut renewals = std::mem::take(&mut self.renewals);
         renewals.retain(|renewal| {
             let denial = match self.held_by(renewal.holder) {
-                Some((claim, ..)) if claim.is_in_flight(RequestKind::Renew) => return true,
+                Some((claim, ..)) if claim.is_in_flight(RequestKind::Renew) || claim.is_redirected => {
+                    return true;
+                }
                 Some((claim, ..)) => {
                     let first = claim.unanswered.as_deref().or(self.error.as_ref());
                     AcquireError::Store(first.cloned().unwrap_or_else(|| {
@@ -341,6 +343,6 @@ impl<P: Plant> KeyState<P> {
     fn schedule_request(&mut self, cx: &StepContext<'_>, number: ClaimNumber, pause: Duration) {
         let claim = &mut self.claims[number];
         claim.next_request = Some(cx.now + pause);
-        claim.is_retry = false;
+        (claim.is_retry, claim.is_redirected) = (false, false);
     }
 }

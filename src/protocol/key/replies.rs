@@ -82,6 +82,7 @@ impl<P: Plant> KeyState<P> {
             return;
         };
         let number = tag.claim;
+        self.redirects.end();
         if !matches!(reply, Reply::Refused(_)) {
             self.error = None;
         }
@@ -469,7 +470,7 @@ impl<P: Plant> KeyState<P> {
     }
 
     /// Handles a claim that the store does not know. Its number is over.
-    fn gone(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+    pub(crate) fn gone(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let number_twice = self.plant.planted(Flaw::NumberTwice);
         match self.claims[number].phase {
             Phase::Held(_) => self.lose(cx, number, LostCause::Gone),

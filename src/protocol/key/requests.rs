@@ -229,6 +229,7 @@ impl<P: Plant> KeyState<P> {
         claim.in_flight = Some(kind);
         claim.next_request = None;
         claim.is_retry = false;
+        claim.is_redirected = false;
         claim.recheck_on_answer = false;
         let (verb, class) = claim.verb_and_class(kind);
         let data = match claim.ticket() {

@@ -207,8 +207,19 @@ impl<P: Plant> Shard<P> {
 
     /// Handles a new connection: every failed request that waits to be repeated is sent now. `is_elsewhere`: the
     /// connection leads to another place than the one before, so every lease is renewed, too.
-    pub fn reachable(&mut self, now: Instant, is_elsewhere: bool, perform: impl FnMut(&Name, &Effect)) {
-        self.each(now, |key, cx| key.reachable(cx, is_elsewhere), perform);
+    pub fn reachable(
+        &mut self,
+        now: Instant,
+        is_elsewhere: bool,
+        is_served: impl Fn(&Name) -> bool,
+        perform: impl FnMut(&Name, &Effect),
+    ) {
+        let step = |key: &mut KeyState<P>, cx: &mut StepContext<'_>| {
+            if is_served(cx.name) {
+                key.reachable(cx, is_elsewhere);
+            }
+        };
+        self.each(now, step, perform);
     }
 
     /// Returns whether no caller of this process has the key, waits for it or makes a call about it. An

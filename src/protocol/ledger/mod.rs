@@ -22,6 +22,7 @@ use crate::protocol::message::{
 };
 use crate::protocol::write::{Action, Precondition};
 
+pub(crate) mod alone;
 pub mod branch;
 pub(crate) mod call;
 pub(crate) mod election;

@@ -166,7 +166,7 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     /// Returns whether the record is no lock's. Removes an expired record and expired shares first.
-    fn is_of_wrong_type(&mut self) -> bool {
+    pub(crate) fn is_of_wrong_type(&mut self) -> bool {
         let now = self.now();
         // An expired share must not be renewed: its permits may have been granted to others.
         if !self.planted(Flaw::EndedPermitRenewed) {

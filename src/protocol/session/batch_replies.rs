@@ -56,6 +56,7 @@ impl<P: Plant> Session<P> {
         let (mut demoted, mut refused) = (false, false);
         let mut requests = batch.requests;
         let (sent, time, mut replies) = (batch.sent, reply.time, reply.replies);
+        let late_after = batch.late_after.max(cx.now);
         for (PendingRequest { tag, name, over, .. }, reply) in requests.drain(..).zip(replies.drain(..)) {
             if let Some(number) = reply.number() {
                 self.note_grant(number);
@@ -66,6 +67,20 @@ impl<P: Plant> Session<P> {
                     demoted |= *refusal == StoreRefusal::ReadOnly;
                 }
                 Reply::Late => refused = true,
+                Reply::Failed(failure) => {
+                    let Failure { executed, error } = (**failure).clone();
+                    refused |= matches!(error.kind(), StoreErrorKind::Refused(_));
+                    if !over {
+                        let why = self.why_unanswered(executed, &error, batch.connection);
+                        let request = UnansweredRequest {
+                            tag,
+                            name,
+                            late_after,
+                        };
+                        cx.effects.push(self.unanswered(request, why, error));
+                    }
+                    continue;
+                }
                 Reply::Recovering(left) => self.note_recovery(ms(*left), cx),
                 _ => {}
             }
@@ -116,16 +131,23 @@ impl<P: Plant> Session<P> {
             self.note_use(cx.now);
         }
         self.note_unanswered(batch.sent);
-        // A connection that never answered may break because of these very requests, so they are not `Bystander`s.
-        let why = match executed {
-            Executed::No => Unanswered::No,
-            Executed::Unknown if !refused && self.is_proven(batch.connection) => Unanswered::Bystander,
-            Executed::Unknown => Unanswered::Unknown,
-        };
+        let why = self.why_unanswered(executed, &error, batch.connection);
         let (connection, sent) = (batch.connection, batch.sent);
         self.report_unanswered(batch, why, &error, cx);
         if is_broken(&error) {
             self.give_up(connection, sent, error, cx);
+        }
+    }
+
+    /// Returns why requests on this connection have no answer. A connection that never answered may break because of
+    /// these very requests, so they are not `Bystander`s.
+    fn why_unanswered(&self, executed: Executed, error: &StoreError, connection: Attempt) -> Unanswered {
+        let refused = matches!(error.kind(), StoreErrorKind::Refused(_));
+        match executed {
+            Executed::No => Unanswered::No,
+            Executed::Elsewhere(redirect) => Unanswered::Elsewhere(redirect),
+            Executed::Unknown if !refused && self.is_proven(connection) => Unanswered::Bystander,
+            Executed::Unknown => Unanswered::Unknown,
         }
     }
 

@@ -200,6 +200,22 @@ impl InboxLink {
         }
     }
 
+    /// Replaces an inbox after a grant whose push did not arrive, so that the next one leads to another server. An answered
+    /// ping is no proof, because the server of the inbox may be cut off from the other servers. An inbox younger than
+    /// one second stays.
+    pub(crate) fn replace(&mut self, cx: &mut SessionContext<'_>) {
+        if let LinkState::Open { attempt, since, .. } = self.state
+            && cx.now.since(since) >= MAX_RECONNECT_PAUSE
+        {
+            cx.inbox(InboxEffect::Close(attempt));
+            self.state = LinkState::Closed {
+                since: cx.now,
+                until: cx.now,
+            };
+            self.report(InboxState::Unconfirmed, cx);
+        }
+    }
+
     /// Reacts to a connection that was given up because of the request sent at `sent`. An inbox without a sign of
     /// life since then is replaced at once. An inbox younger than one second is only pinged, because connection and
     /// inbox may open and break in turn.

@@ -26,7 +26,7 @@ use crate::protocol::session::queue::{BatchLimits, RequestQueue};
 use crate::protocol::session::server_clock::ServerClock;
 use crate::protocol::session::step::{
     Attempt, BatchId, MAX_SILENCE, Place, Probe, SessionContext, SessionEffect, SessionEvent, SessionInput,
-    SessionOptions,
+    SessionOptions, SessionRole,
 };
 use crate::protocol::step::{Class, Outgoing, OutgoingAction};
 use crate::protocol::time::Instant;
@@ -104,6 +104,10 @@ pub struct Session<P: Plant = Sound> {
     replies: Vec<Reply>,
     /// Set when a caller is about to give up: the next step sends a ping.
     wants_ping: bool,
+    /// Set while the inbox of another session is needed, and that session was not told yet.
+    wants_inbox: bool,
+    /// Set when the session with the inbox was told that the inbox is needed.
+    has_wanted_inbox: bool,
     /// Only for planted mistakes: a connection that must no longer be used.
     predecessor: Option<Attempt>,
 }
@@ -146,6 +150,8 @@ impl<P: Plant> Session<P> {
             spare: Vec::new(),
             replies: Vec::new(),
             wants_ping: false,
+            wants_inbox: false,
+            has_wanted_inbox: false,
             predecessor: None,
             options,
         }
@@ -161,7 +167,10 @@ impl<P: Plant> Session<P> {
             _ => false,
         };
         if waits {
-            self.inbox.want(Instant::default());
+            match self.options.role {
+                SessionRole::Member => self.wants_inbox |= !self.has_wanted_inbox,
+                SessionRole::Only | SessionRole::Inbox => self.inbox.want(Instant::default()),
+            }
         }
         self.queue.push(outgoing);
     }
@@ -222,7 +231,9 @@ impl<P: Plant> Session<P> {
                 // Callers send this input from their own threads, and only the driver sends requests.
                 self.wants_ping = self.in_flight.is_empty() && !is_young;
             }
-            SessionInput::PushMissed => self.inbox.missed_push(cx),
+            SessionInput::PushMissed => self.missed_push(cx),
+            SessionInput::InboxDoubted => self.inbox.suspect(cx),
+            SessionInput::InboxRetried => self.inbox.retry_now(now),
             SessionInput::InboxHeard(attempt) => self.inbox.heard(attempt, cx),
             SessionInput::InboxFailed(attempt, error) => {
                 let part = part_of_pause(&mut self.jitter);
@@ -236,6 +247,11 @@ impl<P: Plant> Session<P> {
     /// Sends what can be sent, and handles what is due.
     pub fn step(&mut self, now: Instant, effects: &mut Vec<SessionEffect>) {
         let cx = &mut SessionContext { now, effects };
+        if std::mem::take(&mut self.wants_inbox) {
+            self.has_wanted_inbox = true;
+            cx.effects
+                .push(SessionEffect::TellInbox(SessionInput::InboxWanted));
+        }
         self.check_deadlines(cx);
         let (ids, jitter) = (&mut self.ids, &mut self.jitter);
         let is_dead = self
@@ -402,7 +418,10 @@ impl<P: Plant> Session<P> {
         });
         self.note_use(now);
         let batch = Batch {
-            highest: self.highest,
+            highest: match self.options.role {
+                SessionRole::Member => GrantNumber::default(),
+                SessionRole::Only | SessionRole::Inbox => self.highest,
+            },
             not_after,
             poll_gap_ms: self.options.poll_gap.as_millis() as u64,
             recovery_ms: self.options.recovery.as_millis() as u64,
@@ -439,6 +458,14 @@ impl<P: Plant> Session<P> {
     fn note_use(&mut self, now: Instant) {
         if let Connection::Open { used, .. } = &mut self.connection {
             *used = now;
+        }
+    }
+
+    /// Handles a grant whose push did not arrive.
+    fn missed_push(&mut self, cx: &mut SessionContext<'_>) {
+        match self.options.role {
+            SessionRole::Inbox => self.inbox.replace(cx),
+            SessionRole::Only | SessionRole::Member => self.inbox.missed_push(cx),
         }
     }
 

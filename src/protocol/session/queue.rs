@@ -167,6 +167,30 @@ impl RequestQueue {
         taken
     }
 
+    /// Removes all requests for names that the server no longer serves. A group goes as a whole.
+    pub(crate) fn take_moved(&mut self, is_moved: impl Fn(&Name) -> bool) -> Vec<Outgoing> {
+        let mut taken = Vec::new();
+        for (class_queues, filled) in self.kinds.iter_mut().zip(&mut self.filled) {
+            for (class, class_queue) in class_queues.iter_mut().enumerate() {
+                let all = std::mem::take(class_queue).into_requests();
+                let (moved, kept): (Vec<_>, Vec<_>) = all
+                    .into_iter()
+                    .partition(|outgoing| is_moved(&outgoing.request.name));
+                kept.iter().for_each(|outgoing| class_queue.push(outgoing));
+                if class_queue.first.is_empty() {
+                    *filled &= !(1 << class);
+                }
+                taken.extend(moved);
+            }
+        }
+        let groups = std::mem::take(&mut self.groups).into_iter();
+        let has_moved = |group: &Vec<Outgoing>| group.iter().any(|claim| is_moved(&claim.request.name));
+        let (moved, kept): (VecDeque<_>, VecDeque<_>) = groups.partition(has_moved);
+        self.groups = kept;
+        taken.extend(moved.into_iter().flatten());
+        taken
+    }
+
     /// Removes all requests, when the server is down.
     pub(crate) fn take_all(&mut self) -> Vec<Outgoing> {
         self.filled = Default::default();

@@ -1,16 +1,18 @@
 //! The life of a session's connection: opened when a request needs it, and given up when it is silent or broken. A
 //! connection is never used beside its successor.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::message::Unanswered;
+use crate::protocol::message::{Name, Redirect, Unanswered};
 use crate::protocol::session::backoff::part_of_pause;
 use crate::protocol::session::connection::{Connection, next_attempt};
 use crate::protocol::session::in_flight::{InFlight, UnansweredRequest};
 use crate::protocol::session::step::{
-    Attempt, MIN_RECONNECT_PAUSE, Place, SessionContext, SessionEffect, SessionEvent,
+    Attempt, MIN_RECONNECT_PAUSE, Place, SessionContext, SessionEffect, SessionEvent, SessionInput,
+    SessionRole,
 };
 use crate::protocol::session::{SILENT_AFTER, Session};
 use crate::protocol::step::Outgoing;
@@ -90,7 +92,12 @@ impl<P: Plant> Session<P> {
             Some(last) if place.run.is_empty() && !is_elsewhere => {}
             last => *last = Some(place),
         }
-        self.inbox.retry_now(now);
+        match self.options.role {
+            SessionRole::Member => cx
+                .effects
+                .push(SessionEffect::TellInbox(SessionInput::InboxRetried)),
+            SessionRole::Only | SessionRole::Inbox => self.inbox.retry_now(now),
+        }
         self.compare_addresses(cx);
         cx.event(SessionEvent::Connected(now.since(began)));
         cx.effects.push(SessionEffect::Reachable { is_elsewhere });
@@ -110,6 +117,7 @@ impl<P: Plant> Session<P> {
     /// this node, and therefore passes over the node's waiters.
     pub(super) fn compare_addresses(&mut self, cx: &mut SessionContext<'_>) {
         if let Connection::Open { .. } = self.connection
+            && self.options.role == SessionRole::Only
             && let Some(place) = &self.place
             && !self.plant.planted(Flaw::InboxLeftBehind)
         {
@@ -156,6 +164,35 @@ impl<P: Plant> Session<P> {
         }
         let failed = |probe| SessionEffect::Probed(probe, Err(error.clone()));
         cx.effects.extend(self.probes.drain(..).map(failed));
+    }
+
+    /// Reports the queued requests and actions whose names this server no longer serves. Their machines ask for them
+    /// again, and the store then says which server serves the names.
+    pub fn release_moved(
+        &mut self,
+        now: Instant,
+        is_moved: impl Fn(&Name) -> bool,
+        effects: &mut Vec<SessionEffect>,
+    ) {
+        let moved = self.queue.take_moved(&is_moved).into_iter();
+        let moved = moved.map(|queued| (queued.request.name, queued.tag));
+        let actions = std::mem::take(&mut self.actions).into_iter();
+        let (gone, kept): (VecDeque<_>, _) = actions.partition(|queued| is_moved(&queued.name));
+        self.actions = kept;
+        let gone = gone.into_iter().map(|queued| (queued.name, queued.tag));
+        if self.plant.planted(Flaw::ForgottenWithMove) {
+            return;
+        }
+        let error = self.error(StoreErrorKind::Unreachable, "the name is no longer served by");
+        for (name, tag) in moved.chain(gone) {
+            let request = UnansweredRequest {
+                tag,
+                name,
+                late_after: now,
+            };
+            let why = Unanswered::Elsewhere(Redirect::Moved);
+            effects.push(self.unanswered(request, why, error.clone()));
+        }
     }
 
     /// Closes the connection. The pause before the next attempt doubles each time, up to a limit.
@@ -256,7 +293,12 @@ impl<P: Plant> Session<P> {
             self.report_unanswered(batch, why, &error, cx);
         }
         // The cause usually breaks or silences the inbox, too.
-        self.inbox.connection_lost(sent, cx);
+        match self.options.role {
+            SessionRole::Member => cx
+                .effects
+                .push(SessionEffect::TellInbox(SessionInput::InboxDoubted)),
+            SessionRole::Only | SessionRole::Inbox => self.inbox.connection_lost(sent, cx),
+        }
     }
 
     /// Returns whether the connection was idle before `sent` and before the requests in flight: the server was last

@@ -46,6 +46,21 @@ pub struct SessionOptions {
     pub recovery: Duration,
     /// Seeds the random factor of the pauses, which spreads out many nodes.
     pub seed: u64,
+    /// What the session is for.
+    pub role: SessionRole,
+}
+
+/// What a session is for, among the sessions of its node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum SessionRole {
+    /// The only session of its node: it sends requests, and has the inbox.
+    #[default]
+    Only,
+    /// One of several sessions that send requests. Another session has the inbox. The highest grant number is not sent:
+    /// each slot has its own clock, and the number of another slot would drive this one ahead of its server's time.
+    Member,
+    /// The session that has the inbox of a node with several servers. It sends no requests.
+    Inbox,
 }
 
 /// Where a connection leads: an address, and the run of the server that answers there.
@@ -109,6 +124,10 @@ pub enum SessionInput {
     SignWanted,
     /// The node owns a lease whose push did not arrive.
     PushMissed,
+    /// Another session of the node gave up its connection, so the inbox must show a sign of life.
+    InboxDoubted,
+    /// Another session of the node opened a connection, so a closed inbox may open soon.
+    InboxRetried,
     /// The inbox answered or delivered something.
     InboxHeard(Attempt),
     /// The inbox could not be opened, or it broke.
@@ -151,6 +170,8 @@ pub enum SessionEffect {
     },
     /// Open, ping or close the inbox.
     Inbox(InboxEffect),
+    /// Pass this input to the session that has the inbox.
+    TellInbox(SessionInput),
     /// The reliability of pushes has changed.
     InboxState(InboxState),
     /// The answer to a probe.

@@ -1,0 +1,58 @@
+//! Asks again for requests that a server did not execute because it does not serve the key.
+
+use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::key::claim::{Claimant, Phase, RequestKind};
+use crate::protocol::key::context::StepContext;
+use crate::protocol::key::key_state::{KeyState, Reclaim};
+use crate::protocol::message::ClaimNumber;
+use crate::protocol::redirects::{AskAgain, PENDING_PAUSES};
+
+impl<P: Plant> KeyState<P> {
+    /// Asks again for a request that was not executed. The store is then asked again which server serves the key. A
+    /// claim is asked for under a fresh number, because each number is claimed once.
+    pub(crate) fn ask_elsewhere(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        kind: RequestKind,
+        when: AskAgain,
+    ) {
+        if self.plant.planted(Flaw::RedirectTakenForGone) && kind == RequestKind::Renew {
+            return self.gone(cx, number);
+        }
+        let is_asked = matches!(self.claims[number].phase, Phase::Asked);
+        match kind {
+            RequestKind::Claim { .. } | RequestKind::Yield if is_asked => {
+                self.claim_elsewhere(cx, number, when);
+            }
+            _ if when == AskAgain::AtOnce => self.send_due_request(cx, number),
+            _ => {
+                let pause = cx.shard.between(PENDING_PAUSES);
+                let claim = &mut self.claims[number];
+                claim.next_request = Some(cx.now + pause);
+                (claim.is_retry, claim.is_redirected) = (true, true);
+            }
+        }
+    }
+
+    /// Ends a claim or a yield that was not executed, and lets its callers be claimed for again. The old number of a
+    /// yield is dead here, and is left.
+    fn claim_elsewhere(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, when: AskAgain) {
+        if let Some(yielded) = self.claims[number].take_yielded() {
+            let seq = self.claims[number].seq;
+            self.leave_old_number(cx, yielded, seq, None);
+        }
+        let claimant = self.claims[number].claimant;
+        self.claims.end(number);
+        if let Claimant::Solo(caller) = claimant {
+            self.solos.insert(caller.ticket, caller);
+        }
+        if when == AskAgain::AfterPause {
+            let at = cx.now + cx.shard.between(PENDING_PAUSES);
+            self.reclaim.get_or_insert(Reclaim {
+                at,
+                after_failure: true,
+            });
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! Requests that a server did not execute because it does not serve their name, and when they are asked for again.
+
+use std::time::Duration;
+
+use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::message::{Redirect, Reply, Request, Unanswered};
+use crate::protocol::time::Instant;
+
+/// How long a request waits before it is asked for again while its name is on its way to another server.
+pub(crate) const PENDING_PAUSES: (Duration, Duration) =
+    (Duration::from_millis(20), Duration::from_millis(60));
+
+/// When a redirected request is asked for again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AskAgain {
+    AtOnce,
+    AfterPause,
+}
+
+/// The redirections of one key since the last answer about it.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Redirects {
+    /// When the first of them came; `None` after an answer.
+    since: Option<Instant>,
+    /// Set after a redirection to a known server. Two servers may name each other, so the next one is not followed at
+    /// once.
+    has_moved: bool,
+}
+
+impl Redirects {
+    /// Notes why a request has no answer. Returns when it is asked for again if this is no failure: it is one only after
+    /// the key was redirected for a third of a lease.
+    pub(crate) fn note(&mut self, now: Instant, lease: Duration, why: Unanswered) -> Option<AskAgain> {
+        let Unanswered::Elsewhere(redirect) = why else {
+            return None;
+        };
+        let since = *self.since.get_or_insert(now);
+        if now >= since + lease / 3 {
+            return None;
+        }
+        let is_first = redirect == Redirect::Moved && !std::mem::replace(&mut self.has_moved, true);
+        Some(if is_first {
+            AskAgain::AtOnce
+        } else {
+            AskAgain::AfterPause
+        })
+    }
+
+    /// Notes an answer.
+    pub(crate) fn end(&mut self) {
+        *self = Redirects::default();
+    }
+}
+
+/// What a server of a cluster says instead of executing a script.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SlotRefusal {
+    /// Another server serves the slot (`MOVED`).
+    Moved,
+    /// The slot is on its way, and the names are not here (`ASK`).
+    Ask,
+    /// The slot is on its way, and some of the names are not here (`TRYAGAIN`).
+    TryAgain,
+    /// No server serves the slot (`CLUSTERDOWN`).
+    Down,
+}
+
+/// A server of a slot that is on its way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    /// The server that the slot leaves.
+    Source,
+    /// The server that the slot moves to.
+    Target,
+}
+
+/// What happens to a request whose script was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fallback {
+    /// The request was not executed, and its machine is told so.
+    Report(Redirect),
+    /// The request is executed with its record alone.
+    Alone(Side),
+}
+
+/// Returns what happens to a request whose script a server refused.
+///
+/// Scripts need several names of a key. While a slot is on its way some of them are missing, and every lease of the slot
+/// would end if it could not be renewed. So an owner's renewal or leave falls back to its record alone, at the source and
+/// then at the target.
+pub fn after_script(request: &Request, said: SlotRefusal) -> Fallback {
+    match said {
+        SlotRefusal::Moved => Fallback::Report(Redirect::Moved),
+        SlotRefusal::Ask | SlotRefusal::TryAgain if request.needs_record_only() => {
+            Fallback::Alone(Side::Source)
+        }
+        SlotRefusal::Ask | SlotRefusal::TryAgain | SlotRefusal::Down => Fallback::Report(Redirect::Pending),
+    }
+}
+
+/// Returns what happens to a request that a server refused to execute with its record alone.
+pub fn after_alone(at: Side, said: SlotRefusal) -> Fallback {
+    match (at, said) {
+        (_, SlotRefusal::Moved) => Fallback::Report(Redirect::Moved),
+        (Side::Source, SlotRefusal::Ask) => Fallback::Alone(Side::Target),
+        _ => Fallback::Report(Redirect::Pending),
+    }
+}
+
+/// Returns whether a reply to a request that was executed with its record alone is believed. If not, the request counts as
+/// not executed.
+///
+/// The source may lack the record because the target has it. And a leave may be that of a waiter, which has no record.
+pub fn is_believed(at: Side, reply: &Reply, plant: impl Plant) -> bool {
+    match reply {
+        Reply::Gone => at == Side::Target || plant.planted(Flaw::GoneBelievedFromSource),
+        Reply::NotThere => false,
+        _ => true,
+    }
+}
