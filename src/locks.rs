@@ -153,6 +153,25 @@ impl Locks {
         Locks::builder().sentinel(name, urls, like).await
     }
 
+    /// Makes locks on a Redis Cluster, with defaults. Each URL leads to one of its servers, as
+    /// `redis://user:password@host:port`; one that answers is enough. The other servers are used with the settings of the
+    /// first URL.
+    ///
+    /// Each lock lies in the slot of its record, `lock:` and the key, or of the text in the first braces of the key. A
+    /// [multi-lock](Self::multi) takes its keys together if they share a slot, for example `{order:7}:stock` and
+    /// `{order:7}:pay`, and otherwise one after the other.
+    ///
+    /// # Errors
+    /// [`ConnectError`] if a URL is wrong, no server answers, a server is not part of a cluster, or a master does not answer
+    /// or refuses.
+    #[cfg(feature = "redis")]
+    pub async fn cluster<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Locks, ConnectError> {
+        let urls: Vec<U> = urls.into_iter().collect();
+        let first = urls.first().map_or("redis://127.0.0.1/", AsRef::as_ref);
+        let like = RedisStore::cluster_client(first)?;
+        Locks::builder().cluster(urls, like).await
+    }
+
     /// Makes locks on the Redis server behind a connection pool of yours.
     ///
     /// All connections come from `client`, as those of [`client`](Self::client) do. The pool's connections are shared with
@@ -681,6 +700,25 @@ impl Builder {
         builder.options.recover_always();
         builder.options.check()?;
         builder.connected(RedisStore::behind(name, urls, like)?).await
+    }
+
+    /// Builds locks on the Redis Cluster of which the URLs name servers; see [`Locks::cluster`].
+    ///
+    /// The connections to all servers have the user, the password, the TLS settings and the socket settings of `like`. Its
+    /// address is replaced by those that the cluster announces.
+    ///
+    /// # Errors
+    /// As [`Locks::cluster`]. With [`lazy`](Self::lazy) only [`ConnectError::Options`], for an option or a URL.
+    /// [`Recovery::Always`] is an options error: a slot that moved looks like a promotion.
+    #[cfg(feature = "redis")]
+    pub async fn cluster<U: AsRef<str>>(
+        self,
+        urls: impl IntoIterator<Item = U>,
+        like: redis::Client,
+    ) -> Result<Locks, ConnectError> {
+        self.options.check()?;
+        self.options.check_cluster()?;
+        self.connected(RedisStore::of_cluster(urls, like)?).await
     }
 
     /// Builds locks on the Redis server behind a pool; see [`Locks::pool`]. With [`lazy`](Self::lazy) the pool is not asked.

@@ -190,6 +190,18 @@ impl Options {
         });
     }
 
+    /// Checks that these settings suit a cluster.
+    #[cfg(feature = "redis")]
+    pub(crate) fn check_cluster(&self) -> Result<(), OptionsError> {
+        if self.longest_lease().is_none() {
+            return Ok(());
+        }
+        Err(OptionsError(
+            "`Recovery::Always` does not suit a cluster, where a slot that moved looks like a promotion: use `Recovery::OnEvidence`, and a `cluster-node-timeout` of at least the longest lease"
+                .to_owned(),
+        ))
+    }
+
     /// Returns the options of a lock with the defaults of these settings.
     pub(crate) fn lock(&self) -> LockOptions {
         LockOptions {

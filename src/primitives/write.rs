@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use redis::{FromRedisValue, ToRedisArgs, Value};
 
+use crate::driver::node::Node;
 use crate::error::{Error, OptionsError, StoreError, StoreErrorKind, StoreRefusal};
 use crate::key::Key;
 use crate::primitives::call::CallFuture;
@@ -224,7 +225,12 @@ async fn write(held: &[Arc<Held>], body: WriteBody) -> Result<Value, Error> {
         return Err(unsupported(keeps_leases_only));
     }
     if node.servers.for_all(held.iter().map(|held| &held.name)).is_none() {
-        return Err(unsupported("other leases of the guard are on another server"));
+        return Err(unsupported(
+            "other leases of the guard are in another slot of the cluster: give their keys one hash tag, such as `{order:7}`",
+        ));
+    }
+    if let Some(why) = key_elsewhere(node, held, &body) {
+        return Err(unsupported(&why));
     }
     let (leases, shortest) = begin(held).ok_or_else(|| lost().unwrap_or_else(|| held[0].lost()))?;
     let write = Action::Write(Arc::new(GuardedWrite { leases, body }));
@@ -247,6 +253,19 @@ async fn write(held: &[Arc<Held>], body: WriteBody) -> Result<Value, Error> {
         Err(error @ Error::Store { .. }) => Err(lost().unwrap_or(error)),
         Err(error) => Err(error),
     }
+}
+
+/// Returns why a key of the caller cannot be written: on a cluster it lies in another slot than the lock.
+fn key_elsewhere(node: &Node, held: &[Arc<Held>], body: &WriteBody) -> Option<String> {
+    let (WriteBody::Commands { keys, .. } | WriteBody::Script { keys, .. }) = body;
+    let store = &node.servers.store;
+    let slot = store.slot(&held[0].name);
+    let other = keys.iter().find(|key| store.slot_of_key(key) != slot)?;
+    let other = String::from_utf8_lossy(other);
+    Some(format!(
+        "the key `{other}` is in another slot of the cluster than the lock: give both one hash tag, such as `{{order:7}}` and \
+         `stock:{{order:7}}`"
+    ))
 }
 
 /// Has each holding count the write, and returns the preconditions of the write and the length of the shortest lease. Returns

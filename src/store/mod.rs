@@ -77,6 +77,11 @@ pub trait Store: sealed::Sealed + Debug + Send + Sync + 'static {
         0
     }
 
+    /// Returns the slot of a key of the caller, which a write under a lease is about.
+    fn slot_of_key(&self, _: &[u8]) -> u16 {
+        0
+    }
+
     /// Returns the servers that answer for names, as far as the store knows.
     fn servers(&self) -> Vec<ServerId> {
         vec![ServerId(0)]

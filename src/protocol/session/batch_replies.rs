@@ -53,7 +53,7 @@ impl<P: Plant> Session<P> {
         if reply.time > 0 {
             self.note_server_time(reply.time, batch.sent, cx.now);
         }
-        let (mut demoted, mut refused) = (false, false);
+        let (mut demoted, mut refused, mut broken) = (false, false, None);
         let mut requests = batch.requests;
         let (sent, time, mut replies) = (batch.sent, reply.time, reply.replies);
         let late_after = batch.late_after.max(cx.now);
@@ -70,6 +70,10 @@ impl<P: Plant> Session<P> {
                 Reply::Failed(failure) => {
                     let Failure { executed, error } = (**failure).clone();
                     refused |= matches!(error.kind(), StoreErrorKind::Refused(_));
+                    // Other failures of a part say nothing of this connection.
+                    if matches!(error.kind(), StoreErrorKind::Refused(_)) && is_broken(&error) {
+                        broken = Some(error.clone());
+                    }
                     if !over {
                         let why = self.why_unanswered(executed, &error, batch.connection);
                         let request = UnansweredRequest {
@@ -108,7 +112,9 @@ impl<P: Plant> Session<P> {
             cx.event(SessionEvent::Answered { refused, sent });
         }
         if demoted {
-            let error = StoreError::refused(StoreRefusal::ReadOnly);
+            broken = Some(StoreError::refused(StoreRefusal::ReadOnly));
+        }
+        if let Some(error) = broken {
             self.give_up(batch.connection, sent, error, cx);
         }
     }

@@ -12,8 +12,8 @@ use crate::protocol::message::{
     LeaderReport, Mode, NodeId, Payload, Permits, Push, Reply, Request, Rule, TickTime, Verb, Version,
     WhenBehind, append_number,
 };
-use crate::store::redis::names::{CLOCK, Names, RECOVERING};
-use crate::store::redis::script::{LuaScript, SCRIPTS};
+use crate::store::redis::names::Names;
+use crate::store::redis::script::{ALONE, LuaScript, SCRIPTS};
 
 /// The number of words of a request; `lua/open.lua` lists them.
 const WORDS_PER_REQUEST: usize = 6;
@@ -47,7 +47,9 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
     for request in requests {
         call.put(|word| names.push_record(&request.name, word));
     }
-    call.cmd.arg(CLOCK).arg(RECOVERING);
+    let slot = requests.first().map_or(0, |first| names.slot(&first.name));
+    call.put(|word| names.push_clock(slot, word));
+    call.put(|word| names.push_recovering(slot, word));
     for request in requests {
         call.put(|word| names.push_queue(&request.name, word));
     }
@@ -79,6 +81,30 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
     for request in requests {
         call.put_request(request);
     }
+    call.cmd
+}
+
+/// Returns the call that executes a request with its record alone.
+pub(super) fn encode_alone(request: &Request, names: &Names) -> Cmd {
+    let mut call = CommandText {
+        cmd: Cmd::new(),
+        word: Vec::with_capacity(128),
+        tick: Vec::new(),
+        to: Vec::new(),
+    };
+    call.cmd.arg("EVALSHA").arg(&*ALONE.sha).arg(1);
+    call.put(|word| names.push_record(&request.name, word));
+    call.cmd.arg(match request.verb {
+        Verb::Leave => "l",
+        Verb::Assert { .. } => "a",
+        _ => "r",
+    });
+    call.put(|word| push_holder(&request.claim_id, word));
+    call.put_number(request.term.hold_ms());
+    call.put(|word| match request.mode {
+        Mode::Permits(permits) => push_permits(permits, word),
+        Mode::Exclusive | Mode::Read => {}
+    });
     call.cmd
 }
 
@@ -289,7 +315,7 @@ fn unreadable(value: &Value) -> Failure {
 }
 
 /// Decodes the reply to one request, or returns `None` if it is unknown. The files in `lua/` list the replies.
-fn decode_reply(value: &Value) -> Option<Reply> {
+pub(super) fn decode_reply(value: &Value) -> Option<Reply> {
     let text = match value {
         Value::Int(0) => return Some(Reply::Done),
         Value::Int(number) if *number > 0 => {

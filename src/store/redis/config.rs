@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use redis::{Client, ConnectionAddr, RedisError, RedisResult};
 
+use crate::store::redis::cluster::Cluster;
 use crate::store::redis::names::Names;
 use crate::store::redis::run::RunPolicy;
 use crate::store::redis::sentinel::{Address, Sentinels};
@@ -24,6 +25,8 @@ pub(super) struct Config {
     pub(super) warned: Arc<WarnedOnce>,
     /// The Sentinels that know where the master is. Then the address of `client` is not used.
     pub(super) sentinels: Option<Arc<Sentinels>>,
+    /// The cluster of which the server is one. Then the address of `client` may be that of any of its servers.
+    pub(super) cluster: Option<Arc<Cluster>>,
     /// What is done about a server that was restarted or promoted. `None`: nothing.
     pub(super) run_policy: Option<RunPolicy>,
 }
@@ -42,7 +45,17 @@ impl Config {
         }
     }
 
-    /// Returns the configuration for the master at this address.
+    /// Returns the configuration for the server at this address.
+    pub(super) fn with_addr(&self, addr: ConnectionAddr) -> RedisResult<Config> {
+        let info = self.client.get_connection_info().clone();
+        Ok(Config {
+            client: Client::open(info.set_addr(addr))?,
+            sentinels: None,
+            ..self.clone()
+        })
+    }
+
+    /// Returns the configuration for the server at this host and port.
     pub(super) fn at(&self, (host, port): Address) -> RedisResult<Config> {
         let info = self.client.get_connection_info();
         let addr = match info.addr().clone() {
@@ -56,11 +69,7 @@ impl Config {
             },
             _ => ConnectionAddr::Tcp(host, port),
         };
-        Ok(Config {
-            client: Client::open(info.clone().set_addr(addr))?,
-            sentinels: None,
-            ..self.clone()
-        })
+        self.with_addr(addr)
     }
 
     /// Returns advice for a connection that does not open. Returns nothing after the first success: then the network is

@@ -17,6 +17,7 @@ use crate::store::redis::config::Config;
 use crate::store::redis::script::{LuaScript, SCRIPTS};
 use crate::store::redis::sentinel::SentinelWatch;
 use crate::store::redis::write::{self, ActionCall};
+use crate::store::redis::slots::{self, SlotBatch};
 use crate::store::redis::{codec, names, run, tls};
 use crate::store::{BoxFuture, Link};
 
@@ -73,16 +74,7 @@ impl RedisLink {
     }
 
     async fn open_unbounded(store: &Arc<Config>) -> Result<Self, StoreError> {
-        tls::install_provider(store.address());
-        // The session sets deadlines. A timeout of the client would report a batch as failed while it is in flight.
-        let config = AsyncConnectionConfig::new()
-            .set_connection_timeout(None)
-            .set_response_timeout(None);
-        let client = store.client.clone();
-        let opening = async move { client.get_multiplexed_async_connection_with_config(&config).await };
-        let opened = tls::open(store.address(), opening).await;
-        let mut connection = opened.map_err(|error| cannot_open(store, error))?;
-
+        let mut connection = connect(store).await?;
         let mut warnings = Vec::new();
         let (time, server) = greet(store, &mut connection, &mut warnings).await?;
 
@@ -90,9 +82,14 @@ impl RedisLink {
         for script in &SCRIPTS {
             load(script, &mut questions);
         }
+        // On a cluster the key of the run would be in one slot, and a slot that moved looks like a promotion.
+        let run_key = if store.cluster.is_some() { None } else { Some(names::RUN) };
         questions.cmd("INFO").arg("memory");
         questions.cmd("INFO").arg("replication");
-        questions.cmd("GET").arg(names::RUN);
+        match run_key {
+            Some(key) => questions.cmd("GET").arg(key),
+            None => questions.cmd("PING"),
+        };
         // The name is for operators. A Redis user that may not set it can still use the store.
         questions
             .cmd("CLIENT")
@@ -106,7 +103,9 @@ impl RedisLink {
         let run_id = run_id(&server);
         let run: Arc<str> = run_of(run_id.as_deref(), &replication).unwrap_or_default().into();
         check_info(store, [server, memory, replication], &mut warnings)?;
-        compare_run(store, &mut connection, &run, recorded).await?;
+        if store.cluster.is_none() {
+            compare_run(store, &mut connection, &run, recorded).await?;
+        }
         Ok(RedisLink {
             connection,
             store: store.clone(),
@@ -117,6 +116,19 @@ impl RedisLink {
             watch: Mutex::default(),
         })
     }
+}
+
+/// Opens a connection to a server.
+pub(super) async fn connect(store: &Arc<Config>) -> Result<MultiplexedConnection, StoreError> {
+    tls::install_provider(store.address());
+    // The session sets deadlines. A timeout of the client would report a batch as failed while it is in flight.
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(None)
+        .set_response_timeout(None);
+    let client = store.client.clone();
+    let opening = async move { client.get_multiplexed_async_connection_with_config(&config).await };
+    let opened = tls::open(store.address(), opening).await;
+    opened.map_err(|error| cannot_open(store, error))
 }
 
 /// Returns a server's answers to the `N` commands of a pipeline.
@@ -185,12 +197,28 @@ async fn compare_run(
 }
 
 fn load(script: &LuaScript, pipeline: &mut Pipeline) {
-    pipeline.cmd("SCRIPT").arg("LOAD").arg(&*script.text);
+    pipeline.add_command(load_command(script));
+}
+
+/// Returns the command that loads a script.
+pub(super) fn load_command(script: &LuaScript) -> Cmd {
+    let mut command = redis::cmd("SCRIPT");
+    command.arg("LOAD").arg(&*script.text);
+    command
 }
 
 impl Link for RedisLink {
     fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<BatchReply, Failure>> {
         let mut connection = self.connection.clone();
+        if let Some(cluster) = self.store.cluster.clone() {
+            let store = self.store.clone();
+            let sent = SlotBatch {
+                connection,
+                store,
+                cluster,
+            };
+            return Box::pin(sent.apply(batch));
+        }
         let call = codec::encode(&batch, &self.store.names, self.store.probe);
         let requests = batch.requests.len();
         let script = codec::script_of(&batch);
@@ -203,10 +231,14 @@ impl Link for RedisLink {
     fn act(&self, name: Name, action: Action) -> BoxFuture<'static, Result<Reply, Failure>> {
         let mut connection = self.connection.clone();
         let ActionCall { script, call } = write::encode(&name, &action, &self.store.names);
+        let store = self.store.clone();
         Box::pin(async move {
-            match send(&mut connection, &script, call).await? {
-                Ok(answer) => write::decode(&action, answer),
-                Err(error) => failed_action(&action, error),
+            match (send(&mut connection, &script, call).await?, &store.cluster) {
+                (Ok(answer), _) => write::decode(&action, answer),
+                (Err(error), Some(cluster)) if is_of_slot(&error) => {
+                    Err(slots::action_failure(cluster, &store, error))
+                }
+                (Err(error), _) => failed_action(&action, error),
             }
         })
     }
@@ -271,8 +303,13 @@ fn second_answer(answers: Vec<Value>) -> RedisResult<Value> {
     }
 }
 
+/// Returns whether the error says that a slot is elsewhere.
+fn is_of_slot(error: &RedisError) -> bool {
+    matches!(error.code(), Some("MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN"))
+}
+
 /// Returns what a failed call means: whether it was executed, and the error.
-fn failure(error: RedisError) -> Failure {
+pub(super) fn failure(error: RedisError) -> Failure {
     if error.code() == Some("NOSCRIPT") {
         // The script was loaded a moment ago. Either another server answers now, or the server drops scripts at once.
         // Both pass, and the next connection loads the script again.
@@ -374,18 +411,23 @@ pub(super) fn too_slow(store: &Config) -> StoreError {
     )
 }
 
-/// Refuses a node of a Redis Cluster, which accepts connections and then refuses each lock by its slot. Checks nothing if
-/// the Redis user may not send INFO.
+/// Refuses a server of a Redis Cluster, which accepts connections and then refuses each lock by its slot. On a cluster,
+/// refuses any other server. Checks nothing if the Redis user may not send INFO.
 fn check_mode(store: &Config, server: &Value) -> Result<(), StoreError> {
     let server = text(server.clone()).unwrap_or_default();
-    if field(&server, "redis_mode") != Some("cluster") {
+    let Some(mode) = field(&server, "redis_mode") else {
         return Ok(());
+    };
+    let address = store.address();
+    match (mode == "cluster", store.cluster.is_some()) {
+        (true, false) => Err(unsupported(format_args!(
+            "{address} is a server of a Redis Cluster: use `Locks::cluster` with the URL of one of its servers"
+        ))),
+        (false, true) => Err(unsupported(format_args!(
+            "{address} is no server of a cluster (`cluster-enabled no`): use `Locks::redis`"
+        ))),
+        _ => Ok(()),
     }
-    Err(unsupported(format_args!(
-        "{} is a node of a Redis Cluster, which is not supported yet: use a server with `cluster-enabled no`, alone or as \
-         the master behind a Sentinel",
-        store.address()
-    )))
 }
 
 fn unsupported(why: impl fmt::Display) -> StoreError {
@@ -508,7 +550,7 @@ fn parse_version(version: &str) -> Option<(u32, u32)> {
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
-fn read_time(time: RedisResult<Value>) -> RedisResult<u64> {
+pub(super) fn read_time(time: RedisResult<Value>) -> RedisResult<u64> {
     let (seconds, micros): (u64, u64) = redis::from_redis_value(time?)?;
     Ok(seconds.saturating_mul(1_000_000).saturating_add(micros))
 }

@@ -1,4 +1,4 @@
-//! A store on one Redis server, alone or behind a Sentinel.
+//! A store on one Redis server, alone or behind a Sentinel, or on a Redis Cluster.
 //!
 //! Lua scripts (`lua/`) contain all rules, and give the replies of the [ledger](crate::protocol::ledger). The Rust files
 //! contain the names in Redis, the connections and the inbox.
@@ -12,6 +12,7 @@ use redis::{Client, ConnectionInfo};
 use crate::error::{OptionsError, StoreError};
 use crate::options::is_prefix;
 use crate::protocol::message::{Name, NodeId};
+use crate::store::redis::cluster::Cluster;
 use crate::store::redis::config::Config;
 use crate::store::redis::link::RedisLink;
 use crate::store::redis::names::Names;
@@ -19,8 +20,9 @@ use crate::store::redis::names::Names;
 pub(crate) use crate::store::redis::pool::Pool;
 pub(crate) use crate::store::redis::run::RunPolicy;
 use crate::store::redis::sentinel::Sentinels;
-use crate::store::{Abilities, BoxFuture, Inbox, Link, ServerId, Sink, Store, sealed};
+use crate::store::{Abilities, BoxFuture, Inbox, Link, MapSink, ServerId, Sink, Store, sealed};
 
+mod cluster;
 mod codec;
 mod config;
 mod inbox;
@@ -31,6 +33,7 @@ mod pool;
 mod run;
 mod script;
 mod sentinel;
+mod slots;
 mod tls;
 mod url;
 mod write;
@@ -74,6 +77,7 @@ impl RedisStore {
                 connection_name: config::connection_name(None),
                 warned: Arc::default(),
                 sentinels: None,
+                cluster: None,
                 run_policy: None,
             }),
         })
@@ -95,6 +99,36 @@ impl RedisStore {
         Ok(store)
     }
 
+    /// Returns a client for the server of a cluster at `url`.
+    pub(crate) fn cluster_client(url: &str) -> Result<Client, OptionsError> {
+        url::cluster(url)
+    }
+
+    /// Creates a store on the cluster of which the URLs name servers. The connections have the settings of `like`, whose
+    /// address is not used.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is no URL, if one cannot be used, or if `like` names a database.
+    pub(crate) fn of_cluster<U: AsRef<str>>(
+        urls: impl IntoIterator<Item = U>,
+        like: Client,
+    ) -> Result<Self, OptionsError> {
+        let db = like.get_connection_info().redis_settings().db();
+        if db != 0 {
+            return Err(OptionsError(format!(
+                "the client for a cluster names database {db}: a cluster has database 0 only"
+            )));
+        }
+        let mut store = RedisStore::new(like)?;
+        let config = store.edit();
+        config.cluster = Some(Arc::new(Cluster::new(urls)?));
+        config.names.is_cluster = true;
+        // Each server knows its own subscribers only.
+        config.probe = false;
+        Ok(store)
+    }
+
     /// Sets the prefix of every lock's record in Redis. The default is `lock:`. Services with the same prefix share
     /// their locks.
     ///
@@ -110,7 +144,8 @@ impl RedisStore {
                 prefix.escape_ascii()
             )));
         }
-        self.edit().names = Names::new(prefix);
+        let names = &mut self.edit().names;
+        names.prefix = prefix.into();
         Ok(self)
     }
 
@@ -174,9 +209,10 @@ impl fmt::Debug for RedisStore {
 /// Writes the server's address for messages, without a password.
 impl fmt::Display for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.inner.sentinels {
-            Some(sentinels) => write!(f, "{sentinels}"),
-            None => write!(f, "the Redis at {}", self.inner.address()),
+        match (&self.inner.sentinels, &self.inner.cluster) {
+            (Some(sentinels), _) => write!(f, "{sentinels}"),
+            (None, Some(cluster)) => write!(f, "{cluster}"),
+            (None, None) => write!(f, "the Redis at {}", self.inner.address()),
         }
     }
 }
@@ -196,21 +232,68 @@ impl Store for RedisStore {
         }
     }
 
-    fn server(&self, _: &Name) -> ServerId {
-        ServerId(0)
+    fn server(&self, name: &Name) -> ServerId {
+        match &self.inner.cluster {
+            Some(cluster) => cluster.server(self.inner.names.slot(name)),
+            None => ServerId(0),
+        }
     }
 
-    fn describe(&self, _: ServerId) -> String {
-        self.inner.server()
+    fn slot(&self, name: &Name) -> u16 {
+        self.inner.names.slot(name)
     }
 
-    fn connect(&self, _: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
+    fn slot_of_key(&self, key: &[u8]) -> u16 {
+        self.inner.names.slot_of_key(key)
+    }
+
+    fn servers(&self) -> Vec<ServerId> {
+        let cluster = self.inner.cluster.as_ref();
+        cluster.map_or_else(|| vec![ServerId(0)], |cluster| cluster.masters())
+    }
+
+    fn inbox_server(&self) -> ServerId {
+        match self.inner.cluster {
+            Some(_) => cluster::INBOX,
+            None => ServerId(0),
+        }
+    }
+
+    fn watch_map(&self, changed: MapSink) -> Option<BoxFuture<'static, ()>> {
+        let cluster = self.inner.cluster.clone()?;
+        Some(Box::pin(cluster.watch(self.inner.clone(), changed)))
+    }
+
+    fn describe(&self, server: ServerId) -> String {
+        match &self.inner.cluster {
+            Some(cluster) => match cluster.address(server) {
+                Some((host, port)) => format!("{host}:{port}"),
+                None => cluster.to_string(),
+            },
+            None => self.inner.server(),
+        }
+    }
+
+    fn connect(&self, server: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
         let inner = self.inner.clone();
-        Box::pin(async move { Ok(Arc::new(RedisLink::open(inner).await?) as Arc<dyn Link>) })
+        Box::pin(async move {
+            let link = match &inner.cluster {
+                Some(cluster) => cluster::open(cluster, &inner, server).await?,
+                None => RedisLink::open(inner).await?,
+            };
+            Ok(Arc::new(link) as Arc<dyn Link>)
+        })
     }
 
     fn inbox(&self, _: ServerId, node: NodeId, sink: Sink) -> BoxFuture<'static, Result<Inbox, StoreError>> {
-        Box::pin(inbox::open(self.inner.clone(), node, sink))
+        let inner = self.inner.clone();
+        Box::pin(async move {
+            let config = match &inner.cluster {
+                Some(cluster) => cluster.next_inbox(&inner).await?,
+                None => inner,
+            };
+            inbox::open(config, node, sink).await
+        })
     }
 }
 

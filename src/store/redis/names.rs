@@ -9,9 +9,10 @@ use crate::protocol::message::{Kind, Name, NodeId};
 
 /// The version of the formats of names and pushes.
 const FORMAT: &str = "tenure1";
-/// The key that holds the last grant number of a server.
-pub(super) const CLOCK: &str = "tenure1:clock";
-/// The key that exists while a server recovers. Its life is the rest of the recovery.
+/// The key that holds the last grant number of a server. On a cluster a tag follows, for each slot.
+const CLOCK: &str = "tenure1:clock";
+/// The key that exists while a server recovers. Its life is the rest of the recovery. On a cluster a tag follows, for
+/// each slot.
 pub(super) const RECOVERING: &str = "tenure1:recovering";
 /// The key that holds the run of a server: its run id and replication id.
 pub(super) const RUN: &str = "tenure1:run";
@@ -22,6 +23,8 @@ pub(super) const LONGEST: &str = "tenure1:longest";
 #[derive(Debug, Clone)]
 pub(super) struct Names {
     pub(super) prefix: Box<[u8]>,
+    /// The names lie in the slots of a cluster.
+    pub(super) is_cluster: bool,
 }
 
 impl Names {
@@ -29,6 +32,41 @@ impl Names {
     pub(super) fn new(prefix: &[u8]) -> Self {
         Names {
             prefix: prefix.into(),
+            is_cluster: false,
+        }
+    }
+
+    /// Returns the slot of a name, in which all its keys are. On one server all names have slot 0.
+    pub(super) fn slot(&self, name: &Name) -> u16 {
+        if !self.is_cluster {
+            return 0;
+        }
+        let mut record = Vec::with_capacity(self.length(name));
+        self.push_full(name, &mut record);
+        slot(&record)
+    }
+
+    /// Returns the slot of a key of the caller. On one server all keys have slot 0.
+    pub(super) fn slot_of_key(&self, key: &[u8]) -> u16 {
+        if self.is_cluster { slot(key) } else { 0 }
+    }
+
+    /// Appends the name of the clock of a slot.
+    pub(super) fn push_clock(&self, slot: u16, out: &mut Vec<u8>) {
+        self.push_of_slot(CLOCK, slot, out);
+    }
+
+    /// Appends the name of the key that exists while a slot recovers.
+    pub(super) fn push_recovering(&self, slot: u16, out: &mut Vec<u8>) {
+        self.push_of_slot(RECOVERING, slot, out);
+    }
+
+    fn push_of_slot(&self, name: &str, slot: u16, out: &mut Vec<u8>) {
+        out.extend_from_slice(name.as_bytes());
+        if self.is_cluster {
+            out.extend_from_slice(b":{");
+            out.extend_from_slice(tag(slot));
+            out.push(b'}');
         }
     }
 
@@ -108,7 +146,7 @@ fn untagged(letter: u8, record: &[u8]) -> Option<&[u8]> {
 }
 
 /// Returns the slot of a key by the rules of Redis Cluster: the hash of the text in the first braces, or else of the key.
-fn slot(key: &[u8]) -> u16 {
+pub(super) fn slot(key: &[u8]) -> u16 {
     let tag = key.iter().position(|&b| b == b'{').and_then(|open| {
         let inner = &key[open + 1..];
         let length = inner.iter().position(|&b| b == b'}')?;
@@ -120,7 +158,7 @@ fn slot(key: &[u8]) -> u16 {
 /// The checksum of Redis Cluster.
 static CRC: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
 
-const SLOTS: usize = 16384;
+pub(super) const SLOTS: usize = 16384;
 
 /// The length of a tag in bytes.
 const TAG_LENGTH: usize = 4;

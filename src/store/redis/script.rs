@@ -51,6 +51,10 @@ pub(super) static SCRIPTS: [LazyLock<LuaScript>; Kind::ALL.len()] = [
     ),
 ];
 
+/// The script that executes a request with its record alone.
+pub(super) static ALONE: LazyLock<LuaScript> =
+    LazyLock::new(|| LuaScript::new(include_str!("lua/alone.lua").to_owned()));
+
 impl LuaScript {
     pub(super) fn new(text: String) -> Self {
         let sha = redis::Script::new(&text).get_hash().to_owned();

@@ -64,6 +64,23 @@ pub(super) fn sentinel(url: &str) -> Result<Client, OptionsError> {
     Client::open(info.clone().set_addr(addr)).map_err(|error| refused(&format!("cannot be used: {error}")))
 }
 
+/// Returns a client for the server of a cluster at `url`.
+///
+/// # Errors
+///
+/// Returns an error as [`client`] does, or if the URL names a database other than 0.
+pub(super) fn cluster(url: &str) -> Result<Client, OptionsError> {
+    let client = client(url)?;
+    let db = client.get_connection_info().redis_settings().db();
+    if db != 0 {
+        return Err(OptionsError(format!(
+            "the Redis URL `{}` names database {db}: a cluster has database 0 only, remove it",
+            redacted(url)
+        )));
+    }
+    Ok(client)
+}
+
 /// Returns whether the URL has a port. Otherwise redis-rs uses the default port of Redis.
 fn has_port(url: &str) -> bool {
     let rest = url.split_once("://").map_or(url, |(_, rest)| rest);
@@ -83,7 +100,10 @@ fn unsupported(url: &str) -> Option<&'static str> {
              each Sentinel",
         )
     } else if scheme.contains("cluster") {
-        Some("a Redis Cluster is not supported yet: give the address of a server with `cluster-enabled no`")
+        Some(
+            "a cluster has a constructor of its own: `Locks::cluster(urls)`, with a URL `redis://host:port` for some of its \
+             servers",
+        )
     } else {
         None
     }

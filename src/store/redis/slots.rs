@@ -1,0 +1,259 @@
+//! Batches on a cluster: a pipeline of one script call for each slot, and what follows if a server refuses a slot.
+//!
+//! A request is never sent to another server, except with its record alone while its slot is on its way: another server
+//! would not know the order of the session, and the not-after is in the time of this one.
+
+use std::sync::Arc;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
+
+use crate::protocol::flaw::Sound;
+use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Redirect, Reply, Request};
+use crate::protocol::redirects::{Fallback, Side, SlotRefusal, after_alone, after_script, is_believed};
+use crate::store::redis::cluster::{Cluster, read_redirect};
+use crate::store::redis::codec::{self, result};
+use crate::store::redis::config::Config;
+use crate::store::redis::link::{failure, load_command};
+use crate::store::redis::script::ALONE;
+use crate::store::redis::sentinel::Address;
+
+/// The requests of a batch whose names share a slot.
+struct Part {
+    /// The places of the requests in the batch.
+    places: Vec<usize>,
+    batch: Batch,
+}
+
+/// A request that is executed with its record alone.
+struct Alone {
+    place: usize,
+    request: Request,
+    /// Where the slot is on its way to; known when the source said so.
+    target: Option<Address>,
+}
+
+/// A batch that is sent to a server of a cluster.
+pub(super) struct SlotBatch {
+    pub(super) connection: MultiplexedConnection,
+    pub(super) store: Arc<Config>,
+    pub(super) cluster: Arc<Cluster>,
+}
+
+impl SlotBatch {
+    /// Sends a batch, and returns a reply for each request.
+    pub(super) async fn apply(mut self, batch: Batch) -> Result<BatchReply, Failure> {
+        if batch.requests.is_empty() {
+            return self.ping().await;
+        }
+        let count = batch.requests.len();
+        let parts = self.split(batch);
+        let answers = self.call(&parts).await?;
+        let (mut time, mut replies) = (0, Vec::new());
+        replies.resize(count, None);
+        let mut alone = Vec::new();
+        for (part, answer) in parts.into_iter().zip(answers) {
+            match answer.map_err(|error| self.refusal(error)) {
+                Ok(answer) => match codec::decode(answer, part.places.len()) {
+                    Ok(reply) => {
+                        time = reply.time.max(time);
+                        for (place, reply) in part.places.into_iter().zip(reply.replies) {
+                            replies[place] = Some(reply);
+                        }
+                    }
+                    Err(failure) => fill(&mut replies, &part.places, &failure),
+                },
+                Err((Some((said, target)), error)) => {
+                    for (place, request) in part.places.into_iter().zip(part.batch.requests) {
+                        match after_script(&request, said) {
+                            Fallback::Report(redirect) => {
+                                replies[place] = Some(elsewhere(redirect, &error));
+                            }
+                            Fallback::Alone(_) => alone.push(Alone {
+                                place,
+                                request,
+                                target: target.clone(),
+                            }),
+                        }
+                    }
+                }
+                Err((None, error)) => fill(&mut replies, &part.places, &error),
+            }
+        }
+        if !alone.is_empty() {
+            self.apply_alone(alone, &mut replies).await?;
+        }
+        let replies: Option<Vec<Reply>> = replies.into_iter().collect();
+        let replies = replies.ok_or_else(|| codec::malformed("a request of the batch has no answer"))?;
+        Ok(BatchReply { time, replies })
+    }
+
+    /// Asks for the time. An empty batch has no slot.
+    async fn ping(&mut self) -> Result<BatchReply, Failure> {
+        let answer = self.connection.send_packed_command(&redis::cmd("TIME")).await;
+        let time = answer.and_then(result);
+        let time = crate::store::redis::link::read_time(time).map_err(failure)?;
+        Ok(BatchReply {
+            time,
+            replies: Vec::new(),
+        })
+    }
+
+    /// Splits a batch into parts of one slot each, in the order of their first requests.
+    fn split(&self, mut batch: Batch) -> Vec<Part> {
+        let mut parts: Vec<(u16, Part)> = Vec::new();
+        for (place, request) in std::mem::take(&mut batch.requests).into_iter().enumerate() {
+            let slot = self.store.names.slot(&request.name);
+            let at = parts.iter().position(|(of, _)| *of == slot);
+            let at = at.unwrap_or_else(|| {
+                let part = Part {
+                    places: Vec::new(),
+                    batch: batch.clone(),
+                };
+                parts.push((slot, part));
+                parts.len() - 1
+            });
+            parts[at].1.places.push(place);
+            parts[at].1.batch.requests.push(request);
+        }
+        parts.into_iter().map(|(_, part)| part).collect()
+    }
+
+    /// Calls the script of each part in one write. A part whose script the server did not have is called again, after
+    /// the script was loaded.
+    async fn call(&mut self, parts: &[Part]) -> Result<Vec<RedisResult<Value>>, Failure> {
+        let store = self.store.clone();
+        let encode = |part: &Part| codec::encode(&part.batch, &store.names, store.probe);
+        let calls: Vec<Cmd> = parts.iter().map(encode).collect();
+        let mut answers = self.send(&calls).await?;
+        let is_unknown = |answer: &RedisResult<Value>| {
+            let error = answer.as_ref().err();
+            error.is_some_and(|error| error.code() == Some("NOSCRIPT"))
+        };
+        let missing: Vec<usize> = (0..answers.len()).filter(|at| is_unknown(&answers[*at])).collect();
+        if missing.is_empty() {
+            return Ok(answers);
+        }
+        let mut again = Vec::with_capacity(2 * missing.len());
+        for at in &missing {
+            again.push(load_command(codec::script_of(&parts[*at].batch)));
+            again.push(encode(&parts[*at]));
+        }
+        let answered = self.send(&again).await?;
+        for (at, answer) in missing.into_iter().zip(answered.into_iter().skip(1).step_by(2)) {
+            answers[at] = answer;
+        }
+        Ok(answers)
+    }
+
+    async fn send(&mut self, calls: &[Cmd]) -> Result<Vec<RedisResult<Value>>, Failure> {
+        let mut pipeline = Pipeline::with_capacity(calls.len());
+        for call in calls {
+            pipeline.add_command(call.clone());
+        }
+        let answers = self.connection.send_packed_commands(&pipeline, 0, calls.len()).await;
+        Ok(answers.map_err(failure)?.into_iter().map(result).collect())
+    }
+
+    /// Executes requests with their records alone: here, and then at the server that a slot is on its way to.
+    async fn apply_alone(&mut self, alone: Vec<Alone>, replies: &mut [Option<Reply>]) -> Result<(), Failure> {
+        let names = &self.store.names;
+        let mut calls = Vec::with_capacity(alone.len() + 1);
+        calls.push(load_command(&ALONE));
+        calls.extend(alone.iter().map(|alone| codec::encode_alone(&alone.request, names)));
+        let answers = self.send(&calls).await?.into_iter().skip(1);
+        for (alone, answer) in alone.into_iter().zip(answers) {
+            let place = alone.place;
+            let reply = match answer.map_err(|error| self.refusal(error)) {
+                Ok(answer) => believed(Side::Source, &answer),
+                Err((Some((said, target)), error)) => match after_alone(Side::Source, said) {
+                    Fallback::Report(redirect) => elsewhere(redirect, &error),
+                    Fallback::Alone(_) => match target.or_else(|| alone.target.clone()) {
+                        Some(target) => self.apply_at(&target, &alone.request).await,
+                        None => elsewhere(Redirect::Pending, &error),
+                    },
+                },
+                Err((None, error)) => Reply::Failed(Box::new(error)),
+            };
+            replies[place] = Some(reply);
+        }
+        Ok(())
+    }
+
+    /// Executes a request with its record alone at the server that its slot is on its way to.
+    async fn apply_at(&self, target: &Address, request: &Request) -> Reply {
+        let call = codec::encode_alone(request, &self.store.names);
+        let load = load_command(&ALONE);
+        match self.cluster.ask_target(&self.store, target, &load, call).await {
+            Ok(answer) => believed(Side::Target, &answer),
+            // A renewal that may have been executed does no harm, and a leave is repeated.
+            Err(error) => Reply::Failed(Box::new(Failure {
+                executed: Executed::Unknown,
+                error,
+            })),
+        }
+    }
+
+    /// Returns what a server's error says of a slot, with the server that it names, and the error as a failure.
+    fn refusal(&self, error: RedisError) -> (Option<(SlotRefusal, Option<Address>)>, Failure) {
+        let said = match error.code() {
+            Some("MOVED") => SlotRefusal::Moved,
+            Some("ASK") => SlotRefusal::Ask,
+            Some("TRYAGAIN") => SlotRefusal::TryAgain,
+            Some("CLUSTERDOWN") => SlotRefusal::Down,
+            _ => return (None, failure(error)),
+        };
+        let named = error.detail().and_then(|detail| read_redirect(detail, &self.store));
+        match (said, &named) {
+            (SlotRefusal::Moved, Some((slot, address))) => self.cluster.correct(*slot, address),
+            (SlotRefusal::Down, _) => self.cluster.want_reading(),
+            _ => {}
+        }
+        let target = named.map(|(_, address)| address);
+        (Some((said, target)), failure(error))
+    }
+}
+
+/// Returns what the error of a call on a cluster means for an action: it was not executed if the slot is elsewhere.
+pub(super) fn action_failure(cluster: &Cluster, store: &Config, error: RedisError) -> Failure {
+    let redirect = match error.code() {
+        Some("MOVED") => Redirect::Moved,
+        Some("ASK" | "TRYAGAIN" | "CLUSTERDOWN") => Redirect::Pending,
+        _ => return failure(error),
+    };
+    if let (Redirect::Moved, Some(detail)) = (redirect, error.detail())
+        && let Some((slot, address)) = read_redirect(detail, store)
+    {
+        cluster.correct(slot, &address);
+    }
+    Failure {
+        executed: Executed::Elsewhere(redirect),
+        ..failure(error)
+    }
+}
+
+/// Returns the reply to a request that a server executed with its record alone.
+fn believed(at: Side, answer: &Value) -> Reply {
+    match codec::decode_reply(answer) {
+        Some(reply) if is_believed(at, &reply, Sound) => reply,
+        Some(_) => {
+            let failure = codec::malformed("the slot of the key is on its way to another server");
+            elsewhere(Redirect::Pending, &failure)
+        }
+        None => Reply::Failed(Box::new(codec::malformed("the answer of a script cannot be read"))),
+    }
+}
+
+/// Returns the reply to a request that was not executed because of its slot.
+fn elsewhere(redirect: Redirect, why: &Failure) -> Reply {
+    Reply::Failed(Box::new(Failure {
+        executed: Executed::Elsewhere(redirect),
+        error: why.error.clone(),
+    }))
+}
+
+fn fill(replies: &mut [Option<Reply>], places: &[usize], failure: &Failure) {
+    for place in places {
+        replies[*place] = Some(Reply::Failed(Box::new(failure.clone())));
+    }
+}
