@@ -3,10 +3,11 @@
 //! The functions block until the servers report what was asked for.
 
 use std::collections::HashMap;
+use std::fmt::Debug;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use redis::{FromRedisValue, RedisResult};
+use redis::{FromRedisValue, RedisResult, ToRedisArgs};
 
 use crate::help::ms;
 use crate::server::RedisServer;
@@ -192,16 +193,16 @@ pub fn info(server: &RedisServer, field: &str) -> String {
 }
 
 /// Sends a command that the server accepts.
-pub fn tell(server: &RedisServer, words: &[&str]) {
+pub fn tell(server: &RedisServer, words: &[impl ToRedisArgs + Debug]) {
     query::<redis::Value>(server, words).unwrap_or_else(|error| panic!("{words:?}: {error}"));
 }
 
 /// Sends a command, and returns the answer.
-pub fn query<T: FromRedisValue>(server: &RedisServer, words: &[&str]) -> RedisResult<T> {
+pub fn query<T: FromRedisValue>(server: &RedisServer, words: &[impl ToRedisArgs]) -> RedisResult<T> {
     let client = redis::Client::open(server.url())?;
     let mut connection = client.get_connection_with_timeout(ms(1_000))?;
     connection.set_read_timeout(Some(ms(10_000)))?;
-    redis::cmd(words[0]).arg(&words[1..]).query(&mut connection)
+    redis::Cmd::new().arg(words).query(&mut connection)
 }
 
 /// Polls until there is a value.

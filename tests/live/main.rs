@@ -20,6 +20,8 @@ mod cancellation;
 mod checkpoints;
 mod child;
 mod clocks;
+mod cluster;
+mod cluster_rules;
 mod commands;
 mod contest;
 mod deployment;

@@ -1,5 +1,6 @@
 //! A real redis-server for one test, bench or example: on a free loopback port, gone when dropped.
 
+use std::hash::{BuildHasher, RandomState};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
@@ -20,6 +21,8 @@ pub struct RedisServer {
     args: Vec<String>,
     /// The words before `redis-server`.
     wrapper: &'static [&'static str],
+    /// Keeps the port for this server while it is dead.
+    reservation: Option<TcpListener>,
 }
 
 #[allow(
@@ -67,7 +70,25 @@ impl RedisServer {
         Self::wrapped(vec!["sh", "-c", script.leak()].leak(), &[])
     }
 
+    /// A node of a cluster. Its port is below 20000, as its bus listens 10,000 above, and stays reserved while the node
+    /// is dead.
+    pub fn cluster_node(args: &[&str]) -> Self {
+        Self::on_port(node_port, &[], args)
+    }
+
     fn wrapped(wrapper: &'static [&'static str], args: &[&str]) -> Self {
+        let free_port = || {
+            let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+            (free.expect("a free port").port(), None)
+        };
+        Self::on_port(free_port, wrapper, args)
+    }
+
+    fn on_port(
+        pick: impl Fn() -> (u16, Option<TcpListener>),
+        wrapper: &'static [&'static str],
+        args: &[&str],
+    ) -> Self {
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let n = STARTED.fetch_add(1, Ordering::Relaxed);
         let dir = std::env::temp_dir().join(format!("tenure-live-{}-{n}", std::process::id()));
@@ -75,8 +96,7 @@ impl RedisServer {
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
         // Somebody else may take the free port before the server does; then it exits, and the next one is tried.
         for _ in 0..20 {
-            let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-            let port = free.expect("a free port").port();
+            let (port, reservation) = pick();
             let mut child = spawn(port, &dir, &args, wrapper);
             if answers(&mut child, port) {
                 return RedisServer {
@@ -85,6 +105,7 @@ impl RedisServer {
                     dir,
                     args,
                     wrapper,
+                    reservation,
                 };
             }
         }
@@ -156,6 +177,20 @@ impl Drop for RedisServer {
         self.kill();
         let _ = std::fs::remove_dir_all(&self.dir);
     }
+}
+
+/// Returns a port below 20000 that is free together with the port of its bus, and a listener that reserves it. Clusters
+/// of other tests and processes reserve their ports at the same address, where no server listens.
+fn node_port() -> (u16, Option<TcpListener>) {
+    let free = |port: u64| {
+        let port = u16::try_from(port).ok()?;
+        let reservation = TcpListener::bind(("127.0.0.2", port)).ok()?;
+        let is_free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
+        (is_free(port) && is_free(port + 10_000)).then_some((port, Some(reservation)))
+    };
+    let random = || RandomState::new().hash_one(());
+    let mut tries = (0..1_000).map(|_| 10_000 + random() % 10_000);
+    tries.find_map(free).expect("a free port below 20000")
 }
 
 fn spawn(port: u16, dir: &std::path::Path, args: &[String], wrapper: &[&str]) -> Child {
