@@ -797,5 +797,6 @@ fn word(reply: &Reply) -> &'static str {
         Reply::Leader(_) => "of an election",
         Reply::Written(_) => "of a write",
         Reply::Refused(_) => "Refused",
+        Reply::Failed(_) => "Failed",
     }
 }

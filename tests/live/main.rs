@@ -22,6 +22,7 @@ mod child;
 mod clocks;
 mod cluster;
 mod cluster_rules;
+mod clusters;
 mod commands;
 mod contest;
 mod deployment;

@@ -133,7 +133,9 @@ impl Cluster {
         let at = self.inboxes.fetch_add(1, Ordering::Relaxed) % masters.len().max(1);
         let address = masters.get(at).and_then(|id| self.address(*id));
         let address = address.ok_or_else(|| self.no_server())?;
-        Ok(Arc::new(config.at(address).map_err(|error| cannot_open(config, error))?))
+        Ok(Arc::new(
+            config.at(address).map_err(|error| cannot_open(config, error))?,
+        ))
     }
 
     fn no_server(&self) -> StoreError {
@@ -320,22 +322,27 @@ async fn slots_of(server: &Arc<Config>) -> Result<Vec<SlotRange>, StoreError> {
     let answer = connection
         .send_packed_command(redis::cmd("CLUSTER").arg("SLOTS"))
         .await;
-    let answer = answer.and_then(result).map_err(|error| match error_text(&error) {
-        Some(text) if text.contains("cluster support disabled") => StoreError::new(
-            StoreErrorKind::Refused(StoreRefusal::Unsupported),
-            format_args!(
-                "{} is no server of a cluster (`cluster-enabled no`): use `Locks::redis`",
-                server.address()
+    let answer = answer
+        .and_then(result)
+        .map_err(|error| match error_text(&error) {
+            Some(text) if text.contains("cluster support disabled") => StoreError::new(
+                StoreErrorKind::Refused(StoreRefusal::Unsupported),
+                format_args!(
+                    "{} is no server of a cluster (`cluster-enabled no`): use `Locks::redis`",
+                    server.address()
+                ),
             ),
-        ),
-        _ => cannot_open(server, error),
-    })?;
+            _ => cannot_open(server, error),
+        })?;
     let asked = match server.address() {
         redis::ConnectionAddr::Tcp(host, _) | redis::ConnectionAddr::TcpTls { host, .. } => host.clone(),
         _ => String::new(),
     };
     let unreadable = || {
-        let text = format_args!("{} answered CLUSTER SLOTS with no list of slots", server.address());
+        let text = format_args!(
+            "{} answered CLUSTER SLOTS with no list of slots",
+            server.address()
+        );
         StoreError::new(StoreErrorKind::Interrupted, text)
     };
     let Value::Array(ranges) = answer else {
@@ -365,7 +372,11 @@ impl fmt::Display for Cluster {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let addresses = self.seeds.iter();
         let addresses = addresses.map(|seed| seed.get_connection_info().addr().to_string());
-        write!(f, "the Redis Cluster at {}", addresses.collect::<Vec<_>>().join(", "))
+        write!(
+            f,
+            "the Redis Cluster at {}",
+            addresses.collect::<Vec<_>>().join(", ")
+        )
     }
 }
 

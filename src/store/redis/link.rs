@@ -16,8 +16,8 @@ pub(super) use crate::store::redis::codec::{error_text, result, text};
 use crate::store::redis::config::Config;
 use crate::store::redis::script::{LuaScript, SCRIPTS};
 use crate::store::redis::sentinel::SentinelWatch;
-use crate::store::redis::write::{self, ActionCall};
 use crate::store::redis::slots::{self, SlotBatch};
+use crate::store::redis::write::{self, ActionCall};
 use crate::store::redis::{codec, names, run, tls};
 use crate::store::{BoxFuture, Link};
 
@@ -83,7 +83,11 @@ impl RedisLink {
             load(script, &mut questions);
         }
         // On a cluster the key of the run would be in one slot, and a slot that moved looks like a promotion.
-        let run_key = if store.cluster.is_some() { None } else { Some(names::RUN) };
+        let run_key = if store.cluster.is_some() {
+            None
+        } else {
+            Some(names::RUN)
+        };
         questions.cmd("INFO").arg("memory");
         questions.cmd("INFO").arg("replication");
         match run_key {

@@ -130,7 +130,9 @@ impl SlotBatch {
             let error = answer.as_ref().err();
             error.is_some_and(|error| error.code() == Some("NOSCRIPT"))
         };
-        let missing: Vec<usize> = (0..answers.len()).filter(|at| is_unknown(&answers[*at])).collect();
+        let missing: Vec<usize> = (0..answers.len())
+            .filter(|at| is_unknown(&answers[*at]))
+            .collect();
         if missing.is_empty() {
             return Ok(answers);
         }
@@ -151,7 +153,10 @@ impl SlotBatch {
         for call in calls {
             pipeline.add_command(call.clone());
         }
-        let answers = self.connection.send_packed_commands(&pipeline, 0, calls.len()).await;
+        let answers = self
+            .connection
+            .send_packed_commands(&pipeline, 0, calls.len())
+            .await;
         Ok(answers.map_err(failure)?.into_iter().map(result).collect())
     }
 
@@ -160,7 +165,11 @@ impl SlotBatch {
         let names = &self.store.names;
         let mut calls = Vec::with_capacity(alone.len() + 1);
         calls.push(load_command(&ALONE));
-        calls.extend(alone.iter().map(|alone| codec::encode_alone(&alone.request, names)));
+        calls.extend(
+            alone
+                .iter()
+                .map(|alone| codec::encode_alone(&alone.request, names)),
+        );
         let answers = self.send(&calls).await?.into_iter().skip(1);
         for (alone, answer) in alone.into_iter().zip(answers) {
             let place = alone.place;
@@ -203,7 +212,9 @@ impl SlotBatch {
             Some("CLUSTERDOWN") => SlotRefusal::Down,
             _ => return (None, failure(error)),
         };
-        let named = error.detail().and_then(|detail| read_redirect(detail, &self.store));
+        let named = error
+            .detail()
+            .and_then(|detail| read_redirect(detail, &self.store));
         match (said, &named) {
             (SlotRefusal::Moved, Some((slot, address))) => self.cluster.correct(*slot, address),
             (SlotRefusal::Down, _) => self.cluster.want_reading(),
@@ -240,7 +251,9 @@ fn believed(at: Side, answer: &Value) -> Reply {
             let failure = codec::malformed("the slot of the key is on its way to another server");
             elsewhere(Redirect::Pending, &failure)
         }
-        None => Reply::Failed(Box::new(codec::malformed("the answer of a script cannot be read"))),
+        None => Reply::Failed(Box::new(codec::malformed(
+            "the answer of a script cannot be read",
+        ))),
     }
 }
 
