@@ -8,6 +8,10 @@
 //!
 //!     REDIS_URL=redis://127.0.0.1/ cargo run --example accounts
 //!
+//! With the locks on a Redis Cluster, and the accounts in this process's memory. One of the cluster's servers is enough:
+//!
+//!     REDIS_CLUSTER_URL=redis://127.0.0.1:7000/ cargo run --example accounts
+//!
 //! Two replicas that run until Ctrl-C, with curl commands to try:
 //!
 //!     cargo run --example accounts -- --serve
@@ -171,6 +175,7 @@ impl Ledger {
 
 struct World {
     redis: Option<String>,
+    cluster: Option<String>,
     memory: MemoryStore,
     ledger: Ledger,
 }
@@ -178,6 +183,7 @@ struct World {
 impl World {
     async fn new() -> Result<World, Box<dyn Error + Send + Sync>> {
         let redis = std::env::var("REDIS_URL").ok();
+        let cluster = std::env::var("REDIS_CLUSTER_URL").ok();
         let ledger = match &redis {
             None => Ledger::Memory(Arc::default()),
             #[cfg(feature = "redis")]
@@ -191,6 +197,7 @@ impl World {
         };
         Ok(World {
             redis,
+            cluster,
             memory: MemoryStore::new(),
             ledger,
         })
@@ -198,12 +205,14 @@ impl World {
 
     /// Returns the `Locks` of one replica. Each replica has its own, as each process has.
     async fn locks(&self) -> Result<Locks, Box<dyn Error + Send + Sync>> {
-        match &self.redis {
-            None => Ok(Locks::builder().memory_shared(&self.memory)?),
+        match (&self.redis, &self.cluster) {
+            (None, None) => Ok(Locks::builder().memory_shared(&self.memory)?),
             #[cfg(feature = "redis")]
-            Some(url) => Ok(Locks::redis(url).await?),
+            (_, Some(url)) => Ok(Locks::cluster([url]).await?),
+            #[cfg(feature = "redis")]
+            (Some(url), None) => Ok(Locks::redis(url).await?),
             #[cfg(not(feature = "redis"))]
-            Some(_) => unreachable!("`World::new` refuses REDIS_URL without the feature `redis`"),
+            _ => Err("a Redis needs the feature `redis`".into()),
         }
     }
 
@@ -252,13 +261,13 @@ async fn serve(world: &World, replicas: usize) -> Result<(), Box<dyn Error + Sen
 async fn show(world: &World) -> Result<(), Box<dyn Error + Send + Sync>> {
     world.open_accounts().await?;
     let replicas = [world.replica().await?, world.replica().await?];
-    let store = if world.redis.is_some() {
-        "on Redis"
-    } else {
-        "in memory"
+    let store = match (&world.cluster, &world.redis) {
+        (Some(_), _) => "locks on a cluster",
+        (None, Some(_)) => "accounts and locks on Redis",
+        (None, None) => "accounts and locks in memory",
     };
     println!(
-        "Two replicas, accounts and locks {store}: {WITHDRAWALS} withdrawals of 10 at once from {OPENED_WITH}.\n"
+        "Two replicas, {store}: {WITHDRAWALS} withdrawals of 10 at once from {OPENED_WITH}.\n"
     );
 
     let lost = storm(world, replicas, "racy", RACY).await?;
