@@ -266,9 +266,7 @@ async fn show(world: &World) -> Result<(), Box<dyn Error + Send + Sync>> {
         (None, Some(_)) => "accounts and locks on Redis",
         (None, None) => "accounts and locks in memory",
     };
-    println!(
-        "Two replicas, {store}: {WITHDRAWALS} withdrawals of 10 at once from {OPENED_WITH}.\n"
-    );
+    println!("Two replicas, {store}: {WITHDRAWALS} withdrawals of 10 at once from {OPENED_WITH}.\n");
 
     let lost = storm(world, replicas, "racy", RACY).await?;
     println!("without the layer  {lost}");

@@ -1,24 +1,63 @@
-//! Locks on a Redis Cluster.
+//! Locks on a Redis Cluster: slots that move, masters that stop, and what users get wrong.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use tenure::Locks;
+use tenure::error::{StoreErrorKind, StoreRefusal};
+use tenure::{Error, Guard, Locks, Recovery};
 
+use crate::bad_input::{options, refused, tells};
 use crate::cluster::Cluster;
+use crate::deployment::query;
 use crate::help::{ms, soon};
+use crate::server::RedisServer;
+
+/// How many leases are held while a slot is half moved.
+const HELD: usize = 20;
 
 async fn node(cluster: &Cluster, lease: Duration) -> Locks {
-    let like = redis::Client::open(cluster.urls()[0].clone()).unwrap();
-    let builder = Locks::builder().lease(lease);
-    builder.cluster(&cluster.urls()[..1], like).await.unwrap()
+    let seed = &cluster.urls()[..1];
+    let like = redis::Client::open(&*seed[0]).unwrap();
+    Locks::builder().lease(lease).cluster(seed, like).await.unwrap()
+}
+
+/// Returns the slot of a key with this hash tag.
+fn slot(cluster: &Cluster, tag: &str) -> u16 {
+    query(cluster.server(0), &["CLUSTER", "KEYSLOT", tag]).unwrap()
+}
+
+/// Returns a server that does not own the slot.
+fn other_master(cluster: &Cluster, slot: u16) -> usize {
+    let owner = cluster.master_of_slot(slot);
+    let masters = cluster.masters().into_iter();
+    masters.filter(|at| *at != owner).next().unwrap()
+}
+
+/// Takes the locks `{tag}:0`, `{tag}:1`, ….
+async fn take(locks: &Locks, tag: &str, count: usize) -> Vec<Guard> {
+    let mut guards = Vec::new();
+    for n in 0..count {
+        guards.push(soon(locks.mutex(format!("{{{tag}}}:{n}")).lock()).await.unwrap());
+    }
+    guards
+}
+
+/// Waits for five leases, and checks at each moment that all are held.
+async fn hold(guards: &[Guard], lease: Duration) {
+    let end = Instant::now() + 5 * lease;
+    while Instant::now() < end {
+        assert!(guards.iter().all(Guard::is_held), "a lease was lost");
+        tokio::time::sleep(lease / 20).await;
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_holds_at_a_time_and_waiters_are_pushed_their_grants() {
     let cluster = Cluster::start(3, 0);
     let (one, other) = (node(&cluster, ms(10_000)).await, node(&cluster, ms(10_000)).await);
-    for n in 0..60 {
+    let mut used = std::collections::BTreeSet::new();
+    for n in 0..40 {
         let key = format!("account:{n}");
+        used.insert(cluster.master_of_slot(slot(&cluster, &format!("lock:{key}"))));
         let guard = soon(one.mutex(&*key).lock()).await.unwrap();
         assert!(soon(other.mutex(&*key).try_lock()).await.unwrap().is_none());
         let waiter = tokio::spawn(other.mutex(&*key).lock());
@@ -26,19 +65,265 @@ async fn one_holds_at_a_time_and_waiters_are_pushed_their_grants() {
             tokio::task::yield_now().await;
         }
         let fence = guard.fence();
-        let before = std::time::Instant::now();
+        let began = Instant::now();
         soon(guard.release()).await.unwrap();
         let next = soon(waiter).await.unwrap().unwrap();
         assert!(next.fence() > fence);
-        if n < 3 {
-            println!("handed over in {:?}", before.elapsed());
-        }
+        // A third of a lease is 3.3 s.
+        assert!(began.elapsed() < ms(2_000), "not pushed: {:?}", began.elapsed());
         soon(next.release()).await.unwrap();
     }
-    let guards = soon(one.multi((0..20).map(|n| format!("account:{n}"))).lock())
-        .await
-        .unwrap();
-    soon(guards.release()).await.unwrap();
+    assert_eq!(used.len(), 3, "locks on all masters");
+    let all = one.multi((0..20).map(|n| format!("account:{n}")));
+    soon(soon(all.lock()).await.unwrap().release()).await.unwrap();
     soon(one.shutdown()).await;
     soon(other.shutdown()).await;
+    for at in 0..3 {
+        let keys: Vec<String> = query(cluster.server(at), &["KEYS", "*"]).unwrap();
+        let left: Vec<_> = keys
+            .iter()
+            .filter(|key| !key.starts_with("tenure1:clock:"))
+            .collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slot_that_moves_to_and_fro_loses_no_lease_and_keeps_fences_growing() {
+    let cluster = Cluster::start(3, 0);
+    let lease = ms(2_000);
+    let (one, other) = (node(&cluster, lease).await, node(&cluster, lease).await);
+    let slot = slot(&cluster, "order");
+    let guards = take(&one, "order", HELD).await;
+    let waiting = other.mutex("{order}:0");
+    let waiter = tokio::spawn(waiting.lock());
+    let mut fence = guards[0].fence();
+    for _ in 0..6 {
+        cluster.move_slot(slot, other_master(&cluster, slot));
+        let key = one.mutex("{order}:turn");
+        for locks in [&one, &other] {
+            let guard = soon(locks.mutex("{order}:turn").lock()).await.unwrap();
+            assert!(guard.fence() > fence, "{:?} after {fence:?}", guard.fence());
+            fence = guard.fence();
+            soon(guard.release()).await.unwrap();
+        }
+        let permit = soon(other.semaphore("{order}:permits", 2).acquire())
+            .await
+            .unwrap();
+        cluster.move_slot(slot, other_master(&cluster, slot));
+        assert!(permit.is_held());
+        soon(permit.release()).await.unwrap();
+        assert!(guards.iter().all(Guard::is_held));
+        drop(key);
+    }
+    for guard in guards {
+        soon(guard.release()).await.unwrap();
+    }
+    soon(soon(waiter).await.unwrap().unwrap().release())
+        .await
+        .unwrap();
+}
+
+/// What holds while a slot is half moved: with the records at the source, or at the target.
+async fn half_moved(migrated: bool) {
+    let cluster = Cluster::start(3, 0);
+    let lease = ms(1_000);
+    let (one, other) = (node(&cluster, lease).await, node(&cluster, lease).await);
+    let slot = slot(&cluster, "order");
+    let mut guards = take(&one, "order", HELD).await;
+    let reader = soon(one.rw_lock("{order}:book").read()).await.unwrap();
+    let permits = soon(one.semaphore("{order}:permits", 3).acquire_many(2))
+        .await
+        .unwrap();
+    let moving = cluster.begin_move(slot, other_master(&cluster, slot));
+    if migrated {
+        cluster.migrate_all(moving);
+    }
+    guards.push(reader);
+    guards.push(permits);
+    hold(&guards, lease).await;
+    // A release takes effect, although other names of the key are elsewhere.
+    for guard in guards.drain(..HELD / 2) {
+        soon(guard.release()).await.unwrap();
+    }
+    let exists = |n: usize| {
+        let record = format!("lock:{{order}}:{n}");
+        let mut client = cluster
+            .server(if migrated { moving.to } else { moving.from })
+            .client();
+        let mut pipeline = redis::pipe();
+        pipeline.cmd("ASKING").ignore().cmd("GET").arg(record);
+        // The source refers to the target for what it does not have.
+        let found: Result<(Option<String>,), _> = pipeline.query(&mut client);
+        found.is_ok_and(|(record,)| record.is_some())
+    };
+    assert!(!exists(0) && exists(HELD - 1));
+    // A new lock waits, and then says why.
+    let error = soon(other.mutex("{order}:new").try_lock()).await.unwrap_err();
+    assert!(matches!(error, Error::Store { .. }), "{error}");
+    let text = format!(
+        "{error}: {:?}",
+        std::error::Error::source(&error).map(ToString::to_string)
+    );
+    tells(&text, &["{order}:new", "on its way to another server"]);
+    let elsewhere = soon(other.mutex("another").lock()).await.unwrap();
+    soon(elsewhere.release()).await.unwrap();
+    // A claim that waits is granted when the slot has arrived.
+    let last = other.mutex(format!("{{order}}:{}", HELD - 1));
+    let waiter = tokio::spawn(async move { last.lock_timeout(ms(30_000)).await });
+    if !migrated {
+        cluster.migrate_all(moving);
+    }
+    cluster.end_move(moving);
+    for guard in guards {
+        soon(guard.release()).await.unwrap();
+    }
+    drop(soon(waiter).await.unwrap().unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_are_renewed_and_released_in_a_half_moved_slot_with_the_records_at_the_source() {
+    half_moved(false).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_are_renewed_and_released_in_a_half_moved_slot_with_the_records_at_the_target() {
+    half_moved(true).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_that_stops_costs_only_its_own_leases() {
+    let cluster = Cluster::start_with(3, 0, &["--cluster-require-full-coverage", "no"]);
+    let lease = ms(2_000);
+    let locks = node(&cluster, lease).await;
+    let mut guards = Vec::new();
+    for n in 0..300 {
+        guards.push(soon(locks.mutex(format!("account:{n}")).lock()).await.unwrap());
+    }
+    let stopped = cluster.masters()[0];
+    let is_stopped = |guard: &Guard| {
+        let record = format!("lock:{}", String::from_utf8_lossy(guard.key().as_bytes()));
+        cluster.master_of_slot(slot(&cluster, &record)) == stopped
+    };
+    let (dead, live): (Vec<_>, Vec<_>) = guards.into_iter().partition(is_stopped);
+    assert!(
+        dead.len() > 50 && live.len() > 100,
+        "{} and {}",
+        dead.len(),
+        live.len()
+    );
+    cluster.server(stopped).freeze();
+    let end = Instant::now() + 3 * lease;
+    while Instant::now() < end {
+        assert!(
+            live.iter().all(Guard::is_held),
+            "a lease on another master was lost"
+        );
+        tokio::time::sleep(ms(50)).await;
+    }
+    for guard in &dead {
+        assert!(!guard.is_held());
+        soon(guard.lost()).await;
+    }
+    cluster.server(stopped).thaw();
+}
+
+/// Returns the URL of a port where nothing listens.
+fn closed() -> String {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    format!("redis://{}/", port.unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_users_get_wrong_is_a_clear_error() {
+    let cluster = Cluster::start_with(3, 0, &["--cluster-require-full-coverage", "no"]);
+    let seed = cluster.urls()[0].clone();
+    let unsupported = StoreErrorKind::Refused(StoreRefusal::Unsupported);
+    // A server without cluster mode, and a server of a cluster as a single server.
+    let plain = RedisServer::start();
+    let (text, error) = refused(Locks::cluster([plain.url()]).await);
+    assert_eq!(error.kind(), &unsupported, "{text}");
+    tells(
+        &text,
+        &["cluster-enabled no", "`Locks::redis`", &plain.port().to_string()],
+    );
+    let (text, error) = refused(Locks::redis(&seed).await);
+    assert_eq!(error.kind(), &unsupported, "{text}");
+    tells(&text, &["`Locks::cluster`"]);
+    // No seed can be reached; one that can be is enough.
+    let (text, error) = refused(Locks::cluster([closed(), closed()]).await);
+    assert_eq!(error.kind(), &StoreErrorKind::Unreachable, "{text}");
+    tells(&text, &["no server of the cluster", "onnection refused"]);
+    let locks = Locks::cluster([closed(), seed.clone()]).await.unwrap();
+    soon(locks.ping()).await.unwrap();
+    // Databases and recoveries.
+    let text = options(Locks::cluster([format!("{seed}3")]).await);
+    tells(&text, &["database 3", "database 0"]);
+    let like = redis::Client::open(format!("{seed}2")).unwrap();
+    let text = options(Locks::builder().cluster([&*seed], like).await);
+    tells(&text, &["database 2"]);
+    let text = options(Locks::cluster(Vec::<String>::new()).await);
+    tells(&text, &["empty"]);
+    let always = Recovery::Always {
+        longest: ms(30_000),
+        lag: ms(3_000),
+    };
+    let like = redis::Client::open(&*seed).unwrap();
+    let text = options(Locks::builder().recovery(always).cluster([&*seed], like).await);
+    tells(&text, &["Recovery::Always", "cluster-node-timeout"]);
+    // Writes over several slots.
+    let order = soon(locks.mutex("{order:7}").lock()).await.unwrap();
+    let own: (i64,) = soon(order.atomically().command("INCR").key("stock:{order:7}").query())
+        .await
+        .unwrap();
+    assert_eq!(own, (1,));
+    let other = order
+        .atomically()
+        .command("INCR")
+        .key("stock:8")
+        .query::<(i64,)>();
+    let error = soon(other).await.unwrap_err();
+    assert!(matches!(error, Error::Unsupported { .. }), "{error}");
+    tells(&error.to_string(), &["stock:8", "{order:7}", "slot"]);
+    let several = soon(locks.multi(["account:1", "account:2"]).lock())
+        .await
+        .unwrap();
+    let both = several
+        .atomically()
+        .command("INCR")
+        .key("account:1")
+        .query::<(i64,)>();
+    let error = soon(both).await.unwrap_err();
+    tells(&error.to_string(), &["slot", "{order:7}"]);
+    soon(several.release()).await.unwrap();
+    soon(order.release()).await.unwrap();
+    // A slot that no master serves.
+    let lost = slot(&cluster, "lost");
+    for at in 0..3 {
+        crate::deployment::tell(cluster.server(at), &["CLUSTER", "DELSLOTS", &lost.to_string()]);
+    }
+    let error = soon(locks.mutex("{lost}").try_lock()).await.unwrap_err();
+    assert!(matches!(error, Error::Store { .. }), "{error}");
+    tells(&error.to_string(), &["{lost}", "not served"]);
+    let well = soon(locks.mutex("{order:7}").lock()).await.unwrap();
+    soon(well.release()).await.unwrap();
+}
+
+/// The servers announce an address where nothing listens.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_announced_address_that_cannot_be_reached_is_named() {
+    let cluster = Cluster::start(3, 0);
+    for at in 0..3 {
+        crate::deployment::tell(
+            cluster.server(at),
+            &["CONFIG", "SET", "cluster-announce-ip", "127.0.0.9"],
+        );
+    }
+    crate::deployment::eventually("the servers announce it", || {
+        let slots: redis::Value = query(cluster.server(0), &["CLUSTER", "SLOTS"]).ok()?;
+        format!("{slots:?}").contains("127.0.0.9").then_some(())
+    });
+    let (text, error) = refused(Locks::cluster([cluster.urls()[0].clone()]).await);
+    assert_eq!(error.kind(), &StoreErrorKind::Unreachable, "{text}");
+    tells(&text, &["127.0.0.9"]);
 }

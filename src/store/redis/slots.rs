@@ -8,6 +8,7 @@ use std::sync::Arc;
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
 
+use crate::error::{StoreError, StoreRefusal};
 use crate::protocol::flaw::Sound;
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Redirect, Reply, Request};
 use crate::protocol::redirects::{Fallback, Side, SlotRefusal, after_alone, after_script, is_believed};
@@ -221,7 +222,16 @@ impl SlotBatch {
             _ => {}
         }
         let target = named.map(|(_, address)| address);
-        (Some((said, target)), failure(error))
+        let is_moving = matches!(said, SlotRefusal::Ask | SlotRefusal::TryAgain);
+        let mut failure = failure(error);
+        if is_moving {
+            let text = format!(
+                "its slot is on its way to another server; the server said: {}",
+                failure.error
+            );
+            failure.error = StoreError::refused(StoreRefusal::Other(text));
+        }
+        (Some((said, target)), failure)
     }
 }
 
