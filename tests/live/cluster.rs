@@ -5,11 +5,15 @@
 //! masters are a *shard*, of which one is the master.
 
 use std::ops::RangeInclusive;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
+use crc::{CRC_16_XMODEM, Crc};
 use redis::ToRedisArgs;
 
 use crate::deployment::{eventually, info, query, tell};
+use crate::help::ms;
 use crate::server::RedisServer;
 
 /// How many slots a cluster has.
@@ -37,6 +41,9 @@ const BUILDING: [(&str, &str); 2] = [
     ("cluster-replica-no-failover", "yes"),
 ];
 
+/// After how long a failover is asked for again. The servers give up a failover after 5 s.
+const FAILOVER_RETRY: Duration = Duration::from_secs(6);
+
 /// The servers. All are killed when it is dropped.
 pub struct Cluster {
     nodes: Vec<Node>,
@@ -49,6 +56,8 @@ struct Node {
     id: String,
     /// False if the server was killed, or stopped.
     is_live: AtomicBool,
+    /// When the test last saw that it was promoted.
+    promoted: Mutex<Option<Instant>>,
 }
 
 /// A slot that is half moved.
@@ -109,11 +118,10 @@ impl Cluster {
     pub fn settle(&self) {
         eventually("the cluster settles", || {
             let members = self.agreed()?;
-            let state = |at| info_of_cluster(self.server(at), "cluster_state");
             let follows = |at| info(self.server(at), "master_link_status") == "up";
             let is_well = |member: &Member| {
                 let at = member.server;
-                !self.is_live(at) || state(at) == "ok" && (member.is_master || follows(at))
+                !self.is_live(at) || takes_requests(self.server(at)) && (member.is_master || follows(at))
             };
             members.iter().all(is_well).then_some(())
         });
@@ -142,10 +150,10 @@ impl Cluster {
 
     /// Begins to move the slot. Its owner then sends clients to `to` for each key that it does not have.
     pub fn begin_move(&self, slot: u16, to: usize) -> SlotMove {
-        let seen = eventually("the target knows the owner", || owner(&self.members(to)?, slot));
-        let moving = SlotMove { slot, from: seen, to };
-        self.set_slot(to, slot, &["IMPORTING", &self.nodes[seen].id]);
-        self.set_slot(seen, slot, &["MIGRATING", &self.nodes[to].id]);
+        let from = eventually("the target knows the owner", || owner(&self.members(to)?, slot));
+        let moving = SlotMove { slot, from, to };
+        self.set_slot(to, slot, &["IMPORTING", &self.nodes[from].id]);
+        self.set_slot(from, slot, &["MIGRATING", &self.nodes[to].id]);
         moving
     }
 
@@ -195,30 +203,121 @@ impl Cluster {
         }
     }
 
+    /// Ends a move of which no key is on the target: the slot stays where it is.
+    pub fn abort_move(&self, moving: SlotMove) {
+        let SlotMove { slot, from, to } = moving;
+        let count = ["CLUSTER", "COUNTKEYSINSLOT", &slot.to_string()];
+        let count: u64 = query(self.server(to), &count).unwrap();
+        assert_eq!(
+            count, 0,
+            "keys on the target are lost: end the move, then move the slot back"
+        );
+        [from, to]
+            .into_iter()
+            .for_each(|at| self.set_slot(at, slot, &["STABLE"]));
+    }
+
+    /// Returns keys of locks whose records the master owns.
+    pub fn keys_of(&self, master: usize) -> impl Iterator<Item = String> {
+        let members = eventually("the servers agree", || self.agreed());
+        keys(move |slot| owner(&members, slot) == Some(master))
+    }
+
     /// Kills the server. It keeps its port and its view of the cluster for a restart.
     pub fn kill(&mut self, at: usize) {
         *self.nodes[at].is_live.get_mut() = false;
         self.nodes[at].server.kill();
     }
 
+    /// Starts a killed server again. A master takes writes again after 2 s or the node timeout, unless a replica was
+    /// promoted, which it then follows.
+    pub fn restart(&mut self, at: usize) {
+        self.nodes[at].server.restart();
+        *self.nodes[at].is_live.get_mut() = true;
+    }
+
+    /// Stops the server, as a long pause of its machine does. Connections stay.
+    pub fn freeze(&self, at: usize) {
+        self.nodes[at].is_live.store(false, Ordering::Relaxed);
+        self.nodes[at].server.freeze();
+    }
+
+    /// Lets a stopped server go on.
+    pub fn thaw(&self, at: usize) {
+        self.nodes[at].server.thaw();
+        self.nodes[at].is_live.store(true, Ordering::Relaxed);
+    }
+
+    /// Makes the replica the master of its shard, and waits until it is. Without `FORCE` it first gets all that the
+    /// master has written. Other servers learn of it later: see [`Cluster::promoted`].
+    ///
+    /// A replica that was promoted less than four node timeouts ago waits for the rest of them. Redis (6.2.5 and 7.0.15)
+    /// still counts the votes of its last election, so it becomes a master without an election and under its old epoch,
+    /// beside the present master, until that one's epoch reaches it.
+    pub fn fail_over(&self, replica: usize, options: &[&str]) {
+        let timeout =
+            query::<(String, u64)>(self.server(replica), &["CONFIG", "GET", "cluster-node-timeout"]);
+        let rest = 4 * ms(timeout.unwrap().1.max(1_000));
+        let is_recent = |at: Instant, than| at.elapsed() < than;
+        let promoted = *self.nodes[replica].promoted.lock().unwrap();
+        let mut asked = None;
+        eventually("the replica takes over", || {
+            if info(self.server(replica), "role") == "master" {
+                return Some(());
+            }
+            let waits = promoted.is_some_and(|at| is_recent(at, rest));
+            if !waits && !asked.is_some_and(|at| is_recent(at, FAILOVER_RETRY)) {
+                tell(
+                    self.server(replica),
+                    &[&["CLUSTER", "FAILOVER"], options].concat(),
+                );
+                asked = Some(Instant::now());
+            }
+            None
+        });
+        self.note_promotion(replica);
+    }
+
+    /// Stops replication from the master for good: what is written from now on is on the master alone. Its replicas can
+    /// be promoted: after its death, or with `FORCE`.
+    pub fn cut_replication(&self, master: usize) {
+        for replica in self.shard(master).filter(|at| *at != master) {
+            // The master has no password, so it refuses this one, and with it the next attempts to follow. The bus has
+            // no passwords, so the replica still stands for election.
+            tell(self.server(replica), &["CONFIG", "SET", "masterauth", "refused"]);
+        }
+        tell(self.server(master), &["CLIENT", "KILL", "TYPE", "replica"]);
+        eventually("the replicas are gone", || {
+            (info(self.server(master), "connected_slaves") == "0").then_some(())
+        });
+    }
+
+    /// Lets replicas follow again that were cut off.
+    pub fn heal_replication(&self, shard: usize) {
+        for server in self.shard(shard) {
+            tell(self.server(server), &["CONFIG", "SET", "masterauth", ""]);
+        }
+    }
+
     /// Waits until a replica owns the slots of the killed or stopped master and all live servers know it. Returns that
     /// replica. This takes the node timeout, and another second or two.
     pub fn promoted(&self, old: usize) -> usize {
-        eventually("a replica is promoted", || {
+        let promoted = eventually("a replica is promoted", || {
             let members = self.agreed()?;
             let mut owners = members.iter().filter(|member| !member.slots.is_empty());
             let of_shard = |server: usize| server % self.shards == old % self.shards;
             let found = owners.find(|member| of_shard(member.server))?;
             (found.server != old).then_some(found.server)
-        })
+        });
+        self.note_promotion(promoted);
+        promoted
     }
 
     /// Waits until the live replicas of the shard have what its master has written.
     pub fn wait_for_replicas(&self, shard: usize) {
         eventually("the replicas have it", || {
             let offset = |at: &usize| info(self.server(*at), "master_repl_offset").parse::<u64>().ok();
-            let shard = (shard % self.shards..self.nodes.len()).step_by(self.shards);
-            let live: Vec<_> = shard.filter(|at| self.is_live(*at)).collect();
+            let live: Vec<_> = self.shard(shard).collect();
             let is_master = |at: &&usize| info(self.server(**at), "role") == "master";
             let Some(master) = live.iter().find(is_master) else {
                 return live.is_empty().then_some(());
@@ -229,8 +328,18 @@ impl Cluster {
         });
     }
 
+    fn note_promotion(&self, replica: usize) {
+        *self.nodes[replica].promoted.lock().unwrap() = Some(Instant::now());
+    }
+
     fn is_live(&self, at: usize) -> bool {
         self.nodes[at].is_live.load(Ordering::Relaxed)
+    }
+
+    /// Returns the live servers of the shard.
+    fn shard(&self, shard: usize) -> impl Iterator<Item = usize> {
+        let servers = (shard % self.shards..self.nodes.len()).step_by(self.shards);
+        servers.filter(|at| self.is_live(*at))
     }
 
     fn settings(&self, name: &str) -> Vec<String> {
@@ -330,8 +439,32 @@ impl Node {
         let server = RedisServer::cluster_node(args);
         let id = query(&server, &["CLUSTER", "MYID"]).unwrap();
         let is_live = AtomicBool::new(true);
-        Node { server, id, is_live }
+        let promoted = Mutex::default();
+        Node {
+            server,
+            id,
+            is_live,
+            promoted,
+        }
     }
+}
+
+/// Returns keys of locks whose records are in the slot. Each takes 16,384 tries on average.
+pub fn keys_in_slot(slot: u16) -> impl Iterator<Item = String> {
+    keys(move |found| found == slot)
+}
+
+fn keys(is_good: impl Fn(u16) -> bool) -> impl Iterator<Item = String> {
+    let keys = (0..).map(|n: u32| format!("k{n}"));
+    keys.filter(move |key| is_good(slot_of(&format!("lock:{key}"))))
+}
+
+/// Returns the slot of what Redis calls a key, as the specification of Redis Cluster defines it.
+pub fn slot_of(key: &str) -> u16 {
+    const CRC: Crc<u16> = Crc::<u16>::new(&CRC_16_XMODEM);
+    let tag = key.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
+    let hashed = tag.map(|(tag, _)| tag).filter(|tag| !tag.is_empty());
+    CRC.checksum(hashed.unwrap_or(key).as_bytes()) % SLOTS
 }
 
 fn owner(members: &[Member], slot: u16) -> Option<usize> {
@@ -342,11 +475,8 @@ fn owner(members: &[Member], slot: u16) -> Option<usize> {
     Some(members.iter().find(owns)?.server)
 }
 
-/// Returns a field of the server's CLUSTER INFO, or an empty text.
-fn info_of_cluster(server: &RedisServer, field: &str) -> String {
+/// Returns whether the server takes requests for its slots.
+fn takes_requests(server: &RedisServer) -> bool {
     let info: String = query(server, &["CLUSTER", "INFO"]).unwrap_or_default();
-    let mut values = info
-        .lines()
-        .filter_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
-    values.next().unwrap_or_default().to_owned()
+    info.lines().any(|line| line == "cluster_state:ok")
 }
