@@ -52,3 +52,16 @@ pub fn redis_store(url: &str, timeout: Duration) -> Result<Arc<dyn Store>, Optio
     let store = RedisStore::open(url)?.with_connect_timeout(timeout);
     Ok(Arc::new(store))
 }
+
+/// Returns the store that [`Locks::cluster`](crate::Locks::cluster) uses, without locks on it. A connection opens within
+/// `timeout`.
+///
+/// # Errors
+/// A URL that cannot be used.
+#[cfg(feature = "redis")]
+#[doc(hidden)]
+pub fn cluster_store(url: &str, timeout: Duration) -> Result<Arc<dyn Store>, OptionsError> {
+    let like = RedisStore::cluster_client(url)?;
+    let store = RedisStore::of_cluster([url], like)?.with_connect_timeout(timeout);
+    Ok(Arc::new(store))
+}

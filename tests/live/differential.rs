@@ -21,6 +21,7 @@ mod elections;
 mod latches;
 mod losses;
 mod meddling;
+mod slots;
 mod steps;
 
 use comparing::same;

@@ -30,9 +30,11 @@ local time = call('TIME')
 local ms = time[1] * 1000 + math.floor(time[2] / 1000)
 if not ends or not number or ends + 0 < ms then return nothing end
 if verb == 'l' then
-  call('ZREM', key, share, 'n' .. holder, 'w' .. holder)
-  local last = call('ZREVRANGEBYSCORE', key, '100000000000000', '0', 'WITHSCORES', 'LIMIT', '0', '1')[2]
+  -- Read before the removal: a server that the slot leaves refuses every call about a key that is gone.
+  local latest = call('ZREVRANGEBYSCORE', key, '100000000000000', '0', 'WITHSCORES', 'LIMIT', '0', '2')
+  local last = latest[1] == share and latest[4] or latest[1] ~= share and latest[2]
   if last then call('PEXPIREAT', key, last) end
+  call('ZREM', key, share, 'n' .. holder, 'w' .. holder)
   return 0
 end
 if verb == 'r' then
