@@ -17,9 +17,9 @@ use crate::deployment::{Deployment, eventually, info, query};
 use crate::help::{Canary, ms};
 use crate::server::RedisServer;
 use crate::torture::ears::{Ears, publish_keys};
-use crate::torture::faults::{Nodes, node_id};
+use crate::torture::faults::{Nodes, holder, node_id};
 use crate::torture::journal::now;
-use crate::torture::orders::{LONG, Locked, Orders, count, counter, name};
+use crate::torture::orders::{Locked, Orders, count, counter};
 use crate::torture::promotions::Promotion;
 use crate::torture::referee::{Case, Findings, Scope, Tally, Trouble, judge};
 use crate::torture::{KEYS, LATENESS, NODES, TURN, Variant, notes, seed};
@@ -30,6 +30,8 @@ const PACE: Duration = Duration::from_secs(20);
 const LONGEST_CUT: Duration = Duration::from_secs(4);
 /// A replica that was silent for two seconds does not count, and without a replica the master takes no writes.
 const MAX_LAG: Duration = Duration::from_secs(2);
+/// So many batches of the nodes contain claims of all their tasks.
+const ENOUGH_SCRIPTS: u64 = 20;
 /// The number of failovers in a run without a length, if no lease is asserted.
 const MOST_FAILOVERS: u32 = 6;
 /// A holding that has lasted this long probably goes on.
@@ -38,7 +40,8 @@ const LONG_HOLDING: Duration = ms(200);
 /// The way in which a master is replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Failover {
-    /// `kill -9` of the master, with grants that no replica has. Mostly one of them is held for long.
+    /// `kill -9` of the master, with grants that no replica has. Mostly one of them is held for long, by a process that is
+    /// stopped until the other nodes have asked the new master, and for half a lease at least.
     KillUnreplicated,
     /// `SENTINEL FAILOVER`.
     Planned,
@@ -224,9 +227,10 @@ impl Scene {
     fn fail_over(&mut self, failover: Failover) {
         self.deployment.settle();
         let unreplicated = now() - MAX_LAG.as_nanos() as u64;
-        if failover == Failover::KillUnreplicated {
-            self.hold_unreplicated();
-        }
+        let stopped = match failover {
+            Failover::KillUnreplicated => self.hold_unreplicated(),
+            Failover::Planned | Failover::Kill => None,
+        };
         let from = now();
         let since = || Duration::from_nanos(now() - from);
         let old = match failover {
@@ -238,6 +242,12 @@ impl Scene {
         }
         let new = self.deployment.promoted(old);
         let promoted = since();
+        if let Some(node) = stopped {
+            self.until_asked(new);
+            // The lease was renewed at most a third of it before the kill, so it goes on for another moment.
+            sleep((self.nodes.orders.lease / 2).saturating_sub(since()));
+            self.nodes.resume(node);
+        }
         self.until_granting(new);
         let granting = since();
         let to = now();
@@ -261,16 +271,29 @@ impl Scene {
         }
     }
 
-    /// Stops replication, and waits until a holding that no replica knows probably goes on.
-    fn hold_unreplicated(&self) {
+    /// Stops replication, waits until a holding that no replica knows probably goes on, and stops the process that holds.
+    /// Returns which node that is. Sometimes there is no such holding, or a neighbour has it.
+    fn hold_unreplicated(&self) -> Option<usize> {
         self.deployment.cut_replication();
         let server = &self.deployment.servers[self.deployment.master()];
         let (known, end) = (holder(server), Instant::now() + LONGEST_CUT);
-        eventually("a holding that no replica knows", || {
+        let node = eventually("a holding that no replica knows", || {
             let holds = holder(server).filter(|holder| known.as_ref() != Some(holder));
             sleep(LONG_HOLDING);
-            let is_held = holds.is_some() && holder(server) == holds;
-            (is_held || Instant::now() > end).then_some(())
+            let holds = holds.filter(|holds| holder(server).as_ref() == Some(holds));
+            let node = holds.and_then(|holds| self.nodes.owner(&holds));
+            (node.is_some() || Instant::now() > end).then_some(node)
+        })?;
+        self.nodes.stop(node);
+        Some(node)
+    }
+
+    /// Waits until other nodes have asked the new master for what the stopped node holds.
+    fn until_asked(&self, server: usize) {
+        let server = &self.deployment.servers[server];
+        let before = scripts(server).unwrap_or_default();
+        eventually("the nodes use the new master", || {
+            scripts(server).filter(|now| *now >= before + ENOUGH_SCRIPTS)
         });
     }
 
@@ -349,11 +372,9 @@ impl Scene {
     }
 }
 
-/// Returns the holder of the key with long holdings: its owner, or one of its readers.
-fn holder(server: &RedisServer) -> Option<String> {
-    let key = format!("lock:{}", name(LONG));
-    query::<Option<String>>(server, &["GET", &key]).unwrap_or_else(|_| {
-        let readers = query::<Vec<String>>(server, &["ZRANGE", &key, "0", "0"]);
-        readers.ok()?.into_iter().next()
-    })
+/// Returns how many scripts the server has run. Replicas run none.
+fn scripts(server: &RedisServer) -> Option<u64> {
+    let stats: String = query(server, &["INFO", "commandstats"]).ok()?;
+    let calls = stats.split_once("cmdstat_evalsha:calls=")?.1;
+    calls.split(',').next()?.parse().ok()
 }
