@@ -54,10 +54,6 @@ impl Case {
         match error {
             "refused ReadOnly" => self.losses || self.is_of_promotion(at),
             "refused Recovering" => self.is_of_promotion(at),
-            // Nothing else ends a connection, and the nodes find the new master before it grants.
-            "unreachable" | "interrupted" => {
-                self.promotions.is_empty() || self.losses || self.is_of_promotion(at)
-            }
             // A replica that stalls has this effect at any time. The command of a guarded write may fail, too.
             "refused NoReplicas" | "refused Loading" | "failed NOREPLICAS" => !self.promotions.is_empty(),
             error => {
@@ -121,14 +117,9 @@ fn is_fine(lines: &[impl AsRef<str>]) {
 fn a_promotion_explains_refusals_until_the_new_master_grants() {
     let rule = "an error that nothing explains";
     breaks(rule, &["39 error 0 refused Recovering"]);
-    is_fine(&[
-        "40 error 0 refused Recovering",
-        "45 error 0 unreachable",
-        "50 error 0 refused ReadOnly",
-    ]);
+    is_fine(&["40 error 0 refused Recovering", "50 error 0 refused ReadOnly"]);
     breaks(rule, &["51 error 0 refused Recovering"]);
     breaks(rule, &["51 error 0 refused ReadOnly"]);
-    breaks(rule, &["51 error 0 unreachable"]);
     breaks(rule, &["45 error 0 refused OutOfMemory"]);
 }
 
