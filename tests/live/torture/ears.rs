@@ -1,4 +1,4 @@
-//! What the servers publish: messages to the nodes, and messages about their keys.
+//! What the servers publish: messages to the nodes, messages about their keys, and the promotions of Sentinels.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -21,7 +21,10 @@ const CHANGES: &str = "__keyevent@0__:";
 /// Instead of a channel: the ears are open, at first or again. A Sentinel closes them when it promotes the server.
 const OPEN: &str = "open";
 
-/// What the servers publish. A replica also publishes what its master does.
+/// The channel of a Sentinel about a new master.
+const SWITCHES: &str = "+switch-master";
+
+/// What the servers and their Sentinels publish. A replica also publishes what its master does.
 pub struct Ears {
     heard: Vec<Heard>,
     receiver: Receiver<Heard>,
@@ -37,10 +40,11 @@ struct Heard {
 }
 
 impl Ears {
-    pub fn on(servers: &[RedisServer]) -> Ears {
+    /// Sentinels come after the servers.
+    pub fn on<'a>(servers: impl Iterator<Item = &'a RedisServer>) -> Ears {
         let (sender, receiver) = channel();
         let alive = Arc::new(());
-        for (at, server) in servers.iter().enumerate() {
+        for (at, server) in servers.enumerate() {
             let (sender, url, alive) = (sender.clone(), server.url(), Arc::downgrade(&alive));
             std::thread::spawn(move || {
                 while alive.strong_count() > 0 {
@@ -72,6 +76,13 @@ impl Ears {
         nodes.map(str::to_owned).collect()
     }
 
+    /// Returns when Sentinels told of another master.
+    pub fn switches(&mut self) -> Vec<u64> {
+        self.heard.extend(self.receiver.try_iter());
+        let switches = self.heard.iter().filter(|heard| heard.channel == SWITCHES);
+        switches.map(|heard| heard.at).collect()
+    }
+
     /// Returns how many records the server got while it granted nothing, except where it had a record before. Each is an
     /// assertion.
     pub fn asserted(&mut self, server: usize, from: u64, to: u64) -> usize {
@@ -99,7 +110,7 @@ fn listen(
 ) -> redis::RedisResult<()> {
     let mut connection = redis::Client::open(url)?.get_connection_with_timeout(ms(1_000))?;
     let mut subscription = connection.as_pubsub();
-    subscription.psubscribe(&["tenure1:n:*", &*format!("{CHANGES}*")])?;
+    subscription.psubscribe(&["tenure1:n:*", &*format!("{CHANGES}*"), SWITCHES])?;
     subscription.set_read_timeout(Some(ms(200)))?;
     let send = |channel: &str, payload: &[u8]| {
         let heard = Heard {

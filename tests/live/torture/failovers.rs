@@ -30,6 +30,10 @@ const PACE: Duration = Duration::from_secs(20);
 const LONGEST_CUT: Duration = Duration::from_secs(4);
 /// A replica that was silent for two seconds does not count, and without a replica the master takes no writes.
 const MAX_LAG: Duration = Duration::from_secs(2);
+/// From the last answer of a master until a Sentinel tells of the next, if the first vote succeeds.
+const LONGEST_SWITCH: Duration = Duration::from_secs(8);
+/// From then until the next master grants: the recovery of 11.8 s, after the nodes have asked the Sentinels.
+const LONGEST_RECOVERY: Duration = Duration::from_secs(15);
 /// So many batches of the nodes contain claims of all their tasks.
 const ENOUGH_SCRIPTS: u64 = 20;
 /// The number of failovers in a run without a length, if no lease is asserted.
@@ -93,6 +97,7 @@ impl Variant {
         let last = &scene.deployment.servers[scene.deployment.master()];
         self.leftovers(last, &canary, &mut findings);
         let stall = canary.worst();
+        scene.note_unplanned(stall);
         let case = self.case(&scene, run, stall);
         let (tally, found) = judge(&case);
         findings.append(found);
@@ -151,6 +156,8 @@ struct Scene {
     ears: Ears,
     deployment: Deployment,
     promotions: Vec<Promotion>,
+    /// The number of promotions that the test did not cause.
+    unplanned: u32,
     reports: Vec<Report>,
 }
 
@@ -183,25 +190,26 @@ impl Scene {
             locked: variant.locked,
         };
         Scene {
-            ears: Ears::on(&deployment.servers),
+            ears: Ears::on(deployment.servers.iter().chain(&deployment.sentinels)),
             nodes: Nodes::start(orders, dir.to_owned(), None, NODES),
             deployment,
             promotions: Vec::new(),
+            unplanned: 0,
             reports: Vec::new(),
         }
     }
 
     /// Waits until the nodes use the first master. The first use of a server is a recovery, too.
     fn first_use(&mut self) {
-        let (first, from) = (self.deployment.master(), now());
-        self.until_granting(first);
+        let from = now();
+        self.until_granting();
         let to = now();
         self.promotions.push(Promotion {
             unreplicated: from,
             from,
             to,
         });
-        self.until_pushed(first, to);
+        self.until_pushed(to);
     }
 
     /// Replaces masters for this span, or twice. More failovers follow if no lease was asserted in two: an election with a
@@ -231,6 +239,7 @@ impl Scene {
             Failover::KillUnreplicated => self.hold_unreplicated(),
             Failover::Planned | Failover::Kill => None,
         };
+        let before = self.scripts();
         let from = now();
         let since = || Duration::from_nanos(now() - from);
         let old = match failover {
@@ -240,15 +249,15 @@ impl Scene {
         if failover == Failover::KillUnreplicated {
             self.deployment.heal_replication();
         }
-        let new = self.deployment.promoted(old);
+        self.deployment.promoted(old);
         let promoted = since();
         if let Some(node) = stopped {
-            self.until_asked(new);
+            self.until_asked(&before);
             // The lease was renewed at most a third of it before the kill, so it goes on for another moment.
             sleep((self.nodes.orders.lease / 2).saturating_sub(since()));
             self.nodes.resume(node);
         }
-        self.until_granting(new);
+        let new = self.until_granting();
         let granting = since();
         let to = now();
         self.promotions.push(Promotion {
@@ -257,7 +266,7 @@ impl Scene {
             to,
         });
         let asserted = self.ears.asserted(new, from, to);
-        let pushes = self.until_pushed(new, to);
+        let pushes = self.until_pushed(to);
         self.reports.push(Report {
             failover,
             promoted,
@@ -288,32 +297,60 @@ impl Scene {
         Some(node)
     }
 
+    /// Returns how many scripts each server has run. Replicas run none.
+    fn scripts(&self) -> Vec<u64> {
+        let servers = self.deployment.servers.iter();
+        servers
+            .map(|server| scripts(server).unwrap_or_default())
+            .collect()
+    }
+
     /// Waits until other nodes have asked the new master for what the stopped node holds.
-    fn until_asked(&self, server: usize) {
-        let server = &self.deployment.servers[server];
-        let before = scripts(server).unwrap_or_default();
+    fn until_asked(&self, before: &[u64]) {
         eventually("the nodes use the new master", || {
-            scripts(server).filter(|now| *now >= before + ENOUGH_SCRIPTS)
+            let master = self.deployment.agreed()?;
+            let scripts = scripts(&self.deployment.servers[master])?;
+            (scripts >= before[master] + ENOUGH_SCRIPTS).then_some(())
         });
+    }
+
+    /// Notes the promotions that the test did not cause. If this machine stalls, Sentinels take a master for dead.
+    fn note_unplanned(&mut self, stall: Duration) {
+        let ns = |span: Duration| span.as_nanos() as u64;
+        for at in self.ears.switches() {
+            let is_known = |known: &Promotion| known.from <= at && at < known.to + ns(LATENESS + 2 * stall);
+            if self.promotions.iter().any(is_known) {
+                continue;
+            }
+            let from = at.saturating_sub(ns(LONGEST_SWITCH));
+            self.unplanned += 1;
+            self.promotions.push(Promotion {
+                unreplicated: from - ns(MAX_LAG),
+                from,
+                to: at + ns(LONGEST_RECOVERY),
+            });
+        }
+        self.promotions.sort_by_key(|promotion| promotion.from);
     }
 
     fn asserted(&self) -> usize {
         self.reports.iter().map(|report| report.asserted).sum()
     }
 
-    /// Waits until a node has compared the runs of the server, and its recovery is over.
-    fn until_granting(&self, server: usize) {
-        let server = &self.deployment.servers[server];
+    /// Waits until a node has compared the runs of the master, and its recovery is over. Returns that server.
+    fn until_granting(&self) -> usize {
         eventually("the server grants", || {
+            let master = self.deployment.agreed()?;
+            let server = &self.deployment.servers[master];
             let run = format!("{}:{}", info(server, "run_id"), info(server, "master_replid"));
             let recorded = query::<Option<String>>(server, &["GET", "tenure1:run"]).ok()??;
             let recovers = query::<u8>(server, &["EXISTS", "tenure1:recovering"]).ok()?;
-            (recorded == run && recovers == 0).then_some(())
-        });
+            (recorded == run && recovers == 0).then_some(master)
+        })
     }
 
-    /// Waits until two of the processes are told of grants by the server. Returns the number of all such messages.
-    fn until_pushed(&mut self, server: usize, since: u64) -> usize {
+    /// Waits until two of the processes are told of grants by the master. Returns the number of all such messages.
+    fn until_pushed(&mut self, since: u64) -> usize {
         let nodes: BTreeSet<String> = self
             .nodes
             .journals
@@ -321,7 +358,7 @@ impl Scene {
             .filter_map(|(_, path)| node_id(path))
             .collect();
         eventually("two processes hand over by push", || {
-            let pushes = self.ears.pushes(server, since);
+            let pushes = self.ears.pushes(self.deployment.agreed()?, since);
             let told: BTreeSet<&String> = pushes.iter().filter(|node| nodes.contains(*node)).collect();
             (told.len() >= 2).then_some(pushes.len())
         })
@@ -348,7 +385,7 @@ impl Scene {
              {} lost, longest pause {:?}\n\
              \x20 {} increments, {} shared, {} downgraded, {} noted, {} latches, {} told of zero, {} leaders seen\n\
              \x20 misses {:?}\n\x20 errors {:?}\n\x20 events {:?}\n\
-             \x20 largest stall {stall:?}, worst recovery {:?}",
+             \x20 largest stall {stall:?}, worst recovery {:?}, {} other promotions",
             variant.title,
             Duration::from_nanos(run.1 - run.0).as_secs(),
             self.nodes.journals.len(),
@@ -368,6 +405,7 @@ impl Scene {
             tally.errors,
             tally.events,
             tally.worst_recovery,
+            self.unplanned,
         )
     }
 }
