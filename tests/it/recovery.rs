@@ -33,6 +33,18 @@ fn holding(fixed: bool) -> (Machine, Ticket) {
     (machine, holder)
 }
 
+fn impatient() -> LockOptions {
+    LockOptions {
+        wait: false,
+        ..options(1_000)
+    }
+}
+
+fn is_denied_as_recovering(machine: &Machine, ticket: Ticket) -> bool {
+    let recovers = StoreErrorKind::Refused(StoreRefusal::Recovering);
+    matches!(machine.denial(ticket), Some(AcquireError::Store(error)) if *error.kind() == recovers)
+}
+
 #[tokio::test]
 async fn a_waiter_is_granted_the_key_when_the_recovery_is_over() {
     let store = MemoryStore::new();
@@ -57,6 +69,15 @@ async fn a_caller_whose_wait_ends_is_told_of_the_recovery_and_not_of_an_owner() 
     assert!(is_recovering(&keys), "{keys}");
     let elects = locks.election("e").campaign_timeout(ms(50)).await.unwrap_err();
     assert!(is_recovering(&elects), "{elects}");
+    // Another caller of the node waits for the key.
+    let waiter = locks.mutex("w");
+    let waiter = tokio::spawn(async move { waiter.lock().await });
+    let name = Name::lock("w".into());
+    let waits = || store.with_ledger(|ledger, _| !ledger.waiters(&name).is_empty());
+    crate::help::until("it waits", waits).await;
+    let tries = locks.mutex("w").try_lock().await.unwrap_err();
+    assert!(is_recovering(&tries), "{tries}");
+    waiter.abort();
 }
 
 #[tokio::test]
@@ -167,9 +188,46 @@ fn a_waiter_asks_again_when_the_recovery_is_over() {
     assert_eq!(machine.sent().request.verb, Verb::HEARTBEAT);
     machine.answer(Reply::Granted(GRANT));
     assert!(machine.is_granted(waiter));
-    let impatient = machine.enter(LockOptions {
-        wait: false,
-        ..options(1_000)
-    });
+    let impatient = machine.enter(impatient());
     assert!(matches!(machine.denial(impatient), Some(AcquireError::Busy)));
+}
+
+#[test]
+fn a_caller_behind_a_waiter_is_told_of_the_recovery_and_later_of_the_owner() {
+    let mut machine = Machine::new(Rules::default());
+    machine.lock(false);
+    machine.answer(Reply::Recovering(100));
+    let tries = machine.enter(impatient());
+    assert!(is_denied_as_recovering(&machine, tries));
+    machine.passes();
+    machine.answer(Reply::Queued(Some(900)));
+    let tries = machine.enter(impatient());
+    assert!(matches!(machine.denial(tries), Some(AcquireError::Busy)));
+    // With many claims these are counted.
+    for _ in 0..20 {
+        machine.lock(true);
+        machine.answer(Reply::Recovering(100));
+    }
+    let tries = machine.enter(impatient());
+    assert!(
+        matches!(machine.denial(tries), Some(AcquireError::Busy)),
+        "the first is behind an owner"
+    );
+}
+
+#[test]
+fn the_answer_to_another_request_does_not_hide_the_recovery() {
+    let mut machine = Machine::new(Rules::default());
+    let (holder, begun) = (machine.claim_id(1_000), machine.now);
+    machine.later(ms(10));
+    machine.tell(Input::Release(holder));
+    let leave = machine.sent();
+    machine.lock(false);
+    machine.answer(Reply::Recovering(600));
+    machine.answer_to(&leave, machine.now, Reply::Done);
+    machine.later(ms(10));
+    let (now, name) = (machine.now, machine.name.clone());
+    assert!(!machine.shard.is_known_taken(now, &name, begun));
+    let error = machine.shard.last_error(&name).unwrap();
+    assert_eq!(error.kind(), &StoreErrorKind::Refused(StoreRefusal::Recovering));
 }

@@ -33,6 +33,7 @@ struct ClaimIndex {
     dues: BTreeSet<(Instant, ClaimNumber)>,
     head_claim: Option<ClaimNumber>,
     taken: usize,
+    recovering: usize,
     shared: usize,
     alone: usize,
     followers: usize,
@@ -59,6 +60,7 @@ impl ClaimIndex {
             self.head_claim = Some(number);
         }
         self.taken += usize::from(summary.is_taken);
+        self.recovering += usize::from(summary.is_recovering);
         self.shared += usize::from(summary.is_shared);
         self.alone += usize::from(summary.waits_alone);
         self.followers += usize::from(summary.is_for_follower);
@@ -76,6 +78,7 @@ impl ClaimIndex {
             self.head_claim = None;
         }
         self.taken -= usize::from(summary.is_taken);
+        self.recovering -= usize::from(summary.is_recovering);
         self.shared -= usize::from(summary.is_shared);
         self.alone -= usize::from(summary.waits_alone);
         self.followers -= usize::from(summary.is_for_follower);
@@ -203,6 +206,14 @@ impl Claims {
             Some(index) if mode == Mode::Exclusive => index.taken > 0,
             Some(index) => index.taken > index.shared,
             None => self.list.iter().any(excludes),
+        }
+    }
+
+    /// Returns whether a claim waits for the end of the server's recovery. Valid between steps only.
+    pub(crate) fn is_recovering(&self) -> bool {
+        match &self.index {
+            Some(index) => index.recovering > 0,
+            None => self.list.iter().any(Claim::is_recovering),
         }
     }
 

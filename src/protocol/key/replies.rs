@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::error::{LostCause, StoreError, StoreRefusal};
+use crate::error::{LostCause, StoreError};
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{Claimant, Leaving, Phase, RequestKind, Yielded};
@@ -112,8 +112,7 @@ impl<P: Plant> KeyState<P> {
                 self.granted(cx, number, (sent, time), grant);
             }
             (RequestKind::Claim { wait: false } | RequestKind::Pass, Reply::Recovering(_)) => {
-                let error = StoreError::refused(StoreRefusal::Recovering);
-                self.refused(cx, number, kind, error);
+                self.refused(cx, number, kind, StoreError::recovering());
             }
             (
                 _,
@@ -278,9 +277,6 @@ impl<P: Plant> KeyState<P> {
 
     /// Handles "queued".
     fn queued(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, sent: Instant, queued: Queued) {
-        if queued.is_recovering {
-            self.error = Some(StoreError::refused(StoreRefusal::Recovering));
-        }
         self.finish_yield(cx, number);
         let claim = &mut self.claims[number];
         claim.executable_until = None;
@@ -293,7 +289,11 @@ impl<P: Plant> KeyState<P> {
             // In `Confirming`, the request was sent when the grant was known here. So there is no grant, though one
             // was pushed.
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
-                claim.phase = Phase::Queued { t0: sent };
+                let is_recovering = queued.is_recovering;
+                claim.phase = Phase::Queued {
+                    t0: sent,
+                    is_recovering,
+                };
                 claim.failed_requests = 0;
                 match &mut claim.claimant {
                     Claimant::LineHead => self.failed_claims = 0,
@@ -303,8 +303,7 @@ impl<P: Plant> KeyState<P> {
                 self.claims_head_only = matches!(claim.mode, Mode::Permits(_));
                 let mode = claim.mode;
                 self.schedule_wait(cx, number, queued.left, queued.is_foreign);
-                // A server that recovers does not tell whether the key is taken.
-                if queued.is_recovering {
+                if is_recovering {
                     return self.deny_recovering(cx);
                 }
                 self.taken_at = Some(cx.now);
@@ -319,7 +318,7 @@ impl<P: Plant> KeyState<P> {
 
     /// Denies the callers that do not wait, because the server recovers.
     fn deny_recovering(&mut self, cx: &mut StepContext<'_>) {
-        let error = StoreError::refused(StoreRefusal::Recovering);
+        let error = StoreError::recovering();
         let waits = |caller: &Caller| caller.options.wait;
         self.line.retain(waits, |caller| {
             cx.deny(caller.ticket, AcquireError::Store(error.clone()));
@@ -536,7 +535,7 @@ impl<P: Plant> KeyState<P> {
         }
         let t0 = match claim.phase {
             Phase::Asked => claim.created_at,
-            Phase::Queued { t0 } => t0,
+            Phase::Queued { t0, .. } => t0,
             Phase::Confirming { .. } | Phase::Held(_) => return,
             Phase::Leaving(_) => return cx.event(KeyEvent::PushStale),
         };
