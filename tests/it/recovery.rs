@@ -1,7 +1,7 @@
 //! A server that may have lost grants: what its waiters and its holders learn.
 
 use tenure::error::{LostCause, StoreErrorKind, StoreRefusal};
-use tenure::protocol::message::{GrantNumber, Name, Reply, Unanswered, Verb};
+use tenure::protocol::message::{ClaimId, GrantNumber, LeaseTimes, Name, Reply, Unanswered, Verb};
 use tenure::protocol::step::{AcquireError, Effect, Input, LockOptions, Rules, Ticket};
 use tenure::{Error, Locks, MemoryStore};
 
@@ -43,6 +43,28 @@ fn impatient() -> LockOptions {
 fn is_denied_as_recovering(machine: &Machine, ticket: Ticket) -> bool {
     let recovers = StoreErrorKind::Refused(StoreRefusal::Recovering);
     matches!(machine.denial(ticket), Some(AcquireError::Store(error)) if *error.kind() == recovers)
+}
+
+/// Gives the lease of a holder away. Returns the caller that waits for the answer.
+fn transfer(machine: &mut Machine, holder: Ticket) -> Ticket {
+    let to = machine.shard.issue();
+    let term = LeaseTimes {
+        lease_ms: 60_000,
+        margin_ms: 250,
+    };
+    machine.tell(Input::Transfer(holder, to, term));
+    assert!(matches!(machine.sent().request.verb, Verb::Pass { .. }));
+    to
+}
+
+/// Returns how many leaves of this claim were sent.
+fn leaves(machine: &Machine, of: ClaimId) -> usize {
+    let sent = machine.effects.iter().filter_map(|effect| match effect {
+        Effect::Send(outgoing) => Some(&outgoing.request),
+        _ => None,
+    });
+    sent.filter(|request| request.claim_id == of && request.verb == Verb::Leave)
+        .count()
 }
 
 #[tokio::test]
@@ -230,4 +252,102 @@ fn the_answer_to_another_request_does_not_hide_the_recovery() {
     assert!(!machine.shard.is_known_taken(now, &name, begun));
     let error = machine.shard.last_error(&name).unwrap();
     assert_eq!(error.kind(), &StoreErrorKind::Refused(StoreRefusal::Recovering));
+}
+
+/// Returns a machine with a lease whose renewal may assert it for 50 ms more, and the claim of that lease.
+fn assertable() -> (Machine, Ticket, ClaimId) {
+    let (mut machine, holder) = holding(false);
+    machine.passes();
+    let claim = machine.sent().request.claim_id;
+    machine.fail(Unanswered::Unknown, None);
+    (machine, holder, claim)
+}
+
+#[test]
+fn the_old_number_of_a_pass_is_left_again_when_it_can_no_longer_be_asserted() {
+    for is_gone in [true, false] {
+        let (mut machine, holder, old) = assertable();
+        let to = transfer(&mut machine, holder);
+        if is_gone {
+            machine.answer(Reply::Gone);
+            assert!(matches!(
+                machine.denial(to),
+                Some(AcquireError::Lost(LostCause::Gone))
+            ));
+        } else {
+            // The caller gives up, and the pass has no answer.
+            machine.tell(Input::Cancel(to));
+            machine.fail(Unanswered::Down, None);
+        }
+        assert_eq!(leaves(&machine, old), 1);
+        let sent = machine.effects.iter().filter_map(|effect| match effect {
+            Effect::Send(sent) if sent.request.verb == Verb::Leave => Some(sent.clone()),
+            _ => None,
+        });
+        for leave in sent.collect::<Vec<_>>() {
+            machine.answer_to(&leave, machine.now, Reply::NotThere);
+        }
+        while leaves(&machine, old) == 1 {
+            machine.passes();
+        }
+        machine.answer(Reply::NotThere);
+        assert!(machine.shard.is_empty());
+    }
+}
+
+/// The pass was answered before the renewal, as after a reload of the scripts. The renewal may have asserted the lease.
+#[test]
+fn the_old_number_of_a_pass_is_left_after_a_renewal_in_flight() {
+    let in_flight = || {
+        let (mut machine, holder) = holding(false);
+        machine.passes();
+        let renewal = machine.sent();
+        let to = transfer(&mut machine, holder);
+        (machine, renewal, to)
+    };
+    for reply in [Reply::Granted(GrantNumber(8)), Reply::Gone] {
+        let (mut machine, renewal, _) = in_flight();
+        let old = renewal.request.claim_id;
+        machine.answer(reply.clone());
+        assert_eq!(leaves(&machine, old), 1);
+        machine.answer(Reply::NotThere);
+        machine.answer_to(&renewal, machine.now, Reply::Granted(GRANT));
+        assert_eq!(leaves(&machine, old), 2);
+        machine.answer(Reply::Done);
+
+        let (mut machine, renewal, _) = in_flight();
+        let old = renewal.request.claim_id;
+        machine.answer(reply);
+        machine.answer(Reply::NotThere);
+        machine.fail_with(&renewal, Unanswered::Unknown, None, tenure::testing::timed_out());
+        assert_eq!((leaves(&machine, old), machine.passes()), (1, ms(50)));
+        assert_eq!(leaves(&machine, old), 2);
+    }
+    // A renewal that was answered first was executed first.
+    let (mut machine, renewal, to) = in_flight();
+    let pass = machine.sent();
+    machine.answer_to(&renewal, machine.now, Reply::Granted(GRANT));
+    machine.answer_to(&pass, machine.now, Reply::Granted(GrantNumber(8)));
+    assert!(machine.is_granted(to));
+    assert_eq!(leaves(&machine, renewal.request.claim_id), 0);
+    // The lease is kept if the pass was refused.
+    let (mut machine, renewal, to) = in_flight();
+    machine.answer(Reply::Refused(StoreRefusal::NoPermission));
+    assert!(matches!(machine.denial(to), Some(AcquireError::StillHeld(..))));
+    machine.answer_to(&renewal, machine.now, Reply::Granted(GRANT));
+    assert_eq!(machine.remaining(to), Some(ms(1_000)));
+}
+
+#[test]
+fn the_new_number_of_a_pass_is_left_if_the_first_try_may_still_be_executed() {
+    let (mut machine, holder) = holding(false);
+    let to = transfer(&mut machine, holder);
+    machine.fail(Unanswered::Unknown, None);
+    let Verb::Pass { to: new, .. } = machine.sent().request.verb else {
+        panic!("{:?}", machine.sent())
+    };
+    machine.answer(Reply::Gone);
+    assert!(machine.denial(to).is_some());
+    assert_eq!((leaves(&machine, new), machine.passes()), (0, ms(50)));
+    assert_eq!(leaves(&machine, new), 1);
 }

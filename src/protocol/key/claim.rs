@@ -335,6 +335,14 @@ impl Claim {
         }
     }
 
+    /// Returns the local claim whose lease is being passed on.
+    pub(crate) fn passed_mut(&mut self) -> Option<&mut Claim> {
+        match &mut self.origin {
+            Some(Origin::Pass(pass)) => pass.local.as_mut(),
+            Some(Origin::Yield(_)) | None => None,
+        }
+    }
+
     /// Ends a pass. Returns the local claim whose lease was passed on.
     pub(crate) fn take_passed(&mut self) -> Option<Claim> {
         match self.origin.take_if(|origin| matches!(origin, Origin::Pass(_))) {
@@ -405,11 +413,15 @@ impl Claim {
         self.assertable_until = self.assertable_until.max(Some(late_after));
     }
 
+    /// Returns whether a renewal is in flight.
+    pub(crate) fn is_renewing(&self) -> bool {
+        matches!(self.in_flight, Some(RequestKind::Renew | RequestKind::Assert))
+    }
+
     /// Notes a renewal in flight before a leave is sent.
     pub(crate) fn note_overtakable(&mut self, next: RequestKind, of: Kind) {
-        let is_renewal = matches!(self.in_flight, Some(RequestKind::Renew | RequestKind::Assert));
         // The lease of a job is never asserted.
-        if next == RequestKind::Leave && is_renewal && of != Kind::Job {
+        if next == RequestKind::Leave && self.is_renewing() && of != Kind::Job {
             self.overtakable = Some(self.seq);
         }
     }

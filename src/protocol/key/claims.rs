@@ -167,6 +167,12 @@ impl Claims {
         self.list.iter_mut().find(|claim| claim.claim_id.claim == number)
     }
 
+    /// Returns the claim of this number if its lease is being passed on.
+    pub(crate) fn passed_mut(&mut self, number: ClaimNumber) -> Option<&mut Claim> {
+        let mut passed = self.list.iter_mut().filter_map(Claim::passed_mut);
+        passed.find(|old| old.claim_id.claim == number)
+    }
+
     fn place(&self, number: ClaimNumber) -> Option<usize> {
         match &self.index {
             Some(index) => index.places.get(&number).copied(),

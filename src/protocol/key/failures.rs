@@ -28,7 +28,11 @@ impl<P: Plant> KeyState<P> {
         late_after: Instant,
         failure: FailedRequest,
     ) {
-        if let Some(claim) = self.claims.get_mut(tag.claim)
+        let claim = match self.claims.get_mut(tag.claim) {
+            None => self.claims.passed_mut(tag.claim),
+            claim => claim,
+        };
+        if let Some(claim) = claim
             && failure.may_be_executed()
             && cx.name.kind != Kind::Job
             && (claim.held().is_some() || matches!(claim.phase, Phase::Leaving(_)))

@@ -33,11 +33,10 @@ impl<P: Plant> KeyState<P> {
         };
         self.taken_at = Some(cx.now);
         // The hold time of a writer that became a reader continues. Its `max_hold` does not start again.
-        let origin = claim.origin.take();
-        let before = origin
-            .as_ref()
-            .and_then(|origin| Some(origin.held_as_writer(mode)?.local()?.hold));
-        self.end_passed(cx, origin);
+        let origin = claim.origin.as_ref();
+        let before = origin.and_then(|origin| Some(origin.held_as_writer(mode)?.local()?.hold));
+        let passed = claim.take_passed();
+        self.end_passed(cx, passed);
         let claim = &mut self.claims[number];
         let Some(next) = next else {
             return self.leave(cx, number, None);

@@ -64,7 +64,12 @@ impl<P: Plant> KeyState<P> {
     /// Removes and returns the request in flight that the tag names. Returns `None` if its claim is over, or sent a later
     /// request.
     pub(crate) fn take_in_flight(&mut self, tag: Tag) -> Option<RequestKind> {
-        let claim = self.claims.get_mut(tag.claim)?;
+        let Some(claim) = self.claims.get_mut(tag.claim) else {
+            // The pass decides what happens to the lease.
+            let passed = self.claims.passed_mut(tag.claim)?;
+            passed.in_flight.take_if(|_| passed.seq == tag.seq);
+            return None;
+        };
         claim.in_flight.take_if(|_| claim.seq == tag.seq)
     }
 
@@ -124,7 +129,7 @@ impl<P: Plant> KeyState<P> {
             (RequestKind::Renew | RequestKind::Assert, Reply::Late) => self.asserted_late(cx, number),
             (RequestKind::Yield, reply) => self.yield_not_executed(cx, number, &reply),
             (RequestKind::Pass, Reply::Late) => self.came_late(cx, number),
-            (RequestKind::Pass, _) => self.end_denied(cx, number, AcquireError::Lost(LostCause::Gone)),
+            (RequestKind::Pass, _) => self.pass_gone(cx, number),
             (_, Reply::Over) => self.refuse_tick(cx, number, TickRefusal::Over),
             (_, Reply::Skipped) => self.refuse_tick(cx, number, TickRefusal::Skipped),
             (_, Reply::Early(left)) => self.refuse_tick(cx, number, TickRefusal::Early(ms(left))),
@@ -337,7 +342,7 @@ impl<P: Plant> KeyState<P> {
     }
 
     /// Ends a claim, and denies its caller.
-    pub(crate) fn end_denied(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, denial: AcquireError) {
+    fn end_denied(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, denial: AcquireError) {
         let claim = self.claims.remove(number);
         if let Some(Claimant::Solo(caller)) = claim.map(|claim| claim.claimant) {
             cx.deny(caller.ticket, denial);
