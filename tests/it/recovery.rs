@@ -254,6 +254,18 @@ fn the_answer_to_another_request_does_not_hide_the_recovery() {
     assert_eq!(error.kind(), &StoreErrorKind::Refused(StoreRefusal::Recovering));
 }
 
+#[test]
+fn a_failed_assertion_of_a_fixed_lease_is_repeated() {
+    let (mut machine, holder) = holding(true);
+    machine.moved();
+    machine.fail(Unanswered::Unknown, None);
+    assert!(machine.holds(holder));
+    let sends = machine.sends();
+    assert!(machine.passes() < ms(500));
+    assert_eq!(machine.sends(), sends + 1);
+    assert_eq!(machine.sent().request.verb, Verb::Assert { number: GRANT });
+}
+
 /// Returns a machine with a lease whose renewal may assert it for 50 ms more, and the claim of that lease.
 fn assertable() -> (Machine, Ticket, ClaimId) {
     let (mut machine, holder) = holding(false);

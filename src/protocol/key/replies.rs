@@ -126,7 +126,7 @@ impl<P: Plant> KeyState<P> {
                 | Reply::QueuedBehindForeign(_)
                 | Reply::Recovering(_)),
             ) => self.queued(cx, number, sent, Queued::of(&reply)),
-            (RequestKind::Renew | RequestKind::Assert, Reply::Late) => self.asserted_late(cx, number),
+            (RequestKind::Renew | RequestKind::Assert, Reply::Late) => self.asserted_late(cx, number, kind),
             (RequestKind::Yield, reply) => self.yield_not_executed(cx, number, &reply),
             (RequestKind::Pass, Reply::Late) => self.came_late(cx, number),
             (RequestKind::Pass, _) => self.pass_gone(cx, number),
@@ -144,9 +144,9 @@ impl<P: Plant> KeyState<P> {
     }
 
     /// Handles an assertion that reached the store too late. The lease may still be asserted.
-    fn asserted_late(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+    fn asserted_late(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, kind: RequestKind) {
         let failure = FailedRequest::of_late_answer(self.taken_at, "the renewal reached the store too late");
-        self.renew_failed(cx, number, &failure);
+        self.renew_failed(cx, number, kind, &failure);
     }
 
     /// Handles a request that reached the store too late. The store did nothing.
