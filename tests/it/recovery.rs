@@ -266,6 +266,17 @@ fn a_failed_assertion_of_a_fixed_lease_is_repeated() {
     assert_eq!(machine.sent().request.verb, Verb::Assert { number: GRANT });
 }
 
+#[test]
+fn a_lease_under_another_number_is_lost_and_left() {
+    let (mut machine, _) = holding(false);
+    let claim = machine.sent().request.claim_id;
+    machine.passes();
+    machine.answer(Reply::Granted(GrantNumber(9)));
+    let mut effects = machine.effects.iter();
+    assert!(effects.any(|effect| matches!(effect, Effect::Lost(_, LostCause::Gone))));
+    assert_eq!(leaves(&machine, claim), 1);
+}
+
 /// Returns a machine with a lease whose renewal may assert it for 50 ms more, and the claim of that lease.
 fn assertable() -> (Machine, Ticket, ClaimId) {
     let (mut machine, holder) = holding(false);

@@ -208,6 +208,16 @@ impl<P: Plant> KeyState<P> {
     /// Ends a holding that its caller did not end. The holder is told first. The claim is then left, because a
     /// renewal whose answer was lost may have extended the record.
     pub(crate) fn lose(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, cause: LostCause) {
+        self.report_lost(cx, number, cause);
+        if cause == LostCause::Gone {
+            self.end_number(cx, number);
+        } else {
+            self.leave(cx, number, None);
+        }
+    }
+
+    /// Tells the holder, or all readers, that the lease is lost.
+    pub(crate) fn report_lost(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, cause: LostCause) {
         match self.claims[number].held().map(HeldLease::local) {
             Some(Some(local)) => {
                 let cause = cause.seen_by(local.unfetched.is_none());
@@ -215,11 +225,6 @@ impl<P: Plant> KeyState<P> {
             }
             Some(None) => self.lose_readers(cx, number, cause),
             None => {}
-        }
-        if cause == LostCause::Gone {
-            self.end_number(cx, number);
-        } else {
-            self.leave(cx, number, None);
         }
     }
 }

@@ -202,7 +202,11 @@ impl<P: Plant> KeyState<P> {
                     self.answer_renewals(cx, number);
                 }
             }
-            Phase::Held(_) => self.lose(cx, number, LostCause::Gone),
+            // The lease is another one. No caller holds it.
+            Phase::Held(_) => {
+                self.report_lost(cx, number, LostCause::Gone);
+                self.leave(cx, number, None);
+            }
             Phase::Leaving(_) => {}
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
                 if matches!(claim.phase, Phase::Queued { .. }) {
