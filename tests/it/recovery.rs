@@ -139,6 +139,26 @@ async fn a_deleted_record_is_no_loss_of_the_server() {
     assert!(guard.release().await.unwrap_err().is_lost());
 }
 
+#[tokio::test]
+async fn an_adopter_is_told_of_the_recovery_or_that_the_record_was_lost() {
+    let store = MemoryStore::new();
+    let (mine, theirs) = two(&store);
+    let mut transfers = Vec::new();
+    for key in ["lost", "kept"] {
+        let guard = mine.mutex(key).lock().await.unwrap();
+        transfers.push(guard.into_transfer(ms(60_000)).await.unwrap());
+    }
+    recover(&store, 200);
+    store.with_ledger(|ledger, _| ledger.overwrite(&Name::lock("lost".into()), None));
+    let [lost, kept] = &transfers[..] else { panic!() };
+    assert!(matches!(theirs.adopt(lost).await, Err(Error::Gone { .. })));
+    let adopts = theirs.adopt(kept).await.unwrap_err();
+    assert!(is_recovering(&adopts), "{adopts}");
+    let recovers = || store.with_ledger(|ledger, now| ledger.recovering(now).is_some());
+    crate::help::until("the recovery is over", || !recovers()).await;
+    theirs.adopt(kept).await.unwrap().release().await.unwrap();
+}
+
 #[test]
 fn a_connection_to_another_place_renews_every_lease_at_once() {
     let (mut machine, holder) = holding(false);
