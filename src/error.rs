@@ -424,6 +424,11 @@ impl StoreError {
         StoreError::new(StoreErrorKind::Refused(refusal), message)
     }
 
+    /// Creates the error of a server that recovers.
+    pub(crate) fn recovering() -> Self {
+        StoreError::refused(StoreRefusal::Recovering)
+    }
+
     /// Adds to the message what it is about.
     #[cfg(feature = "redis")]
     pub(crate) fn within(mut self, what: impl fmt::Display) -> Self {

@@ -607,7 +607,8 @@ impl Builder {
     }
 
     /// Sets when a server grants nothing for a while, because it may have lost grants; see [`Recovery`]. The default is
-    /// [`Recovery::OnEvidence`], behind Sentinels [`Recovery::Always`]. Set it to the same value in all processes.
+    /// [`Recovery::OnEvidence`], behind Sentinels [`Recovery::Always`]. Set it to the same value in all processes: a process
+    /// that recovers on evidence only is not bound by the longest lease of the others.
     pub fn recovery(mut self, recovery: Recovery) -> Self {
         self.options.recovery = Some(recovery);
         self

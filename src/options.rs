@@ -43,12 +43,18 @@ pub enum Recovery {
     /// has granted a lower number than the node has seen. The default of a single Redis and of memory.
     ///
     /// Costs nothing. But if a claim arrives before the first such evidence, a held lease may be granted again.
+    ///
+    /// A recovery lasts for the lease of the builder and its [margin](crate::locks::Builder::margin), as the node has them
+    /// that noticed the loss. Longer leases are not protected.
     OnEvidence,
     /// A server recovers after each restart or promotion, also the first time that it is used. The default behind
     /// Sentinels. It has no effect in memory.
     ///
     /// A recovery lasts for `longest`, its [margin](crate::locks::Builder::margin) and `lag`. Opening a connection takes
     /// one more round trip. The Redis user needs the right `+info`.
+    ///
+    /// Every process of the store needs `Always` with the same `longest`. The server's run is compared when a connection
+    /// opens: after a promotion by hand, run `CLIENT KILL TYPE normal` on the new master.
     Always {
         /// The longest lease that any process uses, fixed leases and leases of jobs included. A longer lease is an
         /// options error. By default the lease of the builder, or that of jobs, 30 s, if that is longer.
@@ -57,7 +63,8 @@ pub enum Recovery {
         /// the key `tenure1:longest`, and start them again.
         longest: Duration,
         /// How long an old master may accept writes after a replica was promoted; default 3 s. With
-        /// `min-replicas-to-write`, it is at least `min-replicas-max-lag` and 2 s.
+        /// `min-replicas-to-write`, it is at least `min-replicas-max-lag` and 2 s. After `SENTINEL FAILOVER` an old master
+        /// took writes for 10.8 s.
         lag: Duration,
     },
 }

@@ -256,6 +256,7 @@ counters! {
     AssertionLate: "assertion refused as late",
     ClaimHeldBack: "claim held back by a recovery",
     AdoptionHeldBack: "adoption held back by a recovery",
+    Abandoned: "connection broken for its node alone",
     LossHidden: "loss hidden by a grant to a node that knew no number",
     FailedOver: "replica promoted",
     LinkEnded: "connection ended, as its server is no longer the master",

@@ -305,8 +305,8 @@ pub struct Batch {
     /// How long a lock that was handed over again and again is left free for clients that poll, in milliseconds; 0:
     /// never. Not for jobs.
     pub poll_gap_ms: u64,
-    /// How long the server grants nothing if this batch shows that it has lost grants, in milliseconds: the longest
-    /// lease, with its margin.
+    /// How long the server grants nothing if this batch shows that it has lost grants, in milliseconds: the lease of the
+    /// sender's builder with its margin, or the length on which all nodes agreed.
     pub recovery_ms: u64,
     /// How the requests depend on each other.
     pub rule: Rule,

@@ -1,7 +1,7 @@
 //! A server that may have lost grants: what its waiters and its holders learn.
 
 use tenure::error::{LostCause, StoreErrorKind, StoreRefusal};
-use tenure::protocol::message::{GrantNumber, Name, Reply, Unanswered, Verb};
+use tenure::protocol::message::{ClaimId, GrantNumber, LeaseTimes, Name, Reply, Unanswered, Verb};
 use tenure::protocol::step::{AcquireError, Effect, Input, LockOptions, Rules, Ticket};
 use tenure::{Error, Locks, MemoryStore};
 
@@ -33,6 +33,40 @@ fn holding(fixed: bool) -> (Machine, Ticket) {
     (machine, holder)
 }
 
+fn impatient() -> LockOptions {
+    LockOptions {
+        wait: false,
+        ..options(1_000)
+    }
+}
+
+fn is_denied_as_recovering(machine: &Machine, ticket: Ticket) -> bool {
+    let recovers = StoreErrorKind::Refused(StoreRefusal::Recovering);
+    matches!(machine.denial(ticket), Some(AcquireError::Store(error)) if *error.kind() == recovers)
+}
+
+/// Gives the lease of a holder away. Returns the caller that waits for the answer.
+fn transfer(machine: &mut Machine, holder: Ticket) -> Ticket {
+    let to = machine.shard.issue();
+    let term = LeaseTimes {
+        lease_ms: 60_000,
+        margin_ms: 250,
+    };
+    machine.tell(Input::Transfer(holder, to, term));
+    assert!(matches!(machine.sent().request.verb, Verb::Pass { .. }));
+    to
+}
+
+/// Returns how many leaves of this claim were sent.
+fn leaves(machine: &Machine, of: ClaimId) -> usize {
+    let sent = machine.effects.iter().filter_map(|effect| match effect {
+        Effect::Send(outgoing) => Some(&outgoing.request),
+        _ => None,
+    });
+    sent.filter(|request| request.claim_id == of && request.verb == Verb::Leave)
+        .count()
+}
+
 #[tokio::test]
 async fn a_waiter_is_granted_the_key_when_the_recovery_is_over() {
     let store = MemoryStore::new();
@@ -57,6 +91,15 @@ async fn a_caller_whose_wait_ends_is_told_of_the_recovery_and_not_of_an_owner() 
     assert!(is_recovering(&keys), "{keys}");
     let elects = locks.election("e").campaign_timeout(ms(50)).await.unwrap_err();
     assert!(is_recovering(&elects), "{elects}");
+    // Another caller of the node waits for the key.
+    let waiter = locks.mutex("w");
+    let waiter = tokio::spawn(async move { waiter.lock().await });
+    let name = Name::lock("w".into());
+    let waits = || store.with_ledger(|ledger, _| !ledger.waiters(&name).is_empty());
+    crate::help::until("it waits", waits).await;
+    let tries = locks.mutex("w").try_lock().await.unwrap_err();
+    assert!(is_recovering(&tries), "{tries}");
+    waiter.abort();
 }
 
 #[tokio::test]
@@ -94,6 +137,26 @@ async fn a_deleted_record_is_no_loss_of_the_server() {
     let next = theirs.mutex("a").try_lock().await.unwrap();
     assert!(next.is_some(), "the key is free");
     assert!(guard.release().await.unwrap_err().is_lost());
+}
+
+#[tokio::test]
+async fn an_adopter_is_told_of_the_recovery_or_that_the_record_was_lost() {
+    let store = MemoryStore::new();
+    let (mine, theirs) = two(&store);
+    let mut transfers = Vec::new();
+    for key in ["lost", "kept"] {
+        let guard = mine.mutex(key).lock().await.unwrap();
+        transfers.push(guard.into_transfer(ms(60_000)).await.unwrap());
+    }
+    recover(&store, 200);
+    store.with_ledger(|ledger, _| ledger.overwrite(&Name::lock("lost".into()), None));
+    let [lost, kept] = &transfers[..] else { panic!() };
+    assert!(matches!(theirs.adopt(lost).await, Err(Error::Gone { .. })));
+    let adopts = theirs.adopt(kept).await.unwrap_err();
+    assert!(is_recovering(&adopts), "{adopts}");
+    let recovers = || store.with_ledger(|ledger, now| ledger.recovering(now).is_some());
+    crate::help::until("the recovery is over", || !recovers()).await;
+    theirs.adopt(kept).await.unwrap().release().await.unwrap();
 }
 
 #[test]
@@ -167,9 +230,167 @@ fn a_waiter_asks_again_when_the_recovery_is_over() {
     assert_eq!(machine.sent().request.verb, Verb::HEARTBEAT);
     machine.answer(Reply::Granted(GRANT));
     assert!(machine.is_granted(waiter));
-    let impatient = machine.enter(LockOptions {
-        wait: false,
-        ..options(1_000)
-    });
+    let impatient = machine.enter(impatient());
     assert!(matches!(machine.denial(impatient), Some(AcquireError::Busy)));
+}
+
+#[test]
+fn a_caller_behind_a_waiter_is_told_of_the_recovery_and_later_of_the_owner() {
+    let mut machine = Machine::new(Rules::default());
+    machine.lock(false);
+    machine.answer(Reply::Recovering(100));
+    let tries = machine.enter(impatient());
+    assert!(is_denied_as_recovering(&machine, tries));
+    machine.passes();
+    machine.answer(Reply::Queued(Some(900)));
+    let tries = machine.enter(impatient());
+    assert!(matches!(machine.denial(tries), Some(AcquireError::Busy)));
+    // With many claims these are counted.
+    for _ in 0..20 {
+        machine.lock(true);
+        machine.answer(Reply::Recovering(100));
+    }
+    let tries = machine.enter(impatient());
+    assert!(
+        matches!(machine.denial(tries), Some(AcquireError::Busy)),
+        "the first is behind an owner"
+    );
+}
+
+#[test]
+fn the_answer_to_another_request_does_not_hide_the_recovery() {
+    let mut machine = Machine::new(Rules::default());
+    let (holder, begun) = (machine.claim_id(1_000), machine.now);
+    machine.later(ms(10));
+    machine.tell(Input::Release(holder));
+    let leave = machine.sent();
+    machine.lock(false);
+    machine.answer(Reply::Recovering(600));
+    machine.answer_to(&leave, machine.now, Reply::Done);
+    machine.later(ms(10));
+    let (now, name) = (machine.now, machine.name.clone());
+    assert!(!machine.shard.is_known_taken(now, &name, begun));
+    let error = machine.shard.last_error(&name).unwrap();
+    assert_eq!(error.kind(), &StoreErrorKind::Refused(StoreRefusal::Recovering));
+}
+
+#[test]
+fn a_failed_assertion_of_a_fixed_lease_is_repeated() {
+    let (mut machine, holder) = holding(true);
+    machine.moved();
+    machine.fail(Unanswered::Unknown, None);
+    assert!(machine.holds(holder));
+    let sends = machine.sends();
+    assert!(machine.passes() < ms(500));
+    assert_eq!(machine.sends(), sends + 1);
+    assert_eq!(machine.sent().request.verb, Verb::Assert { number: GRANT });
+}
+
+#[test]
+fn a_lease_under_another_number_is_lost_and_left() {
+    let (mut machine, _) = holding(false);
+    let claim = machine.sent().request.claim_id;
+    machine.passes();
+    machine.answer(Reply::Granted(GrantNumber(9)));
+    let mut effects = machine.effects.iter();
+    assert!(effects.any(|effect| matches!(effect, Effect::Lost(_, LostCause::Gone))));
+    assert_eq!(leaves(&machine, claim), 1);
+}
+
+/// Returns a machine with a lease whose renewal may assert it for 50 ms more, and the claim of that lease.
+fn assertable() -> (Machine, Ticket, ClaimId) {
+    let (mut machine, holder) = holding(false);
+    machine.passes();
+    let claim = machine.sent().request.claim_id;
+    machine.fail(Unanswered::Unknown, None);
+    (machine, holder, claim)
+}
+
+#[test]
+fn the_old_number_of_a_pass_is_left_again_when_it_can_no_longer_be_asserted() {
+    for is_gone in [true, false] {
+        let (mut machine, holder, old) = assertable();
+        let to = transfer(&mut machine, holder);
+        if is_gone {
+            machine.answer(Reply::Gone);
+            assert!(matches!(
+                machine.denial(to),
+                Some(AcquireError::Lost(LostCause::Gone))
+            ));
+        } else {
+            // The caller gives up, and the pass has no answer.
+            machine.tell(Input::Cancel(to));
+            machine.fail(Unanswered::Down, None);
+        }
+        assert_eq!(leaves(&machine, old), 1);
+        let sent = machine.effects.iter().filter_map(|effect| match effect {
+            Effect::Send(sent) if sent.request.verb == Verb::Leave => Some(sent.clone()),
+            _ => None,
+        });
+        for leave in sent.collect::<Vec<_>>() {
+            machine.answer_to(&leave, machine.now, Reply::NotThere);
+        }
+        while leaves(&machine, old) == 1 {
+            machine.passes();
+        }
+        machine.answer(Reply::NotThere);
+        assert!(machine.shard.is_empty());
+    }
+}
+
+/// The pass was answered before the renewal, as after a reload of the scripts. The renewal may have asserted the lease.
+#[test]
+fn the_old_number_of_a_pass_is_left_after_a_renewal_in_flight() {
+    let in_flight = || {
+        let (mut machine, holder) = holding(false);
+        machine.passes();
+        let renewal = machine.sent();
+        let to = transfer(&mut machine, holder);
+        (machine, renewal, to)
+    };
+    for reply in [Reply::Granted(GrantNumber(8)), Reply::Gone] {
+        let (mut machine, renewal, _) = in_flight();
+        let old = renewal.request.claim_id;
+        machine.answer(reply.clone());
+        assert_eq!(leaves(&machine, old), 1);
+        machine.answer(Reply::NotThere);
+        machine.answer_to(&renewal, machine.now, Reply::Granted(GRANT));
+        assert_eq!(leaves(&machine, old), 2);
+        machine.answer(Reply::Done);
+
+        let (mut machine, renewal, _) = in_flight();
+        let old = renewal.request.claim_id;
+        machine.answer(reply);
+        machine.answer(Reply::NotThere);
+        machine.fail_with(&renewal, Unanswered::Unknown, None, tenure::testing::timed_out());
+        assert_eq!((leaves(&machine, old), machine.passes()), (1, ms(50)));
+        assert_eq!(leaves(&machine, old), 2);
+    }
+    // A renewal that was answered first was executed first.
+    let (mut machine, renewal, to) = in_flight();
+    let pass = machine.sent();
+    machine.answer_to(&renewal, machine.now, Reply::Granted(GRANT));
+    machine.answer_to(&pass, machine.now, Reply::Granted(GrantNumber(8)));
+    assert!(machine.is_granted(to));
+    assert_eq!(leaves(&machine, renewal.request.claim_id), 0);
+    // The lease is kept if the pass was refused.
+    let (mut machine, renewal, to) = in_flight();
+    machine.answer(Reply::Refused(StoreRefusal::NoPermission));
+    assert!(matches!(machine.denial(to), Some(AcquireError::StillHeld(..))));
+    machine.answer_to(&renewal, machine.now, Reply::Granted(GRANT));
+    assert_eq!(machine.remaining(to), Some(ms(1_000)));
+}
+
+#[test]
+fn the_new_number_of_a_pass_is_left_if_the_first_try_may_still_be_executed() {
+    let (mut machine, holder) = holding(false);
+    let to = transfer(&mut machine, holder);
+    machine.fail(Unanswered::Unknown, None);
+    let Verb::Pass { to: new, .. } = machine.sent().request.verb else {
+        panic!("{:?}", machine.sent())
+    };
+    machine.answer(Reply::Gone);
+    assert!(machine.denial(to).is_some());
+    assert_eq!((leaves(&machine, new), machine.passes()), (0, ms(50)));
+    assert_eq!(leaves(&machine, new), 1);
 }

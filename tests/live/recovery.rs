@@ -136,6 +136,41 @@ async fn leases_of_each_kind_are_asserted_on_evidence_if_their_node_is_first() {
     all_are_asserted(Recovery::OnEvidence, false).await;
 }
 
+/// The run of the server is recorded and a recovery begins, although the server refuses commands that need memory.
+#[tokio::test]
+async fn a_link_opens_at_another_run_without_memory() {
+    let server = RedisServer::with_args(&["--maxmemory-policy", "noeviction"]);
+    let (longest, lag) = (LEASE, Duration::ZERO);
+    let always = Recovery::Always { longest, lag };
+    let locks = node(&server, always).await;
+    let mut eyes = Eyes::on(&server);
+    eyes.text::<u8>("DEL tenure1:recovering");
+    let guard = soon(locks.mutex("a").lock()).await.unwrap();
+    let run = eyes.text::<String>("GET tenure1:run");
+    // A new server, a server with a longer recovery under way, and another run of a server that is known.
+    let changes = [
+        &["DEL tenure1:run tenure1:longest tenure1:recovering"][..],
+        &["SET tenure1:run x", "SET tenure1:recovering 1 PX 600000"],
+        &["DEL tenure1:longest"],
+        &["SET tenure1:run x", "DEL tenure1:recovering"],
+    ];
+    for change in changes {
+        eyes.text::<()>("CONFIG SET maxmemory 0");
+        for command in change {
+            eyes.text::<redis::Value>(command);
+        }
+        eyes.text::<()>("CONFIG SET maxmemory 1");
+        let rival = node(&server, always).await;
+        assert_eq!(eyes.text::<String>("GET tenure1:run"), run, "{change:?}");
+        is_recovering(&soon(rival.mutex("a").try_lock()).await.map(drop).unwrap_err());
+    }
+    let left = eyes.text::<u64>("PTTL tenure1:recovering");
+    assert!((1..=7_000).contains(&left), "{left}");
+    eyes.text::<u32>("CLIENT KILL TYPE normal SKIPME yes");
+    soon(guard.renew()).await.unwrap();
+    soon(guard.release()).await.unwrap();
+}
+
 /// A tick is not asserted: its next run starts from what the server knows of the job, and that is lost, too.
 #[cfg(feature = "scheduler")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

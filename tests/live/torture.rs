@@ -15,6 +15,7 @@
 //! `TENURE_TORTURE_SECONDS` is the length of the first two variants together, in rounds of at most a minute. `TENURE_SEED`
 //! replays the schedule of faults of the first round.
 
+mod ears;
 mod elections;
 mod events;
 mod failovers;
@@ -25,6 +26,7 @@ mod neighbours;
 mod notes;
 mod orders;
 mod permits;
+mod promotions;
 mod referee;
 mod register;
 mod travel;
@@ -46,6 +48,9 @@ const NODES: usize = 4;
 const KEYS: usize = 3;
 /// The longest round. Journals are read at its end.
 const ROUND: Duration = Duration::from_secs(60);
+
+/// How late a process may note what happened, besides the stalls of this machine.
+const LATENESS: Duration = Duration::from_millis(500);
 
 /// Runs one torture at a time: concurrent ones would stall each other.
 static TURN: Mutex<()> = Mutex::new(());
@@ -236,7 +241,8 @@ impl Variant {
             run,
             troubles: std::mem::take(&mut faults.troubles),
             bound: self.bound() + 2 * stall + Duration::from_millis(250),
-            failovers: Vec::new(),
+            promotions: Vec::new(),
+            lateness: LATENESS + 2 * stall,
             losses: self.faults.contains(&Fault::Stop) || stall > self.lease / 4,
             counters: self.counter.then(|| counters.collect()),
             notes: (0..KEYS).map(|key| notes::written(&server, key)).collect(),

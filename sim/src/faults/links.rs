@@ -49,6 +49,20 @@ impl World {
         self.conns[conn].stall = until;
     }
 
+    /// Breaks a connection for its node alone. What the node has sent is executed a little later.
+    pub(crate) fn abandon(&mut self, slot: usize) {
+        let Some(conn) = self.open_conn(slot) else {
+            return;
+        };
+        self.cover(Case::Abandoned);
+        self.note(Some(slot), None, || format!("connection {conn} is abandoned"));
+        let until = self.now + self.rng.u64(10 * MS..300 * MS);
+        self.extend_fault(until);
+        self.conns[conn].stall = until;
+        let notice = self.rng.u64(0..20 * MS);
+        self.after(notice, Event::ResetSeen { conn });
+    }
+
     /// Resets a connection. With `mute`, its requests were executed and only the answers are lost.
     pub(crate) fn reset(&mut self, slot: usize, mute: bool) {
         let Some(conn) = self.open_conn(slot) else {

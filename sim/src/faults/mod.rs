@@ -35,7 +35,10 @@ impl World {
             },
             _ if self.profile.failover_lag.is_some() && self.rng.u8(0..10) == 0 => self.fail_over(),
             // Old requests meet the recovery.
-            _ if self.is_after_loss() && self.rng.u8(0..4) == 0 => self.stall(slot),
+            _ if self.is_after_loss() && self.rng.u8(0..4) == 0 => match self.rng.bool() {
+                true => self.stall(slot),
+                false => self.abandon(slot),
+            },
             0..8 => self.crash(slot),
             8..20 => self.pause(slot),
             20..23 => self.closing(slot),

@@ -133,6 +133,9 @@ impl World {
             let until = self.now + self.rng.u64(10 * MS..1_000 * MS);
             self.extend_fault(until);
             self.conns[conn].stall = until;
+            if self.rng.bool() {
+                self.after(20 * MS, Event::ResetSeen { conn });
+            }
         }
         if self.nodes[slot].newest_conn.replace(attempt).is_some() {
             self.cover(Case::Reconnect);

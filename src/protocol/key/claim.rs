@@ -136,8 +136,9 @@ pub(crate) enum RequestKind {
 pub(crate) enum Phase {
     /// The store has not answered yet.
     Asked,
-    /// In the store's queue. `t0` is when the latest request was sent that was answered "queued".
-    Queued { t0: Instant },
+    /// In the store's queue. `t0` is when the latest request was sent that was answered "queued". `is_recovering`: the
+    /// answer was that the server recovers, which says nothing of an owner.
+    Queued { t0: Instant, is_recovering: bool },
     /// Granted at `since`, but too little of the lease may be left, so the lease is renewed before its use. `tries`
     /// counts the renewals that did not help.
     Confirming { since: Instant, tries: u32 },
@@ -337,6 +338,14 @@ impl Claim {
         }
     }
 
+    /// Returns the local claim whose lease is being passed on.
+    pub(crate) fn passed_mut(&mut self) -> Option<&mut Claim> {
+        match &mut self.origin {
+            Some(Origin::Pass(pass)) => pass.local.as_mut(),
+            Some(Origin::Yield(_)) | None => None,
+        }
+    }
+
     /// Ends a pass. Returns the local claim whose lease was passed on.
     pub(crate) fn take_passed(&mut self) -> Option<Claim> {
         match self.origin.take_if(|origin| matches!(origin, Origin::Pass(_))) {
@@ -407,11 +416,15 @@ impl Claim {
         self.assertable_until = self.assertable_until.max(Some(late_after));
     }
 
+    /// Returns whether a renewal is in flight.
+    pub(crate) fn is_renewing(&self) -> bool {
+        matches!(self.in_flight, Some(RequestKind::Renew | RequestKind::Assert))
+    }
+
     /// Notes a renewal in flight before a leave is sent.
     pub(crate) fn note_overtakable(&mut self, next: RequestKind, of: Kind) {
-        let is_renewal = matches!(self.in_flight, Some(RequestKind::Renew | RequestKind::Assert));
         // The lease of a job is never asserted.
-        if next == RequestKind::Leave && is_renewal && of != Kind::Job {
+        if next == RequestKind::Leave && self.is_renewing() && of != Kind::Job {
             self.overtakable = Some(self.seq);
         }
     }
@@ -444,6 +457,7 @@ impl Claim {
             ticket: self.ticket(),
             is_head_claim: self.is_head_claim(),
             is_taken: self.is_taken(),
+            is_recovering: self.is_recovering(),
             is_shared: self.is_shared(),
             waits_alone: self.waits_alone(),
             is_for_follower: self.is_for_follower(),
@@ -477,7 +491,12 @@ impl Claim {
 
     /// Returns whether the key is surely taken: this claim holds it, or a claim before this one does.
     pub(crate) fn is_taken(&self) -> bool {
-        !matches!(self.phase, Phase::Asked | Phase::Leaving(_))
+        !matches!(self.phase, Phase::Asked | Phase::Leaving(_)) && !self.is_recovering()
+    }
+
+    /// Returns whether the claim waits for the end of the server's recovery.
+    pub(crate) fn is_recovering(&self) -> bool {
+        matches!(self.phase, Phase::Queued { is_recovering, .. } if is_recovering)
     }
 
     /// Returns whether the claim is held and excludes no readers.
@@ -506,6 +525,8 @@ pub(crate) struct ClaimSummary {
     pub(crate) is_head_claim: bool,
     /// See [`Claim::is_taken`].
     pub(crate) is_taken: bool,
+    /// See [`Claim::is_recovering`].
+    pub(crate) is_recovering: bool,
     /// See [`Claim::is_shared`].
     pub(crate) is_shared: bool,
     /// See [`Claim::waits_alone`].

@@ -33,6 +33,7 @@ struct ClaimIndex {
     dues: BTreeSet<(Instant, ClaimNumber)>,
     head_claim: Option<ClaimNumber>,
     taken: usize,
+    recovering: usize,
     shared: usize,
     alone: usize,
     followers: usize,
@@ -59,6 +60,7 @@ impl ClaimIndex {
             self.head_claim = Some(number);
         }
         self.taken += usize::from(summary.is_taken);
+        self.recovering += usize::from(summary.is_recovering);
         self.shared += usize::from(summary.is_shared);
         self.alone += usize::from(summary.waits_alone);
         self.followers += usize::from(summary.is_for_follower);
@@ -76,6 +78,7 @@ impl ClaimIndex {
             self.head_claim = None;
         }
         self.taken -= usize::from(summary.is_taken);
+        self.recovering -= usize::from(summary.is_recovering);
         self.shared -= usize::from(summary.is_shared);
         self.alone -= usize::from(summary.waits_alone);
         self.followers -= usize::from(summary.is_for_follower);
@@ -164,6 +167,12 @@ impl Claims {
         self.list.iter_mut().find(|claim| claim.claim_id.claim == number)
     }
 
+    /// Returns the claim of this number if its lease is being passed on.
+    pub(crate) fn passed_mut(&mut self, number: ClaimNumber) -> Option<&mut Claim> {
+        let mut passed = self.list.iter_mut().filter_map(Claim::passed_mut);
+        passed.find(|old| old.claim_id.claim == number)
+    }
+
     fn place(&self, number: ClaimNumber) -> Option<usize> {
         match &self.index {
             Some(index) => index.places.get(&number).copied(),
@@ -203,6 +212,14 @@ impl Claims {
             Some(index) if mode == Mode::Exclusive => index.taken > 0,
             Some(index) => index.taken > index.shared,
             None => self.list.iter().any(excludes),
+        }
+    }
+
+    /// Returns whether a claim waits for the end of the server's recovery. Valid between steps only.
+    pub(crate) fn is_recovering(&self) -> bool {
+        match &self.index {
+            Some(index) => index.recovering > 0,
+            None => self.list.iter().any(Claim::is_recovering),
         }
     }
 

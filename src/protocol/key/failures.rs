@@ -28,7 +28,11 @@ impl<P: Plant> KeyState<P> {
         late_after: Instant,
         failure: FailedRequest,
     ) {
-        if let Some(claim) = self.claims.get_mut(tag.claim)
+        let claim = match self.claims.get_mut(tag.claim) {
+            None => self.claims.passed_mut(tag.claim),
+            claim => claim,
+        };
+        if let Some(claim) = claim
             && failure.may_be_executed()
             && cx.name.kind != Kind::Job
             && (claim.held().is_some() || matches!(claim.phase, Phase::Leaving(_)))
@@ -57,7 +61,7 @@ impl<P: Plant> KeyState<P> {
             RequestKind::Claim { .. } | RequestKind::Yield => {
                 self.claim_failed(cx, tag.claim, late_after, &failure);
             }
-            RequestKind::Renew | RequestKind::Assert => self.renew_failed(cx, tag.claim, &failure),
+            RequestKind::Renew | RequestKind::Assert => self.renew_failed(cx, tag.claim, kind, &failure),
             RequestKind::Leave => self.leave_failed(cx, tag.claim, &failure),
             RequestKind::Pass => self.pass_failed(cx, tag.claim, late_after, &failure),
         }
@@ -80,7 +84,7 @@ impl<P: Plant> KeyState<P> {
                 let refusal = Reply::NotThere;
                 self.yield_not_executed(cx, number, &refusal);
             }
-            RequestKind::Renew | RequestKind::Assert => self.renew_failed(cx, number, &failure),
+            RequestKind::Renew | RequestKind::Assert => self.renew_failed(cx, number, kind, &failure),
             RequestKind::Leave => self.leave_failed(cx, number, &failure),
             RequestKind::Pass => self.pass_failed(cx, number, cx.now, &failure),
         }
@@ -252,6 +256,7 @@ impl<P: Plant> KeyState<P> {
         &mut self,
         cx: &mut StepContext<'_>,
         number: ClaimNumber,
+        kind: RequestKind,
         failure: &FailedRequest,
     ) {
         let claim = &self.claims[number];
@@ -267,9 +272,13 @@ impl<P: Plant> KeyState<P> {
                 let error = failure.error.clone();
                 cx.event(KeyEvent::RenewFailed { left, error });
                 self.schedule_retry(cx, number);
-                // A fixed lease is renewed for its caller only, which is told of the failure.
+                // A fixed lease is renewed for its caller only, which is told of the failure. No caller waits for an
+                // assertion.
                 let claim = &mut self.claims[number];
-                if claim.fixed && !self.plant.planted(Flaw::FixedLeaseRenewedAlone) {
+                if claim.fixed
+                    && kind != RequestKind::Assert
+                    && !self.plant.planted(Flaw::FixedLeaseRenewedAlone)
+                {
                     (claim.next_request, claim.is_retry) = (None, false);
                 }
             }

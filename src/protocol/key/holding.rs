@@ -33,11 +33,10 @@ impl<P: Plant> KeyState<P> {
         };
         self.taken_at = Some(cx.now);
         // The hold time of a writer that became a reader continues. Its `max_hold` does not start again.
-        let origin = claim.origin.take();
-        let before = origin
-            .as_ref()
-            .and_then(|origin| Some(origin.held_as_writer(mode)?.local()?.hold));
-        self.end_passed(cx, origin);
+        let origin = claim.origin.as_ref();
+        let before = origin.and_then(|origin| Some(origin.held_as_writer(mode)?.local()?.hold));
+        let passed = claim.take_passed();
+        self.end_passed(cx, passed);
         let claim = &mut self.claims[number];
         let Some(next) = next else {
             return self.leave(cx, number, None);
@@ -209,6 +208,16 @@ impl<P: Plant> KeyState<P> {
     /// Ends a holding that its caller did not end. The holder is told first. The claim is then left, because a
     /// renewal whose answer was lost may have extended the record.
     pub(crate) fn lose(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, cause: LostCause) {
+        self.report_lost(cx, number, cause);
+        if cause == LostCause::Gone {
+            self.end_number(cx, number);
+        } else {
+            self.leave(cx, number, None);
+        }
+    }
+
+    /// Tells the holder, or all readers, that the lease is lost.
+    pub(crate) fn report_lost(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, cause: LostCause) {
         match self.claims[number].held().map(HeldLease::local) {
             Some(Some(local)) => {
                 let cause = cause.seen_by(local.unfetched.is_none());
@@ -216,11 +225,6 @@ impl<P: Plant> KeyState<P> {
             }
             Some(None) => self.lose_readers(cx, number, cause),
             None => {}
-        }
-        if cause == LostCause::Gone {
-            self.end_number(cx, number);
-        } else {
-            self.leave(cx, number, None);
         }
     }
 }

@@ -236,10 +236,11 @@ impl<P: Plant> KeyState<P> {
         let is_queued = |claim: &Claim| {
             matches!(claim.phase, Phase::Queued { .. }) && claim.in_flight.is_none() && !claim.is_retry
         };
+        // A server that recovers does not tell whether the key is taken.
         let was_told = self.taken_at.is_some_and(|at| at >= since) || self.claims.iter().any(is_queued);
         // What the store reported is not valid through an outage.
         held.is_some_and(|held| now < held.deadline)
-            || was_told && self.error.is_none()
+            || was_told && self.error.is_none() && !self.claims.is_recovering()
             || self
                 .calls
                 .as_ref()
@@ -249,7 +250,8 @@ impl<P: Plant> KeyState<P> {
     /// Returns why requests have had no answer since the last answer.
     pub(crate) fn last_error(&self) -> Option<StoreError> {
         let of_calls = self.calls.as_ref().and_then(|calls| calls.error.clone());
-        of_calls.or_else(|| self.error.clone())
+        let recovers = || self.claims.is_recovering().then(StoreError::recovering);
+        of_calls.or_else(|| self.error.clone()).or_else(recovers)
     }
 
     /// Returns whether the claim is not over: asked, queued, held, or being left. The old number of a yield and the
@@ -289,7 +291,13 @@ impl<P: Plant> KeyState<P> {
             self.solos.insert(ticket, caller);
             return;
         }
-        caller.behind = self.claims.is_taken(options.mode);
+        let is_taken = self.claims.is_taken(options.mode);
+        // Only the store knows how many permits are left.
+        let recovers = self.claims.is_recovering() && !matches!(options.mode, Mode::Permits(_));
+        caller.behind = is_taken || recovers;
+        if !options.wait && recovers && !is_taken {
+            return cx.deny(ticket, AcquireError::Store(StoreError::recovering()));
+        }
         if let Some(denial) = self.refuses(options, caller.behind) {
             return cx.deny(ticket, denial);
         }

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::error::{LostCause, StoreError, StoreRefusal};
+use crate::error::{LostCause, StoreError};
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{Claimant, Leaving, Phase, RequestKind, Yielded};
@@ -64,7 +64,12 @@ impl<P: Plant> KeyState<P> {
     /// Removes and returns the request in flight that the tag names. Returns `None` if its claim is over, or sent a later
     /// request.
     pub(crate) fn take_in_flight(&mut self, tag: Tag) -> Option<RequestKind> {
-        let claim = self.claims.get_mut(tag.claim)?;
+        let Some(claim) = self.claims.get_mut(tag.claim) else {
+            // The pass decides what happens to the lease.
+            let passed = self.claims.passed_mut(tag.claim)?;
+            passed.in_flight.take_if(|_| passed.seq == tag.seq);
+            return None;
+        };
         claim.in_flight.take_if(|_| claim.seq == tag.seq)
     }
 
@@ -113,8 +118,7 @@ impl<P: Plant> KeyState<P> {
                 self.granted(cx, number, (sent, time), grant);
             }
             (RequestKind::Claim { wait: false } | RequestKind::Pass, Reply::Recovering(_)) => {
-                let error = StoreError::refused(StoreRefusal::Recovering);
-                self.refused(cx, number, kind, error);
+                self.refused(cx, number, kind, StoreError::recovering());
             }
             (
                 _,
@@ -123,10 +127,10 @@ impl<P: Plant> KeyState<P> {
                 | Reply::QueuedBehindForeign(_)
                 | Reply::Recovering(_)),
             ) => self.queued(cx, number, sent, Queued::of(&reply)),
-            (RequestKind::Renew | RequestKind::Assert, Reply::Late) => self.asserted_late(cx, number),
+            (RequestKind::Renew | RequestKind::Assert, Reply::Late) => self.asserted_late(cx, number, kind),
             (RequestKind::Yield, reply) => self.yield_not_executed(cx, number, &reply),
             (RequestKind::Pass, Reply::Late) => self.came_late(cx, number),
-            (RequestKind::Pass, _) => self.end_denied(cx, number, AcquireError::Lost(LostCause::Gone)),
+            (RequestKind::Pass, _) => self.pass_gone(cx, number),
             (_, Reply::Over) => self.refuse_tick(cx, number, TickRefusal::Over),
             (_, Reply::Skipped) => self.refuse_tick(cx, number, TickRefusal::Skipped),
             (_, Reply::Early(left)) => self.refuse_tick(cx, number, TickRefusal::Early(ms(left))),
@@ -141,9 +145,9 @@ impl<P: Plant> KeyState<P> {
     }
 
     /// Handles an assertion that reached the store too late. The lease may still be asserted.
-    fn asserted_late(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+    fn asserted_late(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, kind: RequestKind) {
         let failure = FailedRequest::of_late_answer(self.taken_at, "the renewal reached the store too late");
-        self.renew_failed(cx, number, &failure);
+        self.renew_failed(cx, number, kind, &failure);
     }
 
     /// Handles a request that reached the store too late. The store did nothing.
@@ -199,7 +203,11 @@ impl<P: Plant> KeyState<P> {
                     self.answer_renewals(cx, number);
                 }
             }
-            Phase::Held(_) => self.lose(cx, number, LostCause::Gone),
+            // The lease is another one. No caller holds it.
+            Phase::Held(_) => {
+                self.report_lost(cx, number, LostCause::Gone);
+                self.leave(cx, number, None);
+            }
             Phase::Leaving(_) => {}
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
                 if matches!(claim.phase, Phase::Queued { .. }) {
@@ -279,9 +287,6 @@ impl<P: Plant> KeyState<P> {
 
     /// Handles "queued".
     fn queued(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, sent: Instant, queued: Queued) {
-        if queued.is_recovering {
-            self.error = Some(StoreError::refused(StoreRefusal::Recovering));
-        }
         self.finish_yield(cx, number);
         let claim = &mut self.claims[number];
         claim.executable_until = None;
@@ -294,7 +299,11 @@ impl<P: Plant> KeyState<P> {
             // In `Confirming`, the request was sent when the grant was known here. So there is no grant, though one
             // was pushed.
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
-                claim.phase = Phase::Queued { t0: sent };
+                let is_recovering = queued.is_recovering;
+                claim.phase = Phase::Queued {
+                    t0: sent,
+                    is_recovering,
+                };
                 claim.failed_requests = 0;
                 match &mut claim.claimant {
                     Claimant::LineHead => self.failed_claims = 0,
@@ -304,8 +313,7 @@ impl<P: Plant> KeyState<P> {
                 self.claims_head_only = matches!(claim.mode, Mode::Permits(_));
                 let mode = claim.mode;
                 self.schedule_wait(cx, number, queued.left, queued.is_foreign);
-                // A server that recovers does not tell whether the key is taken.
-                if queued.is_recovering {
+                if is_recovering {
                     return self.deny_recovering(cx);
                 }
                 self.taken_at = Some(cx.now);
@@ -320,7 +328,7 @@ impl<P: Plant> KeyState<P> {
 
     /// Denies the callers that do not wait, because the server recovers.
     fn deny_recovering(&mut self, cx: &mut StepContext<'_>) {
-        let error = StoreError::refused(StoreRefusal::Recovering);
+        let error = StoreError::recovering();
         let waits = |caller: &Caller| caller.options.wait;
         self.line.retain(waits, |caller| {
             cx.deny(caller.ticket, AcquireError::Store(error.clone()));
@@ -339,7 +347,7 @@ impl<P: Plant> KeyState<P> {
     }
 
     /// Ends a claim, and denies its caller.
-    pub(crate) fn end_denied(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, denial: AcquireError) {
+    fn end_denied(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, denial: AcquireError) {
         let claim = self.claims.remove(number);
         if let Some(Claimant::Solo(caller)) = claim.map(|claim| claim.claimant) {
             cx.deny(caller.ticket, denial);
@@ -537,7 +545,7 @@ impl<P: Plant> KeyState<P> {
         }
         let t0 = match claim.phase {
             Phase::Asked => claim.created_at,
-            Phase::Queued { t0 } => t0,
+            Phase::Queued { t0, .. } => t0,
             Phase::Confirming { .. } | Phase::Held(_) => return,
             Phase::Leaving(_) => return cx.event(KeyEvent::PushStale),
         };

@@ -267,7 +267,7 @@ impl<P: Plant> KeyState<P> {
             called: cx.now,
         }));
         if self.plant.planted(Flaw::UnansweredRefresh)
-            && let Phase::Queued { t0 } = &mut self.claims[number].phase
+            && let Phase::Queued { t0, .. } = &mut self.claims[number].phase
         {
             *t0 = cx.now;
         }

@@ -8,7 +8,7 @@ use crate::error::LostCause;
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{
-    Claim, Claimant, HeldLease, Holders, LocalHolder, Origin, Pass, Phase, RequestKind, Yielded,
+    Claim, Claimant, HeldLease, Holders, LocalHolder, Origin, Pass, Phase, RequestKind,
 };
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
@@ -109,7 +109,6 @@ impl<P: Plant> KeyState<P> {
         cx.released(ticket, Outcome::Kept);
         let old = Claim {
             phase: Phase::Held(held),
-            in_flight: None,
             next_request: None,
             ..old
         };
@@ -184,11 +183,6 @@ impl<P: Plant> KeyState<P> {
         let claim = &mut self.claims[number];
         if failure.may_be_executed() {
             claim.executable_until = Some(late_after.max(cx.now));
-            if let Some(Origin::Pass(pass)) = &mut claim.origin
-                && let Some(local) = &mut pass.local
-            {
-                local.note_assertable(late_after);
-            }
             if let Claimant::Solo(caller) = claim.claimant
                 && gives_up
                 && let Some(origin) = &claim.origin
@@ -238,32 +232,40 @@ impl<P: Plant> KeyState<P> {
             let kept = AcquireError::StillHeld(Fence::new(held.number, held.index), failure.reported.clone());
             cx.deny(caller.ticket, kept);
         }
+        let is_renewing = old.is_renewing();
         self.claims.insert(old);
         self.last_held = number;
-        self.schedule_renewal(cx, number);
+        if !is_renewing {
+            self.schedule_renewal(cx, number);
+        }
         true
     }
 
-    /// Ends the number of a lease that was passed on. If an unanswered renewal may still write its record again, it is
-    /// left later.
-    pub(crate) fn end_passed(&mut self, cx: &mut StepContext<'_>, origin: Option<Origin>) {
-        if let Some(Origin::Pass(pass)) = origin
-            && let Some(old) = pass.local
-            && let Some(until) = old.assertable(cx.now)
+    /// Handles the answer that the lease to take over is gone.
+    pub(crate) fn pass_gone(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        let old = self.claims[number].take_passed();
+        if let Claimant::Solo(caller) = self.end_number(cx, number) {
+            cx.deny(caller.ticket, AcquireError::Lost(LostCause::Gone));
+        }
+        self.end_passed(cx, old);
+    }
+
+    /// Ends the number of a lease that was passed on, or is gone. If a renewal may still write its record again, the
+    /// number is left.
+    pub(crate) fn end_passed(&mut self, cx: &mut StepContext<'_>, old: Option<Claim>) {
+        if let Some(old) = old
+            && (old.is_renewing() || old.assertable(cx.now).is_some())
+            && !self.plant.planted(Flaw::AssertedAfterPass)
         {
-            let number = old.claim_id.claim;
-            self.claims.insert(old);
-            self.leave_at(cx, number, until);
+            self.leave_passed(cx, old);
         }
     }
 
     /// Leaves the number of a lease whose pass may or may not have been executed.
-    pub(crate) fn leave_passed(&mut self, cx: &mut StepContext<'_>, old: Claim) {
-        let yielded = Yielded {
-            from: old.claim_id,
-            term: old.term,
-            release: None,
-        };
-        self.leave_old_number(cx, yielded, old.seq, None);
+    pub(crate) fn leave_passed(&mut self, cx: &mut StepContext<'_>, mut old: Claim) {
+        old.claimant = Claimant::Abandoned;
+        let number = old.claim_id.claim;
+        self.claims.insert(old);
+        self.leave(cx, number, None);
     }
 }

@@ -42,7 +42,8 @@ pub struct SessionOptions {
     /// How long a lock is left free for clients that poll, after it was handed over for eight such gaps without being
     /// free. Zero: never.
     pub poll_gap: Duration,
-    /// How long the server grants nothing after a sign that it has lost grants: the longest lease, with its margin.
+    /// How long the server grants nothing after a sign that it has lost grants: the lease of the builder with its
+    /// margin, or the length on which all nodes agreed.
     pub recovery: Duration,
     /// Seeds the random factor of the pauses, which spreads out many nodes.
     pub seed: u64,

@@ -5,7 +5,7 @@
 //! Sentinel has the old address under the new epoch. The Sentinels are asked again and again while a link is open,
 //! because a message about a move could be missed, and would be missed for ever.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -104,7 +104,10 @@ impl Sentinels {
             );
         }
         let clients = urls.into_iter().map(|url| url::sentinel(url.as_ref()));
-        let clients: Vec<Client> = clients.collect::<Result<_, _>>()?;
+        let mut clients: Vec<Client> = clients.collect::<Result<_, _>>()?;
+        // A Sentinel that is listed twice has one vote.
+        let mut listed = HashSet::new();
+        clients.retain(|client| listed.insert(address(client).to_string()));
         if clients.is_empty() {
             return refused("the list of Sentinels is empty: give the URL of each Sentinel");
         }
@@ -378,6 +381,12 @@ mod tests {
         // Before the first answer every epoch counts.
         let found = known.decide(&[answer(("a", 0))], 3).cloned();
         assert_eq!(found, Some(("a".to_owned(), 6379)));
+    }
+
+    #[test]
+    fn a_sentinel_that_is_listed_twice_counts_once() {
+        let urls = ["redis://one", "redis://:hunter2@one:26379", "redis://two"];
+        assert_eq!(Sentinels::new("orders", urls).unwrap().clients.len(), 2);
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! An election in the torture: each node always has a candidate and an observer.
 //!
 //! Leaders are judged like other holders. An observer never sees an earlier leader than it saw before, nor the value of
-//! another leader. Only a failover may lose a leader or a value, and then the server reports what it has.
+//! another leader. Only a promotion may lose a leader or a value. An observer then goes back once.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::torture::journal::now;
 use crate::torture::orders::Locked;
-use crate::torture::referee::{Findings, Tally};
+use crate::torture::referee::Case;
 use crate::torture::worker::{Held, Worker, check};
 
 const ELECTION: &str = "torture";
@@ -147,27 +147,30 @@ impl Worker {
 pub struct Seen {
     fence: u64,
     proclaimed: bool,
+    /// The end of the promotion that explained the last step back. Another step back needs a later one.
+    explained_to: u64,
 }
 
 impl Seen {
-    /// Forgets the leaders before a failover.
-    pub fn forget(&mut self) {
-        *self = Seen::default();
-    }
-
-    /// Reads a line about the leader with this fence and this proclaimed value.
-    pub fn read(&mut self, fence: u64, value: &str, line: &str, tally: &mut Tally, findings: &mut Findings) {
-        if fence == 0 {
-            return;
-        }
-        tally.leaders_seen += 1;
+    /// Reads which leader was seen, and its proclaimed value. Returns the broken rules.
+    pub fn read(&mut self, case: &Case, at: u64, fence: u64, value: &str) -> Vec<&'static str> {
         let proclaimed = value != "none";
-        if fence < self.fence || fence == self.fence && self.proclaimed && !proclaimed {
-            findings.add("an observer goes back", line.to_owned());
+        let is_back = fence < self.fence || fence == self.fence && self.proclaimed && !proclaimed;
+        let mut broken = Vec::new();
+        if fence == 0 {
+            return broken;
+        }
+        if is_back {
+            let mut promotions = case.promotions_at(at).map(|promotion| promotion.to);
+            match promotions.find(|to| *to > self.explained_to) {
+                Some(to) => self.explained_to = to,
+                None => broken.push("an observer goes back"),
+            }
         }
         if proclaimed && value != fence.to_string() {
-            findings.add("proclaimed by another", line.to_owned());
+            broken.push("proclaimed by another");
         }
-        *self = Seen { fence, proclaimed };
+        (self.fence, self.proclaimed) = (fence, proclaimed);
+        broken
     }
 }

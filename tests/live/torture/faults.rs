@@ -201,7 +201,7 @@ impl Nodes {
     }
 
     /// Returns the node that a record in Redis names: its owner, or one of its readers.
-    fn owner(&self, record: &str) -> Option<usize> {
+    pub fn owner(&self, record: &str) -> Option<usize> {
         let id = record.split(':').next()?;
         self.nodes.iter().position(|node| {
             let journal = self
@@ -209,6 +209,16 @@ impl Nodes {
                 .join(format!("node-{}.{}", node.number, node.incarnation));
             node_id(&journal).is_some_and(|node| node == id)
         })
+    }
+
+    /// Stops the process of a node.
+    pub fn stop(&self, node: usize) {
+        self.nodes[node].signal("-STOP");
+    }
+
+    /// Continues the process of a node.
+    pub fn resume(&self, node: usize) {
+        self.nodes[node].signal("-CONT");
     }
 
     fn restart(&mut self, number: usize) {
@@ -249,6 +259,18 @@ impl Nodes {
         }
         bad
     }
+}
+
+/// Returns the holder of the key with long holdings: its owner, or the reader whose lease ends first.
+pub fn holder(server: &RedisServer) -> Option<String> {
+    let (mut client, key) = (server.client(), format!("lock:{}", name(LONG)));
+    // Readers do not have a string.
+    if let Ok(owner) = redis::cmd("GET").arg(&key).query(&mut client) {
+        return owner;
+    }
+    let first = redis::cmd("ZRANGE").arg(&key).arg(0).arg(0).query(&mut client);
+    let first: Vec<String> = first.unwrap_or_default();
+    Some(first.first()?.strip_prefix('h')?.to_owned())
 }
 
 /// Returns the id of the node with this journal, from one of its first lines.
@@ -374,7 +396,7 @@ impl<'a> Faults<'a> {
         );
         let to_node = !speaks && !matches!(fault, StopServer | Demote | Quiet);
         if to_node && at_holder && Instant::now() >= self.blocked_until {
-            let record = self.record();
+            let record = holder(self.server);
             victim = record.and_then(|record| nodes.owner(&record)).unwrap_or(victim);
         }
         let troubled = nodes.nodes.iter().filter(|node| node.in_trouble).count();
@@ -398,7 +420,7 @@ impl<'a> Faults<'a> {
                     (between(ms(0), ms(300)), Scope::Node)
                 }
                 Stop => {
-                    nodes.nodes[victim].signal("-STOP");
+                    nodes.stop(victim);
                     (between(lease * 3 / 2, lease * 5 / 2), Scope::Node)
                 }
                 Reset => {
@@ -501,18 +523,6 @@ impl<'a> Faults<'a> {
         pause
     }
 
-    /// Returns the holder of the key with long holdings: its owner, or the reader whose lease ends first.
-    fn record(&self) -> Option<String> {
-        let (mut client, key) = (self.server.client(), format!("lock:{}", name(LONG)));
-        // Readers do not have a string.
-        if let Ok(owner) = redis::cmd("GET").arg(&key).query(&mut client) {
-            return owner;
-        }
-        let first = redis::cmd("ZRANGE").arg(&key).arg(0).arg(0).query(&mut client);
-        let first: Vec<String> = first.unwrap_or_default();
-        Some(first.first()?.strip_prefix('h')?.to_owned())
-    }
-
     fn begin(&mut self, span: Duration, began: u64, scope: Scope, cure: Cure) {
         let at = Instant::now() + span;
         self.due.push(Due {
@@ -537,7 +547,7 @@ impl<'a> Faults<'a> {
                     healed = Some(victim);
                 }
                 Cure::Continue(victim) => {
-                    nodes.nodes[victim].signal("-CONT");
+                    nodes.resume(victim);
                     self.count(Stop, true);
                     healed = Some(victim);
                 }

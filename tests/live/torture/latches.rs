@@ -171,14 +171,12 @@ impl Latches {
                     findings.add("told of zero too early", text);
                 }
             }
-            // Lost counts stay lost.
-            let may_have_lost = |&(from, to): &(u64, u64)| {
-                let first = lived.began.iter().chain(&lived.first).min();
-                lived.last >= from && first.is_some_and(|first| *first <= to)
-            };
-            if case.failovers.iter().any(may_have_lost) {
-                continue;
-            }
+            // Lost counts stay lost. From a promotion on there may be two latches: that of each master.
+            let first = lived.began.iter().chain(&lived.first).min();
+            let met = case.promotions.iter().filter(|promotion| {
+                lived.last >= promotion.from && first.is_some_and(|first| *first <= promotion.to)
+            });
+            let copies = met.count() as u64;
             let shown = || {
                 let Lived {
                     set,
@@ -192,7 +190,7 @@ impl Latches {
             // A call at zero returns zero.
             if lived.left[1..]
                 .iter()
-                .any(|told| *told > lived.set + lived.sets_unknown)
+                .any(|told| *told > lived.set + lived.sets_unknown + copies)
             {
                 findings.add("one count-down told to two", shown());
             }
@@ -201,10 +199,13 @@ impl Latches {
             if lived.first.is_none_or(|first| lived.last >= first + life) {
                 continue;
             }
-            tally.latches_exact += u64::from(lived.downs_unknown == 0);
-            if lived.set > 1 {
+            if lived.set > 1 + copies {
                 findings.add("latches that were set twice", shown());
             }
+            if copies > 0 {
+                continue;
+            }
+            tally.latches_exact += u64::from(lived.downs_unknown == 0);
             let whole = u64::from(!lived.zero.is_empty() || lived.left[0] > 0);
             let missing: u64 = lived.left.iter().map(|told| whole.saturating_sub(*told)).sum();
             if missing > lived.downs_unknown {

@@ -1,7 +1,8 @@
 //! Guarded writes in the torture: a holder adds its fence to a list on the locks' own server, if its lease is current. Many
 //! holders try that after the end of their lease.
 //!
-//! The list has every write with the answer done, and no refused write. Its order is the order of the fences.
+//! The list has every write with the answer done, and no refused write. Its order is the order of the fences. Only the
+//! writes that no replica had may be lost with a master.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -50,17 +51,21 @@ pub struct Notes {
     /// No answer: the write may have been done.
     unanswered: u64,
     done: u64,
+    /// The number of writes with the answer done that cannot be lost with a master.
+    kept: u64,
     refused: u64,
 }
 
 impl Notes {
-    pub fn read(&mut self, word: &str) {
-        let answered = match word {
+    pub fn read(&mut self, word: &str, may_be_lost: bool) {
+        match word {
             "asked" => return self.unanswered += 1,
-            "done" => &mut self.done,
-            _ => &mut self.refused,
-        };
-        *answered += 1;
+            "done" => {
+                self.done += 1;
+                self.kept += u64::from(!may_be_lost);
+            }
+            _ => self.refused += 1,
+        }
         self.unanswered -= 1;
     }
 }
@@ -130,11 +135,10 @@ pub fn judge(case: &Case, key: usize, holds: &[&Hold], tally: &mut Tally, findin
         let Notes {
             unanswered,
             done,
+            kept,
             refused,
         } = hold.notes;
-        // A write that was answered and not replicated is lost.
-        let least = if case.failovers.is_empty() { done } else { 0 };
-        if !(least..=done + unanswered).contains(&times) {
+        if !(kept..=done + unanswered).contains(&times) {
             let text = format!("{:?}, written {times} times: {}", hold.notes, show(case, hold));
             findings.add("a note that is off", text);
         }

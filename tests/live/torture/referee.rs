@@ -19,6 +19,9 @@
 //! **Recovery.** Every live node always has a task that wants each key, and a candidate in the election. The time from the
 //! last sign of a holder, or from the last fault of a single node, to the next grant must not exceed the bound. Times when
 //! no node could reach the server do not count.
+//!
+//! **Promotions** explain lost leases, refusals, lost values of a leader and lost writes, each only while it can cause
+//! them. They never explain two guards at one instant, a fence that does not grow or a counter that is off.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
@@ -28,14 +31,7 @@ use crate::torture::elections::Seen;
 use crate::torture::latches::Latches;
 use crate::torture::notes::{self, Notes};
 use crate::torture::orders::PERMITS;
-
-/// The errors that only failovers explain. The command of a guarded write may fail, too.
-const OF_FAILOVERS: [&str; 4] = [
-    "refused Recovering",
-    "refused NoReplicas",
-    "refused Loading",
-    "failed NOREPLICAS",
-];
+use crate::torture::promotions::Promotion;
 
 /// The facts about a run besides its journals.
 pub struct Case {
@@ -47,8 +43,9 @@ pub struct Case {
     /// When the processes could work, and when they were told to stop.
     pub run: (u64, u64),
     pub troubles: Vec<Trouble>,
-    /// From each failover's begin until the new master grants. The last writes before the promotion may be lost.
-    pub failovers: Vec<(u64, u64)>,
+    pub promotions: Vec<Promotion>,
+    /// How late a process may note what happened.
+    pub lateness: Duration,
     /// The bound of a recovery.
     pub bound: Duration,
     /// Whether a holder may lose its lease.
@@ -92,6 +89,11 @@ impl Findings {
 
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+
+    /// Returns the broken rules.
+    pub fn rules(&self) -> Vec<&'static str> {
+        self.0.keys().copied().collect()
     }
 
     pub fn append(&mut self, other: Findings) {
@@ -256,10 +258,7 @@ fn read(
             }
             "error" => {
                 *tally.errors.entry(rest.into()).or_default() += 1;
-                let is_demoted = rest == "refused ReadOnly" && case.losses;
-                let is_of_failover = OF_FAILOVERS.contains(&rest) && !case.failovers.is_empty();
-                let is_refused = rest.starts_with("refused") || rest.starts_with("failed");
-                if rest.starts_with("unexpected") || is_refused && !is_demoted && !is_of_failover {
+                if !case.is_explained(at, rest) {
                     findings.add("an error that nothing explains", format!("{label}: {line}"));
                 }
                 continue;
@@ -269,14 +268,18 @@ fn read(
                 if first == "forged_grant" {
                     findings.add("an event that nothing explains", format!("{label}: {line}"));
                 }
+                if first == "gone_early" && !case.is_lost_transfer(at, rest.parse().expect("a time")) {
+                    let what = "a lease that was sent once is gone in its time";
+                    findings.add(what, format!("{label}: {line}"));
+                }
                 continue;
             }
             "leader" => {
                 let fence = first.parse().expect("a fence");
-                if case.failovers.iter().any(|(from, to)| (*from..*to).contains(&at)) {
-                    seen.forget();
+                tally.leaders_seen += u64::from(fence > 0);
+                for what in seen.read(case, at, fence, rest) {
+                    findings.add(what, format!("{label}: {line}"));
                 }
-                seen.read(fence, rest, line, tally, findings);
                 continue;
             }
             "latch" => {
@@ -361,7 +364,10 @@ fn read(
                         "a guard that was lost before it was returned",
                         format!("{label}: {line}"),
                     );
-                } else if !case.losses && !matches!(cause, "Ended" | "Shutdown") {
+                } else if !case.losses
+                    && !matches!(cause, "Ended" | "Shutdown")
+                    && !case.is_of_promotion(hold.over.unwrap_or(at))
+                {
                     findings.add("lost, but nothing stood still", format!("{label}: {line}"));
                 }
             }
@@ -375,7 +381,7 @@ fn read(
                 let value = |text: &str| text.parse().expect("a value");
                 hold.saw = Some((at, value(first), value(last)));
             }
-            ("note", word) => hold.notes.read(word),
+            ("note", word) => hold.notes.read(word, case.may_be_lost(at)),
             ("asked", _) => hold.asked = true,
             ("accepted", _) => {
                 tally.accepted += 1;

@@ -82,9 +82,9 @@ impl Worker {
             {
                 self.journal.write(now(), format_args!("event gone"));
             }
+            // Only a promotion explains that.
             Err(Error::Gone { .. }) => {
-                let line = format_args!("broken a lease that was sent once is gone in its time");
-                self.journal.write(now(), line);
+                self.journal.write(now(), format_args!("event gone_early {sent}"));
             }
             Err(error) => self.failed(key, &error),
         }

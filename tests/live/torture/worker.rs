@@ -11,6 +11,7 @@
 //! | `about id n` / `wrote id n overrun` | before / after | the counter that is not atomic |
 //! | `saw id first last` | after | the first and last value that a reader read of one of the two; a check follows |
 //! | `event adopted`, `event gone` | after | this node adopted a transfer; the transfer was gone |
+//! | `event gone_early sent` | after | a transfer that was sent once, at this time, was gone before its lease had expired |
 //! | `downgraded id to` | after | the writer `id` continues as the reader `to`, whose grant is an earlier line |
 //! | `note id asked` / `note id done/not` | before / after | the list of fences, written only while the lease is current |
 //! | `latch name set/down/wait asked` / `… answer` | before / after | a latch; no answer: outcome unknown; `not`: not executed |

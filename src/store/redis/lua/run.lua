@@ -9,16 +9,21 @@
 -- returns  longest as the server has it, nil if it is missing; if it is not the node's, nothing was done
 local call = redis.call
 local longest = call('GET', KEYS[3])
-if ARGV[2] ~= '' then
-  if longest and longest ~= ARGV[2] then return longest end
-  if not longest then
-    longest = ARGV[2]
-    call('SET', KEYS[3], longest)
-  end
+if longest and ARGV[2] ~= '' and longest ~= ARGV[2] then return longest end
+local length = longest and string.match(longest, ':(%d+)$') or ARGV[3]
+local is_other = call('GET', KEYS[1]) ~= ARGV[1]
+local is_first = not longest and ARGV[2] ~= ''
+if is_other or is_first then
+  local left = call('PTTL', KEYS[2])
+  -- PEXPIRE comes first because it needs no memory: the server does not refuse the next write for want of memory.
+  call('PEXPIRE', KEYS[2], left > 0 and left or length)
+  if is_other and left < length + 0 then call('SET', KEYS[2], 1, 'PX', length) end
 end
-if call('GET', KEYS[1]) ~= ARGV[1] then
-  local length = longest and string.match(longest, ':(%d+)$') or ARGV[3]
-  if call('PTTL', KEYS[2]) < length + 0 then call('SET', KEYS[2], 1, 'PX', length) end
+if is_first then
+  longest = ARGV[2]
+  call('SET', KEYS[3], longest)
+end
+if is_other then
   -- The last write: if the server refuses one of the others, the next link begins the recovery.
   call('SET', KEYS[1], ARGV[1])
 end
