@@ -641,3 +641,25 @@ fn finds_a_request_that_is_forgotten_with_its_connection() {
 fn finds_a_reload_without_a_bound() {
     finds(with(Flaw::ReloadWithoutBound), Violation::OrphanRecord, 1_240);
 }
+
+// Mistakes of a node with several servers, and of a slot that moves.
+
+#[test]
+fn finds_a_lost_inbox_that_is_not_reported_by_another_session() {
+    finds(with(Flaw::InboxNotTold), Violation::LostInboxTrusted, 1);
+}
+
+#[test]
+fn finds_an_unsent_request_that_is_forgotten_when_the_map_changes() {
+    finds(with(Flaw::ForgottenWithMove), Violation::Unanswered, 1);
+}
+
+#[test]
+fn finds_a_clock_that_stays_behind_when_its_slot_moves() {
+    finds(with(Flaw::ClockLeftBehind), Violation::FenceOrder, 640);
+}
+
+#[test]
+fn finds_a_redirection_that_is_taken_for_gone() {
+    finds(with(Flaw::RedirectTakenForGone), Violation::LostInCalm, 25);
+}

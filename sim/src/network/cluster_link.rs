@@ -4,7 +4,7 @@
 use tenure::error::StoreErrorKind;
 use tenure::protocol::flaw::{Flaw, Plant};
 use tenure::protocol::message::{
-    Batch, BatchReply, Call, Executed, Failure, GrantNumber, Redirect, Reply, Request, Rule, Verb,
+    Batch, BatchReply, Executed, Failure, GrantNumber, Redirect, Reply, Request, Rule, Verb,
 };
 use tenure::protocol::redirects::{Fallback, Side, SlotRefusal, after_alone, after_script, is_believed};
 use tenure::protocol::session::step::BatchId;
@@ -44,7 +44,6 @@ fn redirected(verb: Verb) -> Case {
         Verb::Leave | Verb::Finish { .. } => Case::RedirectedLeave,
         Verb::Yield { .. } => Case::RedirectedYield,
         Verb::Pass { .. } => Case::RedirectedPass,
-        Verb::Call(Call::Proclaim { .. }) => Case::RedirectedCall,
         Verb::Call(_) => Case::RedirectedCall,
     }
 }
@@ -377,7 +376,7 @@ impl World {
                 match after_alone(side, said) {
                     Fallback::Report(redirect) => failed(elsewhere(redirect)),
                     Fallback::Alone(side) => {
-                        let way = self.delay();
+                        let way = self.way_to_target();
                         return self.after(
                             way,
                             Event::Alone {
@@ -399,6 +398,16 @@ impl World {
         }
         self.cluster.joins[join].replies[index] = Some(reply);
         self.finish_join(join);
+    }
+
+    /// Draws the delay of a request to a target. It travels on a connection of its own, so a later request may overtake it.
+    fn way_to_target(&mut self) -> u64 {
+        let way = self.delay();
+        if self.in_fault_period() && self.chance(15) {
+            way + self.rng.u64(0..1_000 * MS)
+        } else {
+            way
+        }
     }
 
     /// Delivers a batch when all its replies are there.
@@ -448,9 +457,18 @@ impl World {
             let mut answer = self.with_slot(self.at, Some(hash), execute);
             answer.replies.remove(0)
         };
-        if self.conns[conn].client && !self.cluster.joins[join].replies.is_empty() {
-            self.cluster.joins[join].replies[index] = Some(reply);
-            self.finish_join(join);
+        if self.conns[conn].client {
+            let (side, way) = (Side::Target, self.delay());
+            let answer = Box::new(AloneAnswer::Done(reply));
+            self.after(
+                way,
+                Event::AloneAnswered {
+                    join,
+                    index,
+                    side,
+                    answer,
+                },
+            );
         }
     }
 }
