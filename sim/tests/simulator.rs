@@ -663,3 +663,22 @@ fn finds_a_clock_that_stays_behind_when_its_slot_moves() {
 fn finds_a_redirection_that_is_taken_for_gone() {
     finds(with(Flaw::RedirectTakenForGone), Violation::LostInCalm, 25);
 }
+
+#[test]
+fn finds_gone_that_is_believed_from_the_server_that_a_slot_leaves() {
+    finds(
+        with(Flaw::GoneBelievedFromSource),
+        Violation::ValidLeaseReportedGone,
+        50,
+    );
+}
+
+#[test]
+fn finds_a_renewal_with_the_record_alone_that_creates() {
+    finds(with(Flaw::AloneCreates), Violation::OrphanRecord, 1_460);
+}
+
+#[test]
+fn finds_a_redirected_claim_with_the_not_after_of_the_first_server() {
+    finds(with(Flaw::ForwardedByLink), Violation::OrphanRecord, 290);
+}

@@ -431,8 +431,13 @@ impl World {
             let hash = self.hash_slot(key_of(self, index)).expect("a cluster");
             let server = self.cluster.slots[hash].server;
             let mut way = self.delay();
-            if self.in_fault_period() && self.chance(20) {
-                way += self.rng.u64(10 * MS..3_000 * MS);
+            // Often shortly before the not-after, by the clock of the other server.
+            let clock = self.server_at(server).clock_us(self.now);
+            let early = self.rng.u64(0..40_000);
+            let not_after = self.cluster.joins[join].batch.not_after;
+            let left = not_after.saturating_sub(clock + early) * 1_000;
+            if self.in_fault_period() && left < 4_000 * MS && self.chance(50) {
+                way = way.max(left);
                 self.extend_fault(self.now + way);
             }
             let index = *index;
