@@ -7,7 +7,7 @@ use crate::coverage::Case;
 use crate::planted::Planted;
 use crate::time::MS;
 use crate::world::World;
-use crate::world::cluster::{CLOCK_BAND_US, HalfMove};
+use crate::world::cluster::{CLOCK_BAND_US, HalfMove, LaggingCopy};
 use crate::world::event::Event;
 
 /// How long callers may notice a move, after it.
@@ -58,8 +58,8 @@ impl World {
         }
         let slots = self.cluster.slots.iter().enumerate();
         let copied = slots.filter(|(_, slot)| slot.server == server && slot.half.is_none());
-        let copies = copied.map(|(hash, slot)| (hash, slot.ledger.clone())).collect();
-        self.cluster.replica = Some((server, copies));
+        let ledgers = copied.map(|(hash, slot)| (hash, slot.ledger.clone())).collect();
+        self.cluster.replica = Some(LaggingCopy { server, ledgers });
         self.note(None, None, || {
             format!("the replica of server {server} stops to follow")
         });
@@ -71,7 +71,7 @@ impl World {
 
     /// A lagging copy replaces a server. Nothing is promised of the leases that the server had granted.
     pub(crate) fn replace_member(&mut self) {
-        let Some((server, copies)) = self.cluster.replica.take() else {
+        let Some(LaggingCopy { server, ledgers }) = self.cluster.replica.take() else {
             return;
         };
         if self.draining {
@@ -79,7 +79,7 @@ impl World {
         }
         self.cover(Case::MemberReplaced);
         self.note(None, None, || format!("a replica replaces server {server}"));
-        for (hash, copy) in copies {
+        for (hash, copy) in ledgers {
             let slot = &mut self.cluster.slots[hash];
             if slot.server == server && slot.half.is_none() {
                 slot.ledger = copy;

@@ -23,8 +23,8 @@ pub(crate) struct Cluster {
     pub(crate) pause: u64,
     /// The hash slot whose ledger is with the server at hand.
     pub(crate) in_hand: Option<usize>,
-    /// A server that is about to be replaced by a lagging copy, and what the copy has of each hash slot.
-    pub(crate) replica: Option<(usize, Vec<(usize, Ledger<Planted>)>)>,
+    /// The lagging copy that is about to replace a server.
+    pub(crate) replica: Option<LaggingCopy>,
     /// The batches of which some requests are executed with their records alone.
     pub(crate) joins: Vec<Join>,
     /// The generator for all choices of clusters, so that nothing else depends on them.
@@ -53,6 +53,13 @@ pub(crate) struct HalfMove {
     pub(crate) target: usize,
     /// The keys whose record the target has.
     pub(crate) moved: BTreeSet<usize>,
+}
+
+/// What a replica of a server has of the server's hash slots.
+#[derive(Debug)]
+pub(crate) struct LaggingCopy {
+    pub(crate) server: usize,
+    pub(crate) ledgers: Vec<(usize, Ledger<Planted>)>,
 }
 
 /// A batch whose replies the link collects.
