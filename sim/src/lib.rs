@@ -1,4 +1,4 @@
-//! A simulator: many nodes, one server, a faulty network and a virtual clock, all from one seed.
+//! A simulator: many nodes, one server or a cluster of some, a faulty network and a virtual clock, all from one seed.
 //!
 //! The seed decides everything, so a failure is replayed exactly. Key machines, sessions and the ledger run as they ship. The
 //! rest is modelled: driver, connections, inboxes, the server's process and wall clock, and the callers. The model is unkind:

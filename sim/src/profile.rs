@@ -60,6 +60,10 @@ pub(crate) struct Profile {
     pub(crate) wild_clock: bool,
     /// The time after which no tick fires, in ns. No later tick replaces the last one.
     pub(crate) quiet_from: Option<u64>,
+    /// Several servers, between which slots move.
+    pub(crate) cluster: bool,
+    /// A lagging copy may replace a server of a cluster.
+    pub(crate) members_fail: bool,
     /// When the faults begin and end, in ns.
     pub(crate) fault_period: (u64, u64),
     /// When callers stop coming, in ns.
@@ -118,6 +122,7 @@ impl Profile {
         let pauses_often = fault_period.1 > 0 && rng.u8(0..3) == 0;
         // Derived, not drawn, so the other worlds stay the same.
         let has_failovers = setup.seed % 8 == 6 && fault_period.1 > 0;
+        let cluster = setup.seed % 8 == 1;
         let failover_lag = has_failovers.then_some([0, 200, 700][(setup.seed / 8 % 3) as usize]);
         let hold = [1, 10, 100, 500][rng.usize(0..4)] * MS;
         Profile {
@@ -140,13 +145,16 @@ impl Profile {
             transfers: setup.seed % 7 == 3 || has_failovers && setup.seed / 8 % 4 == 1,
             permits: setup.seed % 10 == 4,
             // Few worlds have writes, so the seeds that find other planted mistakes stay the same.
-            writes: setup.seed % 32 == 3,
+            writes: setup.seed % 32 == 3 || cluster && (setup.seed / 8).is_multiple_of(4),
             no_inbox: rng.u8(0..16) == 0,
             crowd: false,
-            probe: rng.u8(0..8) > 0,
+            // A server of a cluster does not know the subscribers of the others.
+            probe: rng.u8(0..8) > 0 && !cluster,
             failover_lag,
-            forgetful: rng.bool(),
-            wild_clock: rng.u8(0..4) == 0 && failover_lag.is_none(),
+            forgetful: rng.bool() && !cluster,
+            wild_clock: rng.u8(0..4) == 0 && failover_lag.is_none() && !cluster,
+            cluster,
+            members_fail: cluster && setup.seed / 8 % 4 == 2,
             quiet_from: (setup.seed / 3).is_multiple_of(2).then(|| {
                 let calm = if fault_period.1 > 0 {
                     fault_period.1 + SETTLE_NS
@@ -194,6 +202,8 @@ impl Profile {
             failover_lag: None,
             forgetful: false,
             wild_clock: false,
+            cluster: false,
+            members_fail: false,
             quiet_from: None,
             fault_period: (0, 0),
             drain: 2_500 * MS,

@@ -1,7 +1,6 @@
 //! The run of one world: passes each event and each signal to its layer.
 
 use tenure::error::LostCause;
-use tenure::protocol::session::step::SessionInput;
 use tenure::protocol::step::AcquireError;
 
 use crate::coverage::Case;
@@ -22,7 +21,8 @@ pub fn run(setup: Setup) -> Run {
 /// Passes a signal to the layer above its sender.
 fn handle(world: &mut World, signal: Signal<'_>) {
     match signal {
-        Signal::Session { slot, input } => world.tell_session(slot, input),
+        Signal::Session { slot, session, input } => world.tell_session(slot, session, input),
+        Signal::MapChanged { slot, hash, server } => world.map_changed(slot, &[(hash, server)]),
         Signal::Input { slot, key, input } => world.feed(slot, key, input),
         Signal::Granted { slot, ticket, fence } => world.granted(slot, ticket, fence),
         Signal::Answered { slot, ticket, answer } => world.answered(slot, ticket, answer),
@@ -89,8 +89,11 @@ fn handle(world: &mut World, signal: Signal<'_>) {
             key,
             options,
             denial,
-        } => world.watch_denial(slot, key, options, denial),
-        Signal::RunBegan { slot, caller, fence } => world.watch_run(slot, caller, fence),
+        } => world.with_key(key, |world| world.watch_denial(slot, key, options, denial)),
+        Signal::RunBegan { slot, caller, fence } => {
+            let key = world.nodes[slot].callers[caller].key;
+            world.with_key(key, |world| world.watch_run(slot, caller, fence));
+        }
         Signal::LeaderAnswered { observer, report } => world.watch_leader_news(observer, report),
         Signal::LatchAnswered {
             slot,
@@ -110,7 +113,7 @@ impl World {
         for slot in 0..self.profile.nodes {
             let node = self.new_node(slot, 0);
             self.nodes.push(node);
-            self.tell_session(slot, SessionInput::InboxWanted);
+            self.want_inbox(slot);
             let first = self.rng.u64(0..50 * MS);
             self.at(first, Event::Arrival { slot });
             if !self.jobs().is_empty() {
@@ -145,6 +148,10 @@ impl World {
             if is_met {
                 self.cover(case);
             }
+        }
+        if self.is_cluster() {
+            self.cover(Case::Cluster);
+            self.at(50 * MS, Event::ClusterChange);
         }
         let (from, until) = self.profile.fault_period;
         if until > from {
@@ -217,6 +224,28 @@ impl World {
             }
             Event::Reply { conn, id, reply } => self.reply(conn, id, reply),
             Event::ResetSeen { conn } => self.reset_seen(conn),
+            Event::MovedSeen { conn, hash, server } => self.moved_seen(conn, hash, server),
+            Event::Fallback { join } => self.fall_back(join),
+            Event::Alone {
+                join,
+                index,
+                side,
+                server,
+            } => self.visit(server, |world| world.alone_arrives(join, index, side)),
+            Event::AloneAnswered {
+                join,
+                index,
+                side,
+                answer,
+            } => self.alone_answered(join, index, side, *answer),
+            Event::Forwarded { join, index, server } => {
+                self.visit(server, |world| world.forwarded(join, index));
+            }
+            Event::MapRefresh { slot, life } if self.is_alive(slot, life) => self.refresh_map(slot),
+            Event::ClusterChange => self.change_cluster(),
+            Event::MemberReplaced => self.replace_member(),
+            Event::RecordMoves { key } => self.record_moves(key),
+            Event::MoveEnds { hash } => self.end_move(hash),
             Event::Subscribe { slot, life, sub } => {
                 let to = self.nodes[slot].inbox.to;
                 self.visit(to, |world| world.subscribe_arrives(slot, life, sub));
@@ -274,7 +303,8 @@ impl World {
             } if self.is_alive(slot, life) => self.act(slot, caller, act),
             Event::Resume { slot, life } if self.is_alive(slot, life) => self.resume(slot),
             Event::ProcessStart { slot } => self.restart_process(slot),
-            Event::ServerUp => self.server.down = false,
+            Event::ServerUp { server: None } => self.server.down = false,
+            Event::ServerUp { server: Some(server) } => self.server_at_mut(server).down = false,
             Event::FallSilent { slot } => self.silence_inbox(slot),
             Event::Fault => self.fault(),
             Event::Audit => self.audit(),
@@ -291,6 +321,7 @@ impl World {
             | Event::Step { slot, .. }
             | Event::Caller { slot, .. }
             | Event::MasterMoved { slot, .. }
+            | Event::MapRefresh { slot, .. }
             | Event::CampaignAgain { slot, .. }
             | Event::ObserveAgain { slot, .. }
             | Event::ClaimTick { slot, .. } => (*slot, 2),
@@ -298,12 +329,17 @@ impl World {
             | Event::InboxPong { slot, .. }
             | Event::InboxFailed { slot, .. }
             | Event::Push { slot, .. } => (*slot, 1),
-            Event::Connected { conn, .. }
+            Event::MovedSeen { conn, .. }
+            | Event::Connected { conn, .. }
             | Event::ConnectFailed { conn, .. }
             | Event::NoScript { conn, .. }
             | Event::Reply { conn, .. }
             | Event::ResetSeen { conn } => {
                 let conn = &self.conns[*conn];
+                (self.is_alive(conn.slot, conn.life).then_some(conn.slot)?, 0)
+            }
+            Event::Fallback { join } | Event::AloneAnswered { join, .. } => {
+                let conn = &self.conns[self.cluster.joins[*join].conn];
                 (self.is_alive(conn.slot, conn.life).then_some(conn.slot)?, 0)
             }
             _ => return Some(event),

@@ -61,6 +61,8 @@ pub enum Violation {
     WaiterAsleep,
     /// A node that knows of its silent inbox still waits for pushes.
     SilentInboxTrusted,
+    /// A connection was lost, and the inbox of the node is trusted as before.
+    LostInboxTrusted,
     /// A call counted twice in a latch.
     CountedTwice,
     /// A call counted in a generation that was set after it.
@@ -125,7 +127,7 @@ pub enum Violation {
 
 impl Violation {
     /// All violations.
-    pub const ALL: [Violation; 54] = [
+    pub const ALL: [Violation; 55] = [
         Violation::HeldTooLong,
         Violation::TwoHolders,
         Violation::TooManyPermits,
@@ -151,6 +153,7 @@ impl Violation {
         Violation::DeadWaiterGranted,
         Violation::WaiterAsleep,
         Violation::SilentInboxTrusted,
+        Violation::LostInboxTrusted,
         Violation::CountedTwice,
         Violation::CountedLate,
         Violation::LatchSetTwice,

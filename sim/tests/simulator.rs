@@ -641,3 +641,44 @@ fn finds_a_request_that_is_forgotten_with_its_connection() {
 fn finds_a_reload_without_a_bound() {
     finds(with(Flaw::ReloadWithoutBound), Violation::OrphanRecord, 1_240);
 }
+
+// Mistakes of a node with several servers, and of a slot that moves.
+
+#[test]
+fn finds_a_lost_inbox_that_is_not_reported_by_another_session() {
+    finds(with(Flaw::InboxNotTold), Violation::LostInboxTrusted, 1);
+}
+
+#[test]
+fn finds_an_unsent_request_that_is_forgotten_when_the_map_changes() {
+    finds(with(Flaw::ForgottenWithMove), Violation::Unanswered, 1);
+}
+
+#[test]
+fn finds_a_clock_that_stays_behind_when_its_slot_moves() {
+    finds(with(Flaw::ClockLeftBehind), Violation::FenceOrder, 640);
+}
+
+#[test]
+fn finds_a_redirection_that_is_taken_for_gone() {
+    finds(with(Flaw::RedirectTakenForGone), Violation::LostInCalm, 25);
+}
+
+#[test]
+fn finds_gone_that_is_believed_from_the_server_that_a_slot_leaves() {
+    finds(
+        with(Flaw::GoneBelievedFromSource),
+        Violation::ValidLeaseReportedGone,
+        50,
+    );
+}
+
+#[test]
+fn finds_a_renewal_with_the_record_alone_that_creates() {
+    finds(with(Flaw::AloneCreates), Violation::OrphanRecord, 1_460);
+}
+
+#[test]
+fn finds_a_redirected_claim_with_the_not_after_of_the_first_server() {
+    finds(with(Flaw::ForwardedByLink), Violation::OrphanRecord, 290);
+}

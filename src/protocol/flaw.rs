@@ -222,6 +222,12 @@ pub enum Flaw {
     ReloadWithoutBound,
     /// An inbox stays at its server when the connection leads to another one.
     InboxLeftBehind,
+    /// A link sends a request on to the server that now serves its name, with the not-after of the first server.
+    ForwardedByLink,
+    /// A session does not tell the session that has the inbox that its own connection was lost.
+    InboxNotTold,
+    /// The clock of a slot stays behind when the slot moves to another server.
+    ClockLeftBehind,
 }
 
 impl Flaw {

@@ -246,10 +246,19 @@ impl World {
             ..
         } = self.nodes[slot].callers[caller];
         let is_promised = matches!(cause, LostCause::Deadline | LostCause::Gone);
-        if is_promised && self.is_calm() && !self.is_exempt_claim(claim) {
+        if is_promised && self.is_calm_but_for_moves() && !self.is_exempt_claim(claim) {
             self.report(Violation::LostInCalm, Some(key), || {
                 format!("ticket {} of node {slot} lost its lease: {cause:?}", ticket.0)
             });
+        }
+        // A lagging copy may lack the lease. Otherwise a lease that is gone is at no server.
+        if matches!(cause, LostCause::Gone) && self.is_cluster() && !self.is_after_loss() {
+            let owned = self.key_records(&self.keys[key]);
+            if owned.grants().any(|(of, _)| Some(of) == claim) {
+                self.report(Violation::ValidLeaseReportedGone, Some(key), || {
+                    format!("ticket {} of node {slot}: {owned:?}", ticket.0)
+                });
+            }
         }
         let never = self.nodes[slot].callers[caller].take_up_state == TakeUp::Never;
         if never && options.mark.is_none() {

@@ -1,6 +1,5 @@
 //! What all callers share: they enter, act, look at their guard, and leave.
 
-use tenure::protocol::session::step::SessionInput;
 use tenure::protocol::step::{CallOptions, Input, LockOptions, Ticket};
 
 use crate::coverage::Case;
@@ -96,7 +95,7 @@ impl World {
                 });
                 self.nodes[slot].callers[caller].state = CallerState::GivingUp;
                 // A caller whose wait ends asks for a sign of life, too.
-                self.tell_session(slot, SessionInput::SignWanted);
+                self.want_sign(slot);
                 self.feed(slot, key, Input::Cancel(ticket));
                 self.end_caller(slot, caller);
             }

@@ -49,7 +49,8 @@ impl World {
         let free = |key: &Name| self.nodes[slot].shard.is_free(key);
         // Derived for the same reason.
         let is_together = !crowd && !self.profile.permits && self.nodes[slot].callers.len() % 8 == 1;
-        if is_together && self.locks > 1 && self.keys[..self.locks].iter().all(free) {
+        let shares_slot = self.cluster.slots.len() < 2;
+        if is_together && shares_slot && self.locks > 1 && self.keys[..self.locks].iter().all(free) {
             return self.add_group(slot, options);
         }
         if let Some(call) = question {
@@ -101,11 +102,12 @@ impl World {
     /// Asks the session whether the server answers.
     pub(crate) fn probe(&mut self, slot: usize) {
         let now = self.now;
+        let session = self.session_of_probe(slot);
         let node = &mut self.nodes[slot];
         node.probed += 1;
         let probe = Probe(node.probed);
         node.probes.insert(probe, now);
-        self.tell_session(slot, SessionInput::Probed(probe));
+        self.tell_session(slot, session, SessionInput::Probed(probe));
     }
 
     /// Polls a granted caller, which turns its grant into a guard.

@@ -50,7 +50,7 @@ impl World {
             let key = node.callers[caller].key;
             let is_other = |other: &&usize| {
                 let Caller { key: of, state, .. } = node.callers[**other];
-                of != key && state == CallerState::Holding
+                of != key && state == CallerState::Holding && self.hash_slot(of) == self.hash_slot(key)
             };
             // The other lease comes first, so the server must also check the lease of the writing caller.
             callers.splice(..0, node.live.iter().copied().find(|other| is_other(&other)));

@@ -86,7 +86,7 @@ impl World {
         self.note(None, None, || format!("server {old} accepts nothing any more"));
         self.visit(old, |world| world.server.down = true);
         for slot in 0..self.nodes.len() {
-            for (_, conn) in self.nodes[slot].conns.clone() {
+            for conn in self.nodes[slot].conns() {
                 if self.conns[conn].to == old {
                     let notice = self.rng.u64(0..300 * MS);
                     self.after(notice, Event::ResetSeen { conn });
@@ -124,9 +124,10 @@ impl World {
             return;
         };
         self.cover(Case::LinkEnded);
-        let attempt = self.conns[conn].attempt;
+        let (session, attempt) = (self.conns[conn].session, self.conns[conn].attempt);
         self.raise(Signal::Session {
             slot,
+            session,
             input: SessionInput::ConnectionEnded(attempt),
         });
     }

@@ -1,5 +1,6 @@
 //! Faults: what goes wrong with processes, connections, the server, its clock, and through foreign clients.
 
+mod cluster;
 mod failover;
 mod kills;
 mod links;
@@ -28,6 +29,17 @@ impl World {
         let slot = self.rng.usize(0..self.nodes.len());
         self.extend_fault(self.now);
         self.log.mix(0xfa);
+        match self.cluster.servers {
+            0 => self.cause_fault(slot),
+            servers => {
+                let server = self.cluster.rng.usize(0..servers);
+                self.visit(server, |world| world.cause_fault(slot));
+            }
+        }
+    }
+
+    /// Causes one fault, at a node or at the server at hand.
+    fn cause_fault(&mut self, slot: usize) {
         match self.rng.u8(0..100) {
             _ if self.profile.pauses_often && self.rng.u8(0..4) > 0 => match self.rng.bool() {
                 true => self.pause(slot),
@@ -172,11 +184,14 @@ impl World {
     pub(crate) fn end_faults(&mut self) {
         self.note(None, None, || "all faults end".into());
         self.extend_fault(self.now);
-        self.server.stall = self.now;
-        let server = &mut self.server;
-        (server.refuses, server.loading) = (self.now, self.now);
-        (server.read_only, server.locked, server.kills) = (self.now, self.now, self.now);
-        self.server.down = false;
+        for server in 0..self.cluster.servers.max(1) {
+            let (now, at) = (self.now, if self.is_cluster() { server } else { self.at });
+            let server = self.server_at_mut(at);
+            server.stall = now;
+            (server.refuses, server.loading) = (now, now);
+            (server.read_only, server.locked, server.kills) = (now, now, now);
+            (server.down, server.bus_cut) = (false, now);
+        }
         for slot in 0..self.nodes.len() {
             self.nodes[slot].cut_until = self.now;
             self.nodes[slot].inbox.held_until = self.now;
@@ -196,16 +211,15 @@ impl World {
         self.end_faults();
         self.draining = true;
         for key in 0..self.keys.len() {
-            let us = self.server_us();
-            let strange = self
-                .server
-                .ledger
+            let (ledger, us) = self.ledger_of(key);
+            let strange = ledger
                 .record(&self.keys[key], us)
                 .is_some_and(|record| !matches!(record.owner, RecordOwner::Claim(..)));
             if strange {
-                self.server.ledger.overwrite(&self.keys[key], None);
+                self.overwrite(key, None);
             }
         }
+        self.end_moves();
         self.note(None, None, || "drain".into());
         self.stop_observing();
         if !self.profile.crowd {

@@ -70,7 +70,7 @@ impl World {
         for slot in 0..self.nodes.len() {
             let (id, life) = (self.nodes[slot].id, self.nodes[slot].life);
             self.listens(id, false);
-            for (_, conn) in self.nodes[slot].conns.clone() {
+            for conn in self.nodes[slot].conns() {
                 if self.conns[conn].to != self.at {
                     continue;
                 }
@@ -101,13 +101,23 @@ impl World {
         }
         // The server refuses connections until it is up.
         self.server.down = true;
-        let up = self.now + self.rng.u64(MS..400 * MS);
+        let mut up = self.now + self.rng.u64(MS..400 * MS);
+        if self.is_cluster() && self.cluster.rng.u8(0..4) == 0 {
+            up += self
+                .cluster
+                .rng
+                .u64(0..2 * self.profile.longest().as_nanos() as u64);
+        }
         self.extend_fault(up + 200 * MS);
-        self.at(up, Event::ServerUp);
+        let server = self.is_cluster().then_some(self.at);
+        self.at(up, Event::ServerUp { server });
     }
 
     /// Moves the server's wall clock.
     pub(crate) fn step_clock(&mut self) {
+        if self.is_cluster() {
+            return self.step_clock_of_member();
+        }
         let kind = self.rng.u8(0..5);
         let step_ms = match kind {
             0 if self.profile.wild_clock => {
@@ -162,8 +172,15 @@ impl World {
         self.cover(seen);
         self.note(None, Some(key), || format!("stranger: {record:?}"));
         self.extend_fault(self.now + 2_000 * MS);
-        self.server.ledger.overwrite(&self.keys[key], record);
+        self.overwrite(key, record);
         self.memory.handed_on[key] = None;
+    }
+
+    /// Replaces the record of a key.
+    pub(crate) fn overwrite(&mut self, key: usize, record: Option<Record>) {
+        self.with_key(key, |world| {
+            world.server.ledger.overwrite(&world.keys[key], record);
+        });
     }
 
     /// Takes a backup of the jobs.

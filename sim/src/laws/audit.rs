@@ -15,20 +15,28 @@ impl World {
         self.watch_late_assertions();
         self.watch_inboxes();
         let calm = self.is_calm();
+        if !calm && self.is_cluster() {
+            self.memory.free_since.fill(None);
+            self.memory.orphans.clear();
+        }
         if calm {
             self.cover(Case::Calm);
             for key in 0..self.keys.len() {
                 if Some(key) != self.latch {
-                    self.watch_waiters(key);
+                    self.with_key(key, |world| world.watch_waiters(key));
                 }
             }
-            self.watch_latch_waiters();
+            if let Some(key) = self.latch {
+                self.with_key(key, World::watch_latch_waiters);
+            }
             self.watch_orphans();
         }
         self.watch_elections();
         for key in self.jobs() {
-            self.watch_idle_ticks(key, calm);
-            self.watch_abandoned_tick(key, calm);
+            self.with_key(key, |world| {
+                world.watch_idle_ticks(key, calm);
+                world.watch_abandoned_tick(key, calm);
+            });
         }
         if calm && !self.draining {
             self.kill_tick_runner();

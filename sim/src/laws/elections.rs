@@ -117,7 +117,8 @@ impl World {
 
     /// Returns the leader's grant and the sequence number of its last proclamation.
     pub(crate) fn current_leader(&self, key: usize) -> LeaderNews {
-        let record = self.server.ledger.record(&self.keys[key], self.server_us())?;
+        let (ledger, us) = self.ledger_of(key);
+        let record = ledger.record(&self.keys[key], us)?;
         let RecordOwner::Claim(_, number) = record.owner else {
             return None;
         };

@@ -24,6 +24,10 @@ impl World {
     /// Checks that each guard that answers *held* is alone and matches the server's record. The guards of a
     /// stopped process count: they are asked as of now, by its own clock.
     pub(crate) fn check_key(&mut self, key: usize) {
+        self.with_key(key, |world| world.check_key_at_hand(key));
+    }
+
+    fn check_key_at_hand(&mut self, key: usize) {
         let us = self.server_us();
         let longest = self.profile.longest();
         let is_lost = self.is_after_loss();

@@ -1,7 +1,9 @@
 //! Laws of leftovers: no record or entry without an owner, and an empty world at the end.
 
-use tenure::protocol::message::{Batch, ClaimId, ClaimNumber, GrantNumber, Mode, Name, Request, Rule, Verb};
+use tenure::protocol::ledger::Ledger;
+use tenure::protocol::message::{Batch, ClaimId, ClaimNumber, GrantNumber, Mode, Request, Rule, Verb};
 
+use crate::planted::Planted;
 use crate::time::MS;
 use crate::violation::Violation;
 use crate::world::World;
@@ -9,11 +11,12 @@ use crate::world::World;
 impl World {
     /// Checks that in a calm each record and each live queue entry is pursued by a running node.
     pub(crate) fn watch_orphans(&mut self) {
-        let us = self.server_us();
         let mut known: Vec<(usize, ClaimId)> = Vec::new();
-        for (name, claim_id, dies) in self.server.ledger.entries() {
-            if us / 1000 <= dies {
-                known.push((self.key_index(name), claim_id));
+        for (ledger, us) in self.ledgers() {
+            for (name, claim_id, dies) in ledger.entries() {
+                if us / 1000 <= dies {
+                    known.push((self.key_index(name), claim_id));
+                }
             }
         }
         for key in 0..self.keys.len() {
@@ -60,6 +63,9 @@ impl World {
 
     /// Checks that an inbox does not stay at another server than the connection.
     pub(crate) fn watch_inboxes(&mut self) {
+        if self.is_cluster() {
+            return self.watch_doubtful_inboxes();
+        }
         for slot in 0..self.nodes.len() {
             let to = self.open_conn(slot).map(|conn| self.conns[conn].to);
             let node = &mut self.nodes[slot];
@@ -77,20 +83,40 @@ impl World {
         }
     }
 
+    /// Checks that an inbox is asked for a sign of life when another session of its node lost a connection.
+    fn watch_doubtful_inboxes(&mut self) {
+        for slot in 0..self.nodes.len() {
+            let node = &self.nodes[slot];
+            let is_trusted =
+                node.inbox.open && node.inbox.doubtful_since.is_some_and(|since| since < self.now);
+            if node.alive && node.paused.is_none() && is_trusted {
+                self.report(Violation::LostInboxTrusted, None, || {
+                    format!(
+                        "a connection of node {slot} was lost, and its inbox is not asked for a sign of life"
+                    )
+                });
+            }
+        }
+    }
+
     /// Checks that nothing is left when all callers are gone.
     pub(crate) fn watch_end(&mut self) {
-        let us = self.server_us();
         let callers = self.nodes.iter().any(|node| node.alive && !node.live.is_empty());
         let engines = self.nodes.iter().any(|node| node.alive && !node.shard.is_empty());
         let records = self.keys.iter().any(|key| !self.key_records(key).is_free());
-        let entries = self.server.ledger.entries().any(|(_, _, dies)| us / 1000 <= dies);
-        let is_known = |name: &Name| {
-            let ledger = &self.server.ledger;
+        let lives = |(ledger, us): (&Ledger<Planted>, u64)| {
+            let mut entries = ledger.entries();
+            entries.any(|(_, _, dies)| us / 1000 <= dies)
+        };
+        let entries = self.ledgers().any(lives);
+        let is_known = |key: usize| {
+            let ((ledger, us), name) = (self.ledger_of(key), &self.keys[key]);
             ledger.latch(name, us).is_some() || ledger.watchers(name, us).next().is_some()
         };
-        let latches = self.keys.iter().any(is_known);
+        let latches = (0..self.keys.len()).any(is_known);
         // A recovery ends by itself. Meanwhile dead entries stay.
-        let recovers = self.server.ledger.recovering(us).is_some() || self.old_master.is_some();
+        let recovers =
+            self.ledgers().any(|(ledger, us)| ledger.recovering(us).is_some()) || self.old_master.is_some();
         if callers || engines || records || entries || latches || recovers {
             if self.now > self.profile.drain + 40_000 * MS {
                 let text = (0..self.keys.len())
@@ -106,7 +132,8 @@ impl World {
             return;
         }
         // A request sweeps what is dead.
-        for name in self.keys.clone() {
+        for key in 0..self.keys.len() {
+            let name = self.keys[key].clone();
             let claim_id = ClaimId {
                 node: self.nodes[0].id,
                 claim: ClaimNumber(0),
@@ -130,9 +157,12 @@ impl World {
                 rule: Rule::Each,
                 requests: vec![request],
             };
-            self.server.ledger.apply(us, &batch, &mut Vec::new());
+            self.with_key(key, |world| {
+                let us = world.server_us();
+                world.server.ledger.apply(us, &batch, &mut Vec::new());
+            });
         }
-        if !self.server.ledger.is_empty() {
+        if self.ledgers().any(|(ledger, _)| !ledger.is_empty()) {
             self.report(Violation::LeftOver, None, || "the ledger is not empty".into());
         }
         self.finished = true;

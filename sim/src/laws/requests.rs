@@ -154,8 +154,8 @@ impl World {
     pub(crate) fn watch_silence(&mut self) {
         let bound = 2 * (MAX_SILENCE + self.profile.request_timeout).as_nanos() as u64 + 8_000 * MS;
         for slot in 0..self.nodes.len() {
-            let conns = self.nodes[slot].conns.iter();
-            let silent = conns.filter_map(|(_, conn)| self.conns[*conn].silent).min();
+            let conns = self.nodes[slot].conns().into_iter();
+            let silent = conns.filter_map(|conn| self.conns[conn].silent).min();
             let Some(since) = silent else { continue };
             self.extend_fault(self.now);
             if self.now - since > bound && self.nodes[slot].paused.is_none() {

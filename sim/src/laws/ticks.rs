@@ -83,7 +83,10 @@ impl World {
         }
         // Ticks that were granted or ended may be lost. The laws begin anew with what the master knows.
         if self.is_after_loss() {
-            let master = self.server_at(self.master);
+            let master = match self.is_cluster() {
+                true => &self.server,
+                false => self.server_at(self.master),
+            };
             let known = master.ledger.job(&request.name).cloned().unwrap_or_default();
             let mended = self.memory.ticks.mended.get(&key).copied();
             self.forget_ticks();

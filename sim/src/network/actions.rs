@@ -2,23 +2,31 @@
 
 use std::sync::Arc;
 
-use tenure::protocol::message::{BatchReply, Reply, WriteAnswer};
+use tenure::protocol::message::{BatchReply, Redirect, Reply, WriteAnswer};
+use tenure::protocol::redirects::SlotRefusal;
 use tenure::protocol::session::step::{Attempt, BatchId};
 use tenure::protocol::write::{Action, GuardedWrite, WriteBody};
 
 use crate::coverage::Case;
+use crate::network::cluster_link::elsewhere;
 use crate::world::World;
 use crate::world::event::Event;
 use crate::world::signal::Signal;
 
 impl World {
     /// Sends an action on a connection.
-    pub(crate) fn send_action(&mut self, slot: usize, attempt: Attempt, id: BatchId, action: Action) {
+    pub(crate) fn send_action(
+        &mut self,
+        (slot, session): (usize, usize),
+        attempt: Attempt,
+        id: BatchId,
+        action: Action,
+    ) {
         let Action::Write(write) = action else { return };
         self.note(Some(slot), None, || {
             format!("   sends a write as {id:?} on {attempt:?}")
         });
-        let Some(conn) = self.usable_conn(slot, attempt) else {
+        let Some(conn) = self.usable_conn(slot, session, attempt) else {
             return;
         };
         self.conns[conn].flights.push_back((id, false));
@@ -50,7 +58,31 @@ impl World {
             return;
         };
         let writers = self.written[text.parse::<usize>().expect("the number of the write")].clone();
-        let refused = self.server.ledger.not_current(self.server_us(), &write.leases);
+        if let Some(hash) = self.hash_slot(writers[0].key)
+            && let Some((said, server)) = self.slot_refusal(hash)
+        {
+            self.cover(Case::RedirectedWrite);
+            let is_moved = said == SlotRefusal::Moved;
+            let redirect = if is_moved {
+                Redirect::Moved
+            } else {
+                Redirect::Pending
+            };
+            if self.conns[conn].client && !self.conns[conn].mute {
+                let back = self.way_back(conn);
+                if is_moved {
+                    self.at(back, Event::MovedSeen { conn, hash, server });
+                }
+                let reply = Box::new(Err(elsewhere(redirect)));
+                self.at(back, Event::Reply { conn, id, reply });
+            }
+            return;
+        }
+        let (ledger, us) = match self.hash_slot(writers[0].key) {
+            Some(hash) => (&self.cluster.slots[hash].ledger, self.server_us()),
+            None => (&self.server.ledger, self.server_us()),
+        };
+        let refused = ledger.not_current(us, &write.leases);
         self.note(None, Some(writers[0].key), || {
             format!("server: {id:?} of {writers:?}: not current {refused:?}")
         });

@@ -16,15 +16,20 @@ use crate::world::signal::Signal;
 
 impl World {
     /// Starts to open a connection.
-    pub(crate) fn connect(&mut self, slot: usize, attempt: Attempt) {
+    pub(crate) fn connect(&mut self, slot: usize, session: usize, attempt: Attempt) {
         let (life, conn) = (self.nodes[slot].life, self.conns.len());
         self.note(Some(slot), None, || {
             format!("   connects: {attempt:?} is connection {conn}")
         });
-        let to = self.supposed_master();
+        let to = if self.is_cluster() {
+            session
+        } else {
+            self.supposed_master()
+        };
         self.conns.push(Connection {
             slot,
             life,
+            session,
             to,
             run: 0,
             attempt,
@@ -39,7 +44,7 @@ impl World {
             down: self.now,
             flights: VecDeque::new(),
         });
-        self.nodes[slot].conns.push((attempt, conn));
+        self.nodes[slot].sessions[session].conns.push((attempt, conn));
         self.nodes[slot].opened += 1;
         if self.nodes[slot].closing {
             self.cover(Case::ConnectClosing);
@@ -96,6 +101,7 @@ impl World {
         let Connection {
             slot,
             life,
+            session,
             attempt,
             client,
             silent,
@@ -106,6 +112,7 @@ impl World {
             self.cover(Case::OpenedTooLate);
             return self.raise(Signal::Session {
                 slot,
+                session,
                 input: SessionInput::Connected {
                     attempt,
                     time,
@@ -116,7 +123,11 @@ impl World {
         if !client || silent.is_some() {
             return;
         }
-        if self.server.kills > self.now {
+        let kills = match self.is_cluster() {
+            true => self.server_at(self.conns[conn].to).kills,
+            false => self.server.kills,
+        };
+        if kills > self.now {
             self.cover(Case::Killed);
             self.conns[conn].server = false;
             let soon = self.rng.u64(0..5 * MS);
@@ -137,11 +148,16 @@ impl World {
                 self.after(20 * MS, Event::ResetSeen { conn });
             }
         }
-        if self.nodes[slot].newest_conn.replace(attempt).is_some() {
+        if self.nodes[slot].sessions[session]
+            .newest_conn
+            .replace(attempt)
+            .is_some()
+        {
             self.cover(Case::Reconnect);
         }
         self.raise(Signal::Session {
             slot,
+            session,
             input: SessionInput::Connected {
                 attempt,
                 time,
@@ -163,6 +179,7 @@ impl World {
     pub(crate) fn connect_failed(&mut self, conn: usize, error: StoreError) {
         let Connection {
             slot,
+            session,
             attempt,
             client,
             silent,
@@ -175,15 +192,23 @@ impl World {
         self.forget_connection(slot, conn);
         self.raise(Signal::Session {
             slot,
+            session,
             input: SessionInput::ConnectFailed { attempt, error },
         });
     }
 
     /// Closes a connection, or gives up opening it.
-    pub(crate) fn close_conn(&mut self, slot: usize, attempt: Attempt) {
-        let found = self.nodes[slot].conns.iter().find(|(of, _)| *of == attempt);
+    pub(crate) fn close_conn(&mut self, slot: usize, session: usize, attempt: Attempt) {
+        let found = self.nodes[slot].sessions[session]
+            .conns
+            .iter()
+            .find(|(of, _)| *of == attempt);
         let Some(&(_, conn)) = found else { return };
         self.note(Some(slot), None, || format!("   closes connection {conn}"));
+        let (now, inbox) = (self.now, &mut self.nodes[slot].inbox);
+        if self.conns[conn].opened && inbox.open && !inbox.asked {
+            inbox.doubtful_since = Some(now);
+        }
         self.forget_connection(slot, conn);
         // A closed socket may still deliver what was written to it.
         self.conns[conn].server &= self.rng.u8(..) < 180;
@@ -192,16 +217,20 @@ impl World {
     /// Ends the client's part of a connection.
     pub(crate) fn forget_connection(&mut self, slot: usize, conn: usize) {
         self.conns[conn].client = false;
-        self.nodes[slot].conns.retain(|(_, of)| *of != conn);
+        let session = self.conns[conn].session;
+        self.nodes[slot].sessions[session]
+            .conns
+            .retain(|(_, of)| *of != conn);
     }
 
     /// Returns the connection on which a session sends. It must be open and the newest.
-    pub(crate) fn usable_conn(&mut self, slot: usize, attempt: Attempt) -> Option<usize> {
-        let found = self.nodes[slot].conns.iter().find(|(of, _)| *of == attempt);
+    pub(crate) fn usable_conn(&mut self, slot: usize, session: usize, attempt: Attempt) -> Option<usize> {
+        let of = &self.nodes[slot].sessions[session];
+        let (newest, found) = (of.newest_conn, of.conns.iter().find(|(of, _)| *of == attempt));
         let found = found
             .map(|(_, conn)| *conn)
             .filter(|conn| self.conns[*conn].opened);
-        if found.is_none() || self.nodes[slot].newest_conn != Some(attempt) {
+        if found.is_none() || newest != Some(attempt) {
             self.report(Violation::OldConnectionUsed, None, || {
                 format!("node {slot} sends on {attempt:?}, which is closed or has a successor")
             });
@@ -224,7 +253,11 @@ impl World {
     /// The client notices that its connection is broken: when it writes or waits for an answer, not before.
     pub(crate) fn reset_seen(&mut self, conn: usize) {
         let Connection {
-            slot, client, opened, ..
+            slot,
+            session,
+            client,
+            opened,
+            ..
         } = self.conns[conn];
         if !client {
             return;
@@ -242,6 +275,7 @@ impl World {
             let reply = Err(failure);
             self.raise(Signal::Session {
                 slot,
+                session,
                 input: SessionInput::Replied { batch: id, reply },
             });
         }

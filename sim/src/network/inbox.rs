@@ -17,9 +17,14 @@ impl World {
     /// Starts to open a subscription.
     pub(crate) fn subscribe(&mut self, slot: usize, sub: Attempt) {
         let life = self.nodes[slot].life;
-        let to = self.supposed_master();
+        let to = if self.is_cluster() {
+            self.next_inbox_server(slot)
+        } else {
+            self.supposed_master()
+        };
         let inbox = &mut self.nodes[slot].inbox;
         (inbox.sub, inbox.open, inbox.silent, inbox.to) = (Some(sub), false, None, to);
+        (inbox.asked, inbox.doubtful_since) = (false, None);
         self.nodes[slot].opened += 1;
         let way = self.delay();
         self.after(way, Event::Subscribe { slot, life, sub });
@@ -97,7 +102,11 @@ impl World {
         if std::mem::replace(&mut inbox.had_one, true) {
             self.cover(Case::Resubscribed);
         }
-        if self.server.kills > self.now {
+        let kills = match self.is_cluster() {
+            true => self.server_at(self.nodes[slot].inbox.to).kills,
+            false => self.server.kills,
+        };
+        if kills > self.now {
             self.cover(Case::Killed);
             let (life, soon) = (self.nodes[slot].life, self.rng.u64(0..5 * MS));
             let error = error(StoreErrorKind::Interrupted);
@@ -113,6 +122,7 @@ impl World {
         }
         self.raise(Signal::Session {
             slot,
+            session: self.nodes[slot].inbox_session(),
             input: SessionInput::InboxOpened {
                 attempt: sub,
                 address: self.nodes[slot].inbox.to.to_string().into(),
@@ -123,6 +133,8 @@ impl World {
     /// Asks a subscription for a sign of life.
     pub(crate) fn ping_inbox(&mut self, slot: usize, sub: Attempt) {
         self.cover(Case::InboxPing);
+        let inbox = &mut self.nodes[slot].inbox;
+        (inbox.asked, inbox.doubtful_since) = (true, None);
         let life = self.nodes[slot].life;
         let way = self.delay() + self.delay();
         self.after(way, Event::InboxPong { slot, life, sub });
@@ -142,8 +154,10 @@ impl World {
             return self.at(held, Event::InboxPong { slot, life, sub });
         }
         self.cover(Case::InboxPong);
+        self.nodes[slot].inbox.asked = false;
         self.raise(Signal::Session {
             slot,
+            session: self.nodes[slot].inbox_session(),
             input: SessionInput::InboxHeard(sub),
         });
     }
@@ -160,6 +174,7 @@ impl World {
         self.nodes[slot].inbox.open = false;
         self.raise(Signal::Session {
             slot,
+            session: self.nodes[slot].inbox_session(),
             input: SessionInput::InboxFailed(sub, error),
         });
     }
@@ -183,6 +198,34 @@ impl World {
         self.nodes[slot].inbox.held_until.max(self.nodes[slot].cut_until)
     }
 
+    /// Returns the subscriptions of a node that a push reaches, and whether it reaches them twice. In a cluster it travels over
+    /// the bus to all servers.
+    fn reached_subscriptions(&mut self, slot: usize, life: u32) -> Vec<(Attempt, bool)> {
+        let mut reached = Vec::new();
+        for server in 0..self.cluster.servers.max(1) {
+            let (from, server) = (self.at, if self.is_cluster() { server } else { self.at });
+            let of = self.server_at(server);
+            let is_cut = of.bus_cut > self.now || self.server.bus_cut > self.now;
+            let is_reached = server == from || !is_cut && !of.down;
+            if let Some(&(at, sub, true)) = of.listening.get(&slot)
+                && at == life
+                && is_reached
+            {
+                // redis#6575: the bus may deliver twice.
+                let is_twice = server != from && self.cluster.rng.u8(0..100) < 3;
+                reached.push((sub, is_twice));
+            }
+        }
+        reached
+    }
+
+    /// Returns the server for the next subscription of a node: another one than for the last.
+    fn next_inbox_server(&mut self, slot: usize) -> usize {
+        let servers = self.cluster.servers;
+        let last = self.nodes[slot].inbox.to;
+        (last + self.cluster.rng.usize(1..servers)) % servers
+    }
+
     /// Sends a push to a node: lost, late or twice during the faults.
     pub(crate) fn push(&mut self, push: Push) {
         let Some(&(slot, life)) = self.slots.get(&push.node()) else {
@@ -196,15 +239,24 @@ impl World {
             ),
             Push::Changed(..) => format!("server: pushes news to node {slot}"),
         });
-        let sub = match self.server.listening.get(&slot) {
-            Some(&(at, sub, true)) if at == life => sub,
-            _ => {
-                if let (Push::Granted(grant), Some(silent)) = (&push, &mut self.nodes[slot].inbox.silent) {
-                    silent.grants.insert(grant.claim_id.claim, self.now);
-                }
-                return self.cover(Case::PushLost);
+        let subs = self.reached_subscriptions(slot, life);
+        if subs.is_empty() {
+            if let (Push::Granted(grant), Some(silent)) = (&push, &mut self.nodes[slot].inbox.silent) {
+                silent.grants.insert(grant.claim_id.claim, self.now);
             }
-        };
+            return self.cover(Case::PushLost);
+        }
+        for (sub, is_twice) in subs {
+            self.push_to(slot, life, sub, push.clone());
+            if is_twice {
+                self.cover(Case::PushedTwiceOverBus);
+                self.push_to(slot, life, sub, push.clone());
+            }
+        }
+    }
+
+    /// Sends a push to a subscription.
+    fn push_to(&mut self, slot: usize, life: u32, sub: Attempt, push: Push) {
         let way = self.delay();
         let inbox = &mut self.nodes[slot].inbox;
         let mut at = (self.now + way).max(inbox.last).max(inbox.held_until);

@@ -1,6 +1,7 @@
 //! The network and the server.
 
 mod actions;
+mod cluster_link;
 mod connections;
 mod inbox;
 mod masters;

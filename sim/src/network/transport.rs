@@ -15,7 +15,13 @@ use crate::world::signal::Signal;
 
 impl World {
     /// Sends a batch on a connection.
-    pub(crate) fn send_on(&mut self, slot: usize, attempt: Attempt, id: BatchId, batch: Batch) {
+    pub(crate) fn send_on(
+        &mut self,
+        (slot, session): (usize, usize),
+        attempt: Attempt,
+        id: BatchId,
+        batch: Batch,
+    ) {
         self.note(Some(slot), None, || {
             format!(
                 "   sends {id:?} of {} on {attempt:?}, not after {}",
@@ -23,7 +29,7 @@ impl World {
                 batch.not_after
             )
         });
-        let Some(conn) = self.usable_conn(slot, attempt) else {
+        let Some(conn) = self.usable_conn(slot, session, attempt) else {
             return;
         };
         for request in &batch.requests {
@@ -149,7 +155,11 @@ impl World {
             *executed = true;
         }
         self.memory.is_copy = id.is_none();
-        let answer = self.execute(&mut batch);
+        let parts = self.is_cluster().then(|| self.execute_parts(&batch));
+        let answer = match parts {
+            Some(_) => None,
+            None => Some(self.execute(&mut batch)),
+        };
         let (Some(id), true) = (id, self.conns[conn].client) else {
             return;
         };
@@ -167,7 +177,11 @@ impl World {
             }
             return;
         }
-        self.answer(conn, id, Ok(answer));
+        if let Some(parts) = parts {
+            self.answer_parts(conn, id, *batch, parts);
+        } else if let Some(answer) = answer {
+            self.answer(conn, id, Ok(answer));
+        }
     }
 
     /// Returns why the server refuses a whole batch.
@@ -207,6 +221,7 @@ impl World {
         let Connection {
             slot,
             life,
+            session,
             client,
             stall,
             silent,
@@ -217,6 +232,7 @@ impl World {
                 self.cover(Case::AnsweredTooLate);
                 return self.raise(Signal::Session {
                     slot,
+                    session,
                     input: SessionInput::Replied {
                         batch: id,
                         reply: *reply,
@@ -238,6 +254,7 @@ impl World {
         flights.remove(at);
         self.raise(Signal::Session {
             slot,
+            session,
             input: SessionInput::Replied {
                 batch: id,
                 reply: *reply,

@@ -7,15 +7,14 @@ use tenure::protocol::key::context::Seed;
 use tenure::protocol::key::shard::Shard;
 use tenure::protocol::message::NodeId;
 use tenure::protocol::session::Session;
-use tenure::protocol::session::step::{SessionInput, SessionOptions, SessionRole};
-use tenure::protocol::time::Instant;
+use tenure::protocol::session::step::{SessionOptions, SessionRole};
 
 use crate::planted::Planted;
 use crate::time::MS;
 use crate::world::World;
 use crate::world::event::Event;
 use crate::world::inbox::Inbox;
-use crate::world::node::{Clock, Node};
+use crate::world::node::{Clock, Node, NodeSession};
 
 impl World {
     /// Kills a process. The world is not calm until the server noticed.
@@ -35,9 +34,12 @@ impl World {
         node.unsent.clear();
         node.probes.clear();
         let (life, sub) = (node.life, node.inbox.sub);
-        for (_, conn) in std::mem::take(&mut node.conns) {
+        for conn in node.conns() {
             self.conns[conn].client = false;
             self.conns[conn].server &= self.rng.bool();
+        }
+        for session in &mut self.nodes[slot].sessions {
+            session.conns.clear();
         }
         let notice = if self.rng.bool() {
             0
@@ -60,7 +62,7 @@ impl World {
         let life = self.nodes[slot].life + 1;
         self.note(Some(slot), None, || format!("starts, life {life}"));
         self.nodes[slot] = self.new_node(slot, life);
-        self.tell_session(slot, SessionInput::InboxWanted);
+        self.want_inbox(slot);
     }
 
     /// Creates the node of a new process.
@@ -86,12 +88,29 @@ impl World {
             seed,
             role: SessionRole::Only,
         };
+        let member = |server: usize| SessionOptions {
+            seed: seed.wrapping_add(server as u64),
+            role: SessionRole::Member,
+            ..options.clone()
+        };
+        let with = |options| NodeSession::new(Session::with_plant(options, plant));
+        let sessions = match self.cluster.servers {
+            0 => vec![with(options)],
+            servers => {
+                let inbox = SessionOptions {
+                    role: SessionRole::Inbox,
+                    ..options.clone()
+                };
+                (1..=servers).map(member).chain([inbox]).map(with).collect()
+            }
+        };
+        self.schedule_map(slot, life);
         Node {
             id,
             life,
             shard: Shard::with_plant(id, 0, 1, Seed::numbered(seed), self.profile.rules, plant),
-            session: Session::with_plant(options, plant),
-            session_at: Instant::default(),
+            sessions,
+            map: self.first_map(),
             alive: true,
             paused: None,
             paused_at: 0,
@@ -102,8 +121,6 @@ impl World {
                 start_reading,
                 rate,
             },
-            conns: Vec::new(),
-            newest_conn: None,
             inbox: Inbox::default(),
             wake_at: None,
             step_at: None,

@@ -3,3 +3,4 @@
 mod lifecycle;
 mod session;
 mod shard;
+mod slot_map;

@@ -62,14 +62,19 @@ impl World {
     }
 
     /// Tells all keys of a node that the server is reachable again.
-    pub(crate) fn reachable(&mut self, slot: usize, is_elsewhere: bool) {
+    pub(crate) fn reachable(&mut self, slot: usize, session: usize, is_elsewhere: bool) {
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
         self.note(Some(slot), None, || "<- reachable".into());
         let keep = |_: &Name, effect: &Effect| effects.push(effect.clone());
+        let (keys, map) = (&self.keys, self.nodes[slot].map.clone());
+        let is_served = |name: &Name| {
+            let key = keys.iter().position(|key| key == name);
+            map.is_empty() || key.is_some_and(|key| map[key % map.len()] == session)
+        };
         self.nodes[slot]
             .shard
-            .reachable(local, is_elsewhere, |_| true, keep);
+            .reachable(local, is_elsewhere, is_served, keep);
         self.carry_out(slot, effects);
         self.raise(Signal::AllKeysChanged);
     }
@@ -97,8 +102,8 @@ impl World {
                     self.feed(slot, key, Input::WriteEnded(lease, is_refused));
                 }
                 Effect::Granted(ticket, fence) => {
-                    if fence.is_first() {
-                        self.nodes[slot].session.note_grant(fence.number());
+                    if fence.is_first() && !self.is_cluster() {
+                        self.nodes[slot].sessions[0].session.note_grant(fence.number());
                     }
                     self.raise(Signal::Granted { slot, ticket, fence });
                 }
@@ -134,7 +139,7 @@ impl World {
         self.effects = effects;
         self.schedule_wake(slot);
         if missed {
-            self.tell_session(slot, SessionInput::PushMissed);
+            self.tell_session(slot, self.nodes[slot].inbox_session(), SessionInput::PushMissed);
         }
     }
 
@@ -144,7 +149,8 @@ impl World {
             slot,
             outgoing: &outgoing,
         });
-        self.nodes[slot].session.queue(&outgoing);
+        let session = self.session_of(slot, &outgoing.request.name);
+        self.nodes[slot].sessions[session].session.queue(&outgoing);
         self.schedule_step(slot);
     }
 
@@ -173,7 +179,10 @@ impl World {
                 outgoing: claim,
             });
         }
-        self.nodes[slot].session.queue_together(claims);
+        let session = claims
+            .first()
+            .map_or(0, |claim| self.session_of(slot, &claim.request.name));
+        self.nodes[slot].sessions[session].session.queue_together(claims);
         self.schedule_step(slot);
         self.schedule_wake(slot);
     }
@@ -182,10 +191,10 @@ impl World {
     pub(crate) fn queue_action(&mut self, slot: usize, action: OutgoingAction) {
         let (key, tag) = (self.key_index(&action.name), action.tag);
         self.note(Some(slot), Some(key), || format!("   -> action {tag:?}"));
-        let now = self.now;
+        let (now, session) = (self.now, self.session_of(slot, &action.name));
         let node = &mut self.nodes[slot];
         node.requests.insert((tag.claim, tag.seq), (now, key));
-        node.session.queue_action(action);
+        node.sessions[session].session.queue_action(action);
         self.schedule_step(slot);
     }
 }

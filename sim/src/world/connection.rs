@@ -10,6 +10,8 @@ use tenure::protocol::session::step::{Attempt, BatchId};
 pub(crate) struct Connection {
     pub(crate) slot: usize,
     pub(crate) life: u32,
+    /// The session of the node that opened it.
+    pub(crate) session: usize,
     /// The server that it leads to.
     pub(crate) to: usize,
     /// The run of the server that accepted it.

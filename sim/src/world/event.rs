@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use tenure::error::StoreError;
-use tenure::protocol::message::{Batch, BatchReply, Failure, Push, TickTime};
+use tenure::protocol::message::{Batch, BatchReply, Executed, Failure, Push, Reply, TickTime};
+use tenure::protocol::redirects::{Side, SlotRefusal};
 use tenure::protocol::session::step::{Attempt, BatchId};
 use tenure::protocol::write::GuardedWrite;
 
@@ -57,6 +58,52 @@ pub(crate) enum Event {
     },
     ResetSeen {
         conn: usize,
+    },
+    /// A link learns that a hash slot is at another server.
+    MovedSeen {
+        conn: usize,
+        hash: usize,
+        server: usize,
+    },
+    /// A link sends the rest of a batch in another way.
+    Fallback {
+        join: usize,
+    },
+    /// A request reaches a server that shall execute it with its record alone.
+    Alone {
+        join: usize,
+        index: usize,
+        side: Side,
+        server: usize,
+    },
+    AloneAnswered {
+        join: usize,
+        index: usize,
+        side: Side,
+        answer: Box<AloneAnswer>,
+    },
+    /// Only for a planted mistake: a request that the link sent on.
+    Forwarded {
+        join: usize,
+        index: usize,
+        server: usize,
+    },
+    /// A node reads the map of hash slots.
+    MapRefresh {
+        slot: usize,
+        life: u32,
+    },
+    /// A hash slot begins to move, or a server is cut off on the bus.
+    ClusterChange,
+    /// A lagging copy replaces a server of a cluster.
+    MemberReplaced,
+    /// The record of a key moves to the target.
+    RecordMoves {
+        key: usize,
+    },
+    /// A hash slot has moved.
+    MoveEnds {
+        hash: usize,
     },
     /// A node learns that the server of its connection is no longer the master.
     MasterMoved {
@@ -158,7 +205,10 @@ pub(crate) enum Event {
     ProcessStart {
         slot: usize,
     },
-    ServerUp,
+    /// A restarted server is up; `None`: the server at hand.
+    ServerUp {
+        server: Option<usize>,
+    },
     /// A subscription falls silent while everything else works.
     FallSilent {
         slot: usize,
@@ -166,6 +216,16 @@ pub(crate) enum Event {
     Fault,
     Audit,
     Drain,
+}
+
+/// What a link is told about a request that was sent with its record alone.
+#[derive(Debug)]
+pub(crate) enum AloneAnswer {
+    Done(Reply),
+    /// It was not executed. The server names another one.
+    Refused(SlotRefusal, usize),
+    /// There is no answer.
+    Lost(Executed),
 }
 
 /// An event with its time. Events of one time keep their order.

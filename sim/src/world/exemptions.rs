@@ -1,6 +1,5 @@
 //! What the laws stop promising after a fault of the server.
 
-use tenure::protocol::ledger::{Record, RecordOwner};
 use tenure::protocol::message::GrantNumber;
 
 use crate::coverage::Case;
@@ -15,16 +14,9 @@ impl World {
 
     /// Exempts the lease of the present owner from the laws.
     pub(crate) fn exempt(&mut self, key: usize) {
-        let us = self.server_us();
-        if let Some(Record {
-            owner: RecordOwner::Claim(_, number),
-            ..
-        }) = self.server.ledger.record(&self.keys[key], us)
-        {
-            self.memory.exempt_grants.insert(*number);
-        }
-        let shares = self.server.ledger.shares(&self.keys[key], us);
-        self.memory.exempt_grants.extend(shares.map(|share| share.number));
+        let owned = self.key_records(&self.keys[key]);
+        let numbers = owned.grants().map(|(_, number)| number);
+        self.memory.exempt_grants.extend(numbers);
     }
 
     /// Exempts the present leases of all keys.

@@ -14,6 +14,10 @@ pub(crate) struct Inbox {
     pub(crate) to: usize,
     /// Since when it leads to another server than the connection.
     pub(crate) left_since: Option<u64>,
+    /// Whether it was asked for a sign of life that it has not shown.
+    pub(crate) asked: bool,
+    /// When another session of the node lost a connection, if the inbox was not asked since.
+    pub(crate) doubtful_since: Option<u64>,
     /// Whether it is open.
     pub(crate) open: bool,
     /// Whether the node ever had an open subscription.

@@ -2,6 +2,7 @@
 //! behaviour.
 
 pub(crate) mod caller;
+pub(crate) mod cluster;
 pub(crate) mod connection;
 pub(crate) mod election_memory;
 pub(crate) mod event;
@@ -33,6 +34,7 @@ use crate::profile::Profile;
 use crate::setup::{Failure, Setup};
 use crate::time::MS;
 use crate::violation::Violation;
+use crate::world::cluster::Cluster;
 use crate::world::connection::Connection;
 use crate::world::event::{Event, QueuedEvent};
 use crate::world::memory::Memory;
@@ -82,6 +84,7 @@ pub(crate) struct World {
     pub(crate) master: usize,
     /// All servers. The place of the one at hand has no meaning.
     pub(crate) servers: Vec<Server>,
+    pub(crate) cluster: Cluster,
     /// The master before this one, and until when some nodes still use it.
     pub(crate) old_master: Option<(usize, u64)>,
     /// The lagging copy that is about to become the master.
@@ -135,7 +138,17 @@ impl World {
             keys.extend(elections.map(|e| Name::election(Key::from(format!("e{e}")))));
         }
         let elections = first..keys.len();
+        let plant = Planted(setup.flaw);
+        let mut cluster = Cluster::new(setup.seed, profile.cluster.then_some(keys.len()), plant);
+        let mut servers: Vec<_> = (0..cluster.servers.max(1)).map(|_| Server::new(plant)).collect();
+        let mut server = Server::new(plant);
+        // The clocks of the servers are apart by less than the margin.
+        for (at, offset) in cluster.offsets().into_iter().enumerate() {
+            let of = if at == 0 { &mut server } else { &mut servers[at] };
+            of.offset = offset;
+        }
         World {
+            cluster,
             handler,
             setup,
             rng,
@@ -145,10 +158,10 @@ impl World {
             now: 0,
             seq: 0,
             due: BinaryHeap::new(),
-            server: Server::new(Planted(setup.flaw)),
+            server,
             at: 0,
             master: 0,
-            servers: vec![Server::new(Planted(setup.flaw))],
+            servers,
             old_master: None,
             replica: None,
             runs: 0,
@@ -175,10 +188,7 @@ impl World {
 
     /// Acts with another server at hand.
     pub(crate) fn visit(&mut self, to: usize, act: impl FnOnce(&mut World)) {
-        let from = self.at;
-        self.take_in_hand(to);
-        act(self);
-        self.take_in_hand(from);
+        self.with_slot(to, None, act);
     }
 
     /// Changes the server at hand.

@@ -21,9 +21,10 @@ pub(crate) struct Node {
     /// The number of the process in this slot. Events for an earlier one are void.
     pub(crate) life: u32,
     pub(crate) shard: Shard<Planted>,
-    pub(crate) session: Session<Planted>,
-    /// The clock reading at the session's last input or step.
-    pub(crate) session_at: Instant,
+    /// The session of each server, and in a cluster one more, which has the inbox.
+    pub(crate) sessions: Vec<NodeSession>,
+    /// The server that the node takes each hash slot to be at.
+    pub(crate) map: Vec<usize>,
     /// Whether the process runs or is stopped.
     pub(crate) alive: bool,
     /// Until when the process is stopped; `None` while it runs.
@@ -35,10 +36,6 @@ pub(crate) struct Node {
     /// Until when the node is cut off the network.
     pub(crate) cut_until: u64,
     pub(crate) clock: Clock,
-    /// The connections that the session opened and did not close.
-    pub(crate) conns: Vec<(Attempt, usize)>,
-    /// The latest connection that opened.
-    pub(crate) newest_conn: Option<Attempt>,
     pub(crate) inbox: Inbox,
     /// When the next timer fires.
     pub(crate) wake_at: Option<u64>,
@@ -79,6 +76,42 @@ pub(crate) struct Node {
     pub(crate) predecessors: HashMap<(usize, Option<TickTime>), TickTime>,
     /// The latest tick of each job that it knows to be over.
     pub(crate) over: HashMap<usize, TickTime>,
+}
+
+/// A session of a node with its connections.
+#[derive(Debug)]
+pub(crate) struct NodeSession {
+    pub(crate) session: Session<Planted>,
+    /// The clock reading at the session's last input or step.
+    pub(crate) at: Instant,
+    /// The connections that the session opened and did not close.
+    pub(crate) conns: Vec<(Attempt, usize)>,
+    /// The latest connection that opened.
+    pub(crate) newest_conn: Option<Attempt>,
+}
+
+impl NodeSession {
+    pub(crate) fn new(session: Session<Planted>) -> Self {
+        NodeSession {
+            session,
+            at: Instant::default(),
+            conns: Vec::new(),
+            newest_conn: None,
+        }
+    }
+}
+
+impl Node {
+    /// Returns the connections that the sessions opened and did not close.
+    pub(crate) fn conns(&self) -> Vec<usize> {
+        let conns = self.sessions.iter().flat_map(|of| &of.conns);
+        conns.map(|(_, conn)| *conn).collect()
+    }
+
+    /// Returns the index of the session that has the inbox.
+    pub(crate) fn inbox_session(&self) -> usize {
+        self.sessions.len() - 1
+    }
 }
 
 /// A node's own clock, with its own start and rate.

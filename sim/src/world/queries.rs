@@ -37,16 +37,17 @@ impl World {
 
     /// Returns what the server knows of a job.
     pub(crate) fn job(&self, key: usize) -> JobRecord {
-        self.server
-            .ledger
-            .job(&self.keys[key])
-            .cloned()
-            .unwrap_or_default()
+        let (ledger, _) = self.ledger_of(key);
+        ledger.job(&self.keys[key]).cloned().unwrap_or_default()
     }
 
     /// Returns the connection that a node's session uses, if one is open.
     pub(crate) fn open_conn(&self, slot: usize) -> Option<usize> {
-        let conns = self.nodes[slot].conns.iter().rev();
+        let sessions = &self.nodes[slot].sessions;
+        // Derived, not drawn: any of the servers of a cluster.
+        let first = (self.now / 1_000) as usize % sessions.len();
+        let (before, after) = sessions.split_at(first);
+        let conns = after.iter().chain(before).flat_map(|of| of.conns.iter().rev());
         conns.map(|(_, conn)| *conn).find(|conn| self.conns[*conn].opened)
     }
 
@@ -109,8 +110,7 @@ impl World {
 
     /// Returns the server's records of a key.
     pub(crate) fn key_records(&self, name: &Name) -> KeyRecords {
-        let us = self.server_us();
-        let ledger = &self.server.ledger;
+        let (ledger, us) = self.ledger_of(self.key_index(name));
         KeyRecords {
             record: ledger.record(name, us).cloned(),
             shares: ledger.shares(name, us).copied().collect(),
@@ -121,21 +121,28 @@ impl World {
 
     /// Returns whether no fault happened for so long that the world must be in order.
     pub(crate) fn is_calm(&self) -> bool {
-        self.profile.fault_period.1 == 0 || self.now > self.calm_since()
+        self.is_calm_but_for_moves() && self.now >= self.cluster.settles_at()
+    }
+
+    /// Returns whether no fault happened for so long that the world must be in order, except for slots that moved just now.
+    pub(crate) fn is_calm_but_for_moves(&self) -> bool {
+        let faults = self.memory.fault_until.max(self.profile.fault_period.1);
+        self.profile.fault_period.1 == 0 || self.now > faults + SETTLE_NS
     }
 
     /// Returns when the present calm began, or will begin.
     pub(crate) fn calm_since(&self) -> u64 {
+        let settles_at = self.cluster.settles_at();
         if self.profile.fault_period.1 == 0 {
-            return 0;
+            return settles_at;
         }
-        self.memory.fault_until.max(self.profile.fault_period.1) + SETTLE_NS
+        settles_at.max(self.memory.fault_until.max(self.profile.fault_period.1) + SETTLE_NS)
     }
 
     /// Returns the state of a key as text.
     pub(crate) fn describe_key(&self, key: usize) -> String {
         let mut text = format!("{:?}\n", self.key_records(&self.keys[key]));
-        for claim_id in self.server.ledger.waiters(&self.keys[key]) {
+        for claim_id in self.ledger_of(key).0.waiters(&self.keys[key]) {
             text += &format!("waits {claim_id}\n");
         }
         for (slot, node) in self.nodes.iter().enumerate() {

@@ -33,6 +33,8 @@ pub(crate) struct Server {
     pub(crate) locked: u64,
     /// Ends every new connection soon after it opened, until this time.
     pub(crate) kills: u64,
+    /// Is cut off from the other servers of its cluster until this time.
+    pub(crate) bus_cut: u64,
     /// Whether the scripts are loaded.
     pub(crate) knows_scripts: bool,
     /// The subscription of each node: its life, its attempt, and whether pushes get through.
@@ -59,6 +61,7 @@ impl Server {
             read_only: 0,
             locked: 0,
             kills: 0,
+            bus_cut: 0,
             knows_scripts: false,
             listening: HashMap::new(),
             copy: Vec::new(),

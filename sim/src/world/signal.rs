@@ -16,7 +16,13 @@ use crate::world::write::WriteLease;
 pub(crate) enum Signal<'a> {
     // To the nodes.
     /// An input for the session of a node.
-    Session { slot: usize, input: SessionInput },
+    Session {
+        slot: usize,
+        session: usize,
+        input: SessionInput,
+    },
+    /// A node learns the server of a hash slot.
+    MapChanged { slot: usize, hash: usize, server: usize },
     /// An input for the shard of a node.
     Input { slot: usize, key: usize, input: Input },
     // To the callers.

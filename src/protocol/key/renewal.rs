@@ -6,11 +6,11 @@ use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::protocol::call::calls::Calls;
 use crate::protocol::failed_request::MAX_RETRY_PAUSE;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::key::claim::{Holders, LocalHolder, Phase, RequestKind};
+use crate::protocol::key::claim::{Holders, Leaving, LocalHolder, Phase, RequestKind};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::{KeyState, Renewal};
 use crate::protocol::message::{ClaimNumber, Kind};
-use crate::protocol::step::{AcquireError, CallAnswer, Effect, InboxState, KeyEvent, Ticket, ms};
+use crate::protocol::step::{AcquireError, CallAnswer, Effect, InboxState, KeyEvent, Outcome, Ticket, ms};
 use crate::protocol::time::Instant;
 
 /// The shortest pause before a failed request is repeated.
@@ -64,12 +64,26 @@ impl<P: Plant> KeyState<P> {
             Phase::Held(_) | Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
                 self.ask(cx, number, RequestKind::Renew);
             }
-            Phase::Leaving(leaving) if cx.now >= leaving.until => {
-                cx.event(KeyEvent::LeaveFailed { error: None });
-                self.claims.end(number);
-            }
+            Phase::Leaving(leaving) if cx.now >= leaving.until => self.give_leave_up(cx, number, leaving),
             Phase::Leaving(_) => self.ask(cx, number, RequestKind::Leave),
         }
+    }
+
+    /// Ends a leave that is no longer repeated. Its caller still waits if no request failed, because the key was on its way
+    /// to another server.
+    fn give_leave_up(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, leaving: Leaving) {
+        cx.event(KeyEvent::LeaveFailed { error: None });
+        let first = self.claims[number].unanswered.as_deref().or(self.error.as_ref());
+        if let Some(ticket) = leaving.release {
+            let error = first.cloned().unwrap_or_else(|| {
+                StoreError::new(
+                    StoreErrorKind::Unreachable,
+                    "the key moved between servers until its lease was over",
+                )
+            });
+            cx.released(ticket, Outcome::Unconfirmed(error));
+        }
+        self.claims.end(number);
     }
 
     /// Returns whether the holder has reached its `max_hold`. The holder is then told once, and the lease is not

@@ -130,6 +130,11 @@ impl<P: Plant> Session<P> {
     /// Handles a batch that has no reply: the server refused it, or the connection broke.
     pub(super) fn batch_failed(&mut self, batch: InFlight, failure: Failure, cx: &mut SessionContext<'_>) {
         let Failure { executed, error } = failure;
+        if let Executed::Elsewhere(redirect) = executed {
+            // The server answered, so its connection works.
+            self.note_answer(cx.now, batch.connection);
+            return self.report_unanswered(batch, Unanswered::Elsewhere(redirect), &error, cx);
+        }
         let refused = matches!(error.kind(), StoreErrorKind::Refused(_));
         // A server that only refuses is reachable but useless. Its refusals do not count as answers when a caller
         // rides out an outage.

@@ -418,10 +418,7 @@ impl<P: Plant> Session<P> {
         });
         self.note_use(now);
         let batch = Batch {
-            highest: match self.options.role {
-                SessionRole::Member => GrantNumber::default(),
-                SessionRole::Only | SessionRole::Inbox => self.highest,
-            },
+            highest: self.highest_to_send(),
             not_after,
             poll_gap_ms: self.options.poll_gap.as_millis() as u64,
             recovery_ms: self.options.recovery.as_millis() as u64,
@@ -458,6 +455,14 @@ impl<P: Plant> Session<P> {
     fn note_use(&mut self, now: Instant) {
         if let Connection::Open { used, .. } = &mut self.connection {
             *used = now;
+        }
+    }
+
+    /// Returns the highest grant number that a batch carries.
+    fn highest_to_send(&self) -> GrantNumber {
+        match self.options.role {
+            SessionRole::Member => GrantNumber::default(),
+            SessionRole::Only | SessionRole::Inbox => self.highest,
         }
     }
 

@@ -1,0 +1,206 @@
+//! The state of a cluster: hash slots, each with a ledger, at one of several servers.
+
+use std::collections::BTreeSet;
+
+use tenure::protocol::ledger::Ledger;
+use tenure::protocol::message::{Batch, Name, Reply};
+use tenure::protocol::session::step::BatchId;
+
+use crate::planted::Planted;
+use crate::time::MS;
+use crate::world::World;
+
+/// The clocks of two servers are never apart by more than twice this.
+pub(crate) const CLOCK_BAND_US: i64 = 60_000;
+
+/// A cluster. Worlds with one server have no hash slots.
+#[derive(Debug)]
+pub(crate) struct Cluster {
+    /// The number of servers; 0 in a world with one server.
+    pub(crate) servers: usize,
+    pub(crate) slots: Vec<HashSlot>,
+    /// The mean time between two changes, in ns.
+    pub(crate) pause: u64,
+    /// The hash slot whose ledger is with the server at hand.
+    pub(crate) in_hand: Option<usize>,
+    /// The lagging copy that is about to replace a server.
+    pub(crate) replica: Option<LaggingCopy>,
+    /// The batches of which some requests are executed with their records alone.
+    pub(crate) joins: Vec<Join>,
+    /// The generator for all choices of clusters, so that nothing else depends on them.
+    pub(crate) rng: fastrand::Rng,
+}
+
+/// A hash slot: its keys, its clock and its recovery move from server to server.
+#[derive(Debug)]
+pub(crate) struct HashSlot {
+    pub(crate) ledger: Ledger<Planted>,
+    /// The server that serves it.
+    pub(crate) server: usize,
+    /// Where it moves to, while it is on its way.
+    pub(crate) half: Option<HalfMove>,
+    /// The servers that it has left.
+    pub(crate) left: BTreeSet<usize>,
+    /// No server serves it until this time.
+    pub(crate) unserved_until: u64,
+    /// Until this time a move may delay its callers.
+    pub(crate) settles_at: u64,
+}
+
+/// A hash slot on its way.
+#[derive(Debug)]
+pub(crate) struct HalfMove {
+    pub(crate) target: usize,
+    /// The keys whose record the target has.
+    pub(crate) moved: BTreeSet<usize>,
+}
+
+/// What a replica of a server has of the server's hash slots.
+#[derive(Debug)]
+pub(crate) struct LaggingCopy {
+    pub(crate) server: usize,
+    pub(crate) ledgers: Vec<(usize, Ledger<Planted>)>,
+}
+
+/// A batch whose replies the link collects.
+#[derive(Debug)]
+pub(crate) struct Join {
+    pub(crate) conn: usize,
+    pub(crate) id: BatchId,
+    pub(crate) time: u64,
+    pub(crate) batch: Batch,
+    pub(crate) replies: Vec<Option<Reply>>,
+}
+
+impl Cluster {
+    /// Creates the hash slots for a number of keys; `None`: a world with one server.
+    pub(crate) fn new(seed: u64, keys: Option<usize>, plant: Planted) -> Self {
+        let mut rng = fastrand::Rng::with_seed(seed ^ 0x5107);
+        let mut servers = 0;
+        let mut slots = Vec::new();
+        let mut pause = 0;
+        if let Some(keys) = keys {
+            servers = rng.usize(2..=3);
+            pause = [60, 300, 1_500][rng.usize(0..3)] * MS;
+            slots.resize_with(rng.usize(1..=keys.min(3)), || HashSlot {
+                ledger: Ledger::with_plant(plant),
+                server: rng.usize(0..servers),
+                half: None,
+                left: BTreeSet::new(),
+                unserved_until: 0,
+                settles_at: 0,
+            });
+        }
+        Cluster {
+            servers,
+            slots,
+            pause,
+            in_hand: None,
+            replica: None,
+            joins: Vec::new(),
+            rng,
+        }
+    }
+
+    /// Draws the errors of the servers' wall clocks, in µs. Later steps only lead upwards, to `CLOCK_BAND`.
+    pub(crate) fn offsets(&mut self) -> Vec<i64> {
+        let rng = &mut self.rng;
+        (0..self.servers).map(|_| rng.i64(-CLOCK_BAND_US..=0)).collect()
+    }
+
+    /// Returns until when moves may delay callers.
+    pub(crate) fn settles_at(&self) -> u64 {
+        self.slots.iter().map(|slot| slot.settles_at).max().unwrap_or(0)
+    }
+}
+
+impl World {
+    /// Returns whether this world has several servers.
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.cluster.servers > 0
+    }
+
+    /// Returns the hash slot of a key; `None` with one server.
+    pub(crate) fn hash_slot(&self, key: usize) -> Option<usize> {
+        self.is_cluster().then(|| key % self.cluster.slots.len())
+    }
+
+    /// Returns the session of a node that sends the requests about a name, by the node's own map.
+    pub(crate) fn session_of(&self, slot: usize, name: &Name) -> usize {
+        let hash = self.hash_slot(self.key_index(name));
+        hash.map_or(0, |hash| self.nodes[slot].map[hash])
+    }
+
+    /// Returns the session for the next probe.
+    pub(crate) fn session_of_probe(&mut self, slot: usize) -> usize {
+        match self.cluster.servers {
+            0 => self.nodes[slot].inbox_session(),
+            servers => self.cluster.rng.usize(0..servers),
+        }
+    }
+
+    /// Returns the map that a new process reads. It may be old.
+    pub(crate) fn first_map(&mut self) -> Vec<usize> {
+        let (servers, rng) = (self.cluster.servers, &mut self.cluster.rng);
+        let read = |slot: &HashSlot| match rng.u8(0..5) {
+            0 => rng.usize(0..servers),
+            _ => slot.server,
+        };
+        self.cluster.slots.iter().map(read).collect()
+    }
+
+    /// Returns the ledger of a key, and what the wall clock of its server shows, in µs.
+    pub(crate) fn ledger_of(&self, key: usize) -> (&Ledger<Planted>, u64) {
+        match self.hash_slot(key) {
+            None => (&self.server.ledger, self.server_us()),
+            Some(hash) if self.cluster.in_hand == Some(hash) => (&self.server.ledger, self.server_us()),
+            Some(hash) => {
+                let slot = &self.cluster.slots[hash];
+                let us = self.server_at(slot.server).clock_us(self.now);
+                (&slot.ledger, us)
+            }
+        }
+    }
+
+    /// Returns all ledgers, each with what the wall clock of its server shows, in µs.
+    pub(crate) fn ledgers(&self) -> impl Iterator<Item = (&Ledger<Planted>, u64)> {
+        // The first keys have the first hash slots, one each.
+        (0..self.cluster.slots.len().max(1)).map(|key| self.ledger_of(key))
+    }
+
+    /// Acts with the server and the ledger of a key at hand.
+    pub(crate) fn with_key<T>(&mut self, key: usize, act: impl FnOnce(&mut World) -> T) -> T {
+        match self.hash_slot(key) {
+            Some(hash) if self.cluster.in_hand != Some(hash) => {
+                let server = self.cluster.slots[hash].server;
+                self.with_slot(server, Some(hash), act)
+            }
+            _ => act(self),
+        }
+    }
+
+    /// Acts with a server at hand, and with the ledger of a hash slot.
+    pub(crate) fn with_slot<T>(
+        &mut self,
+        server: usize,
+        hash: Option<usize>,
+        act: impl FnOnce(&mut World) -> T,
+    ) -> T {
+        let from = (self.at, self.cluster.in_hand);
+        self.take_slot_in_hand(server, hash);
+        let done = act(self);
+        self.take_slot_in_hand(from.0, from.1);
+        done
+    }
+
+    fn take_slot_in_hand(&mut self, server: usize, hash: Option<usize>) {
+        if let Some(old) = self.cluster.in_hand.take() {
+            std::mem::swap(&mut self.server.ledger, &mut self.cluster.slots[old].ledger);
+        }
+        self.take_in_hand(server);
+        if let Some(new) = hash {
+            std::mem::swap(&mut self.server.ledger, &mut self.cluster.slots[new].ledger);
+        }
+        self.cluster.in_hand = hash;
+    }
+}
