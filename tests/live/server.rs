@@ -22,7 +22,7 @@ pub struct RedisServer {
     /// The words before `redis-server`.
     wrapper: &'static [&'static str],
     /// Keeps the port for this server while it is dead.
-    reservation: Option<TcpListener>,
+    _reservation: Option<TcpListener>,
 }
 
 #[allow(
@@ -105,7 +105,7 @@ impl RedisServer {
                     dir,
                     args,
                     wrapper,
-                    reservation,
+                    _reservation: reservation,
                 };
             }
         }
