@@ -27,12 +27,32 @@ async fn polled<T>(future: impl Future<Output = T>, times: usize) -> Option<T> {
     None
 }
 
-async fn nothing_left(eyes: &mut Eyes, nodes: [&Locks; 2]) {
+/// What is in the store of two nodes.
+pub trait Contents {
+    /// Returns all keys except for clocks.
+    fn left_behind(&mut self) -> Vec<String>;
+
+    /// Returns the number of waiters in the key's queue.
+    fn queue(&mut self, key: &str) -> usize;
+}
+
+impl Contents for Eyes {
+    fn left_behind(&mut self) -> Vec<String> {
+        Eyes::left_behind(self)
+    }
+
+    fn queue(&mut self, key: &str) -> usize {
+        Eyes::queue(self, key)
+    }
+}
+
+async fn nothing_left(eyes: &mut impl Contents, nodes: [&Locks; 2]) {
     for node in nodes {
         soon(node.idle()).await;
         until("nothing is left here", || (node.keys(), node.waiting()) == (0, 0)).await;
     }
-    assert!(eyes.left_behind().is_empty(), "{:?}", eyes.left_behind());
+    let left = eyes.left_behind();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -43,10 +63,14 @@ async fn a_future_dropped_after_any_number_of_polls_leaves_nothing() {
         locks(&server.url(), ms(60_000)).await,
         locks(&server.url(), ms(60_000)).await,
     );
+    dropped_futures_leave_nothing(&one, &other, &mut eyes).await;
+}
+
+pub async fn dropped_futures_leave_nothing(one: &Locks, other: &Locks, eyes: &mut impl Contents) {
     for round in 0..3 {
         for times in 0..=9 {
             // Free; held by another node; held here; queued here behind another node.
-            for held_by in [None, Some(&other), Some(&one)] {
+            for held_by in [None, Some(other), Some(one)] {
                 let mutex = one.mutex("a");
                 let blocker = match held_by {
                     Some(node) => Some(held(node, "a").await),
@@ -62,15 +86,15 @@ async fn a_future_dropped_after_any_number_of_polls_leaves_nothing() {
                     drop(polled(guard.release(), times).await);
                 }
                 if round == 0 {
-                    nothing_left(&mut eyes, [&one, &other]).await;
+                    nothing_left(eyes, [one, other]).await;
                 }
                 // Free again for whoever comes.
-                let guard: Guard = held(&other, "a").await;
+                let guard: Guard = held(other, "a").await;
                 drop(polled(guard.release(), times).await);
             }
         }
     }
-    nothing_left(&mut eyes, [&one, &other]).await;
+    nothing_left(eyes, [one, other]).await;
 }
 
 /// The same for readers, writers that become readers, and several keys.
@@ -82,14 +106,22 @@ async fn a_future_of_readers_or_several_dropped_after_any_number_of_polls_leaves
         locks(&server.url(), ms(60_000)).await,
         locks(&server.url(), ms(60_000)).await,
     );
+    dropped_futures_of_readers_or_several_leave_nothing(&one, &other, &mut eyes).await;
+}
+
+pub async fn dropped_futures_of_readers_or_several_leave_nothing(
+    one: &Locks,
+    other: &Locks,
+    eyes: &mut impl Contents,
+) {
     for times in 0..=9 {
         // Free; written or read by another node, or here.
         for (held_by, reads) in [
             (None, false),
-            (Some(&other), false),
-            (Some(&other), true),
-            (Some(&one), false),
-            (Some(&one), true),
+            (Some(other), false),
+            (Some(other), true),
+            (Some(one), false),
+            (Some(one), true),
         ] {
             let (lock, multi) = (one.rw_lock("b"), one.multi(["a", "b", "c"]));
             let blocker = match held_by {
@@ -111,13 +143,13 @@ async fn a_future_of_readers_or_several_dropped_after_any_number_of_polls_leaves
                 assert!(guard.is_held());
                 drop(polled(guard.release(), times).await);
             }
-            nothing_left(&mut eyes, [&one, &other]).await;
+            nothing_left(eyes, [one, other]).await;
             let guard = soon(other.multi(["a", "b", "c"]).lock()).await.unwrap();
             drop(polled(guard.release(), times).await);
         }
         // Whoever waits for what it is given up by gets it.
         for reads in [false, true] {
-            let guard = held(&one, "b").await;
+            let guard = held(one, "b").await;
             let lock = other.rw_lock("b");
             let waits = tokio::spawn(async move {
                 if reads {
@@ -130,7 +162,7 @@ async fn a_future_of_readers_or_several_dropped_after_any_number_of_polls_leaves
             drop(polled(guard.downgrade(), times).await);
             let next = soon(waits).await.unwrap().unwrap();
             next.release().await.unwrap();
-            nothing_left(&mut eyes, [&one, &other]).await;
+            nothing_left(eyes, [one, other]).await;
         }
     }
 }
@@ -143,6 +175,10 @@ async fn tasks_that_are_aborted_or_panic_leave_nothing() {
         locks(&server.url(), ms(60_000)).await,
         locks(&server.url(), ms(60_000)).await,
     );
+    aborted_tasks_leave_nothing(&one, &other, &mut eyes).await;
+}
+
+pub async fn aborted_tasks_leave_nothing(one: &Locks, other: &Locks, eyes: &mut impl Contents) {
     for _ in 0..5 {
         // Aborted while holding.
         let (told, holds) = oneshot::channel();
@@ -162,8 +198,8 @@ async fn tasks_that_are_aborted_or_panic_leave_nothing() {
         task.abort();
         let _ = task.await;
         // Sooner than by the end of its lease: nobody waits for so long here.
-        drop(held(&other, "a").await);
-        nothing_left(&mut eyes, [&one, &other]).await;
+        drop(held(other, "a").await);
+        nothing_left(eyes, [one, other]).await;
         // A panic under the lock, and one in a task that waits.
         let mutex = one.mutex("a");
         let task = tokio::spawn(async move {
@@ -172,7 +208,7 @@ async fn tasks_that_are_aborted_or_panic_leave_nothing() {
         });
         assert!(soon(task).await.unwrap_err().is_panic());
         let mutex = other.mutex("a");
-        let guard = held(&one, "a").await;
+        let guard = held(one, "a").await;
         let task = tokio::spawn(async move {
             let mut waiting = pin!(mutex.lock());
             let first = polled(&mut waiting, 4).await;
@@ -181,7 +217,7 @@ async fn tasks_that_are_aborted_or_panic_leave_nothing() {
         });
         assert!(soon(task).await.unwrap_err().is_panic());
         guard.release().await.unwrap();
-        nothing_left(&mut eyes, [&one, &other]).await;
+        nothing_left(eyes, [one, other]).await;
     }
 }
 
@@ -236,20 +272,28 @@ async fn a_future_of_a_transfer_dropped_after_any_number_of_polls_leaves_nothing
         locks(&server.url(), ms(60_000)).await,
         locks(&server.url(), ms(60_000)).await,
     );
+    dropped_futures_of_transfers_leave_nothing(&one, &other, &mut eyes).await;
+}
+
+pub async fn dropped_futures_of_transfers_leave_nothing(
+    one: &Locks,
+    other: &Locks,
+    eyes: &mut impl Contents,
+) {
     let keep = ms(60_000);
     for times in 0..=9 {
-        if let Some(made) = polled(held(&one, "a").await.into_transfer(keep), times).await {
+        if let Some(made) = polled(held(one, "a").await.into_transfer(keep), times).await {
             soon(other.release(&made.unwrap())).await.unwrap();
         }
-        nothing_left(&mut eyes, [&one, &other]).await;
-        let made = soon(held(&one, "a").await.into_transfer(keep)).await.unwrap();
+        nothing_left(eyes, [one, other]).await;
+        let made = soon(held(one, "a").await.into_transfer(keep)).await.unwrap();
         drop(polled(other.extend(&made, keep), times).await);
         drop(polled(other.adopt(&made), times).await);
         let _ = soon(one.release(&made)).await;
-        nothing_left(&mut eyes, [&one, &other]).await;
+        nothing_left(eyes, [one, other]).await;
         if let Some(made) = polled(one.semaphore("b", 1).acquire_for(keep), times).await {
             soon(other.release(&made.unwrap())).await.unwrap();
         }
-        nothing_left(&mut eyes, [&one, &other]).await;
+        nothing_left(eyes, [one, other]).await;
     }
 }

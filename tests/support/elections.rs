@@ -318,10 +318,18 @@ pub async fn bad_input_is_refused(one: &Locks, other: &Locks) {
 }
 
 /// A test for each law, on two nodes of `nodes`. The store must be empty at the end.
+///
+/// The form `list laws` adds the laws to the list `laws` instead.
 #[macro_export]
 macro_rules! laws_of_elections {
     ($nodes:path, $is_empty:path) => {
-        $crate::laws_of_elections!($nodes, $is_empty:
+        $crate::laws_of_elections!(all [$nodes, $is_empty]);
+    };
+    (list $list:ident) => {
+        $crate::laws_of_elections!(all [list $list]);
+    };
+    (all $form:tt) => {
+        $crate::laws_of_elections!($form:
             one_leads_at_a_time,
             observers_are_told_of_leaders,
             a_value_is_told_with_its_leader,
@@ -333,7 +341,10 @@ macro_rules! laws_of_elections {
             bad_input_is_refused,
         );
     };
-    ($nodes:path, $is_empty:path: $($law:ident,)+) => {
+    ([list $list:ident]: $($law:ident,)+) => {
+        $($list.add(stringify!($law), |on| on.run($crate::support::elections::$law(&on.one, &on.other)));)+
+    };
+    ([$nodes:path, $is_empty:path]: $($law:ident,)+) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $law() {
             let (one, other, store) = $nodes().await;

@@ -234,10 +234,18 @@ pub async fn bad_numbers_are_refused(one: &Locks, _: &Locks) {
 }
 
 /// Runs each law on two nodes made by `$nodes`.
+///
+/// The form `list laws` adds the laws to the list `laws` instead.
 #[macro_export]
 macro_rules! laws_of_latches {
     ($nodes:path) => {
-        $crate::laws_of_latches!($nodes:
+        $crate::laws_of_latches!(all [$nodes]);
+    };
+    (list $list:ident) => {
+        $crate::laws_of_latches!(all [list $list]);
+    };
+    (all $form:tt) => {
+        $crate::laws_of_latches!($form:
             waiters_continue_at_zero,
             a_latch_is_set_once,
             a_restarted_worker_does_not_set_it_again,
@@ -249,7 +257,10 @@ macro_rules! laws_of_latches {
             bad_numbers_are_refused,
         );
     };
-    ($nodes:path: $($law:ident,)+) => {
+    ([list $list:ident]: $($law:ident,)+) => {
+        $($list.add(stringify!($law), |on| on.run($crate::support::latches::$law(&on.one, &on.other)));)+
+    };
+    ([$nodes:path]: $($law:ident,)+) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $law() {
             let (one, other, _store) = $nodes().await;

@@ -705,10 +705,19 @@ pub async fn keys_read_by_several_locks_are_held_like_written_keys(one: &Locks, 
 
 /// Runs each law on two nodes made by `$nodes`, and checks with `$empty` that nothing is left. `$queued` counts the
 /// waiting claims of a key.
+///
+/// The form `list laws` adds the laws to the list `laws` instead.
 #[macro_export]
 macro_rules! laws_of_read_write_locks {
-    ($nodes:path, $empty:path, $queued:path) => {
-        $crate::laws_of_read_write_locks!($nodes, $empty:
+    (list $list:ident) => {
+        $crate::laws_of_read_write_locks!(all [list $list]);
+        $list.add("a_reader_is_next_among_writers_for_ever", |on| {
+            let queued = || on.queued("turns");
+            on.run($crate::support::laws::a_reader_is_next_among_writers_for_ever(&on.one, &on.other, queued));
+        });
+    };
+    (all $form:tt) => {
+        $crate::laws_of_read_write_locks!($form:
             readers_share_and_exclude_writers,
             a_writers_fence_exceeds_all_before_it,
             a_reader_that_comes_after_a_writer_reads_after_it,
@@ -724,6 +733,9 @@ macro_rules! laws_of_read_write_locks {
             a_key_of_both_modes_is_written,
             keys_read_by_several_locks_are_held_like_written_keys,
         );
+    };
+    ($nodes:path, $empty:path, $queued:path) => {
+        $crate::laws_of_read_write_locks!(all [$nodes, $empty]);
 
         #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn a_reader_is_next_among_writers_for_ever() {
@@ -735,7 +747,10 @@ macro_rules! laws_of_read_write_locks {
             $empty(store);
         }
     };
-    ($nodes:path, $empty:path: $($law:ident,)+) => {
+    ([list $list:ident]: $($law:ident,)+) => {
+        $($list.add(stringify!($law), |on| on.run($crate::support::laws::$law(&on.one, &on.other)));)+
+    };
+    ([$nodes:path, $empty:path]: $($law:ident,)+) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $law() {
             let (one, other, store) = $nodes().await;

@@ -166,7 +166,7 @@ pub async fn a_try_reports_that_the_key_is_held(by: By, one: &Locks, other: &Loc
         let held = soon(claim_id.lock(one)).await.unwrap();
         for locks in [one, other] {
             assert!(by.try_lock(locks).await.is_none());
-            for wait in [Duration::ZERO, Duration::from_millis(20)] {
+            for wait in [Duration::ZERO, Duration::from_millis(100)] {
                 let waited = soon(by.timeout(locks, wait)).await.unwrap_err();
                 assert!(waited.is_busy(), "{waited}");
             }
@@ -270,27 +270,43 @@ pub async fn a_caller_that_waits_for_itself_is_refused(by: By, one: &Locks, _: &
 }
 
 /// Runs each law on two nodes made by `$nodes`, for each kind of lock, and checks with `$empty` that nothing is left.
+///
+/// The form `list laws` adds the laws to the list `laws` instead.
 #[macro_export]
 macro_rules! laws_of_mutexes {
     ($nodes:path, $empty:path) => {
-        $crate::laws_of_mutexes!($nodes, $empty, mutex: Mutex);
-        $crate::laws_of_mutexes!($nodes, $empty, write_lock: Writer);
-        $crate::laws_of_mutexes!($nodes, $empty, multi_lock_of_one_key: Multi);
-    };
-    ($nodes:path, $empty:path, $way:ident: $by:ident) => {
-        mod $way {
-            $crate::laws_of_mutexes!($nodes, $empty, $by:
-                one_holds_at_a_time,
-                a_try_reports_that_the_key_is_held,
-                fences_grow,
-                callers_are_served_in_order,
-                a_dropped_waiter_or_holder_blocks_no_caller,
-                a_lease_ends_and_the_next_begins,
-                a_caller_that_waits_for_itself_is_refused,
-            );
+        mod mutex {
+            $crate::laws_of_mutexes!(all [$nodes, $empty, Mutex]);
+        }
+        mod write_lock {
+            $crate::laws_of_mutexes!(all [$nodes, $empty, Writer]);
+        }
+        mod multi_lock_of_one_key {
+            $crate::laws_of_mutexes!(all [$nodes, $empty, Multi]);
         }
     };
-    ($nodes:path, $empty:path, $by:ident: $($law:ident,)+) => {
+    (list $list:ident) => {
+        $crate::laws_of_mutexes!(all [list $list, Mutex]);
+        $crate::laws_of_mutexes!(all [list $list, Writer]);
+        $crate::laws_of_mutexes!(all [list $list, Multi]);
+    };
+    (all $form:tt) => {
+        $crate::laws_of_mutexes!($form:
+            one_holds_at_a_time,
+            a_try_reports_that_the_key_is_held,
+            fences_grow,
+            callers_are_served_in_order,
+            a_dropped_waiter_or_holder_blocks_no_caller,
+            a_lease_ends_and_the_next_begins,
+            a_caller_that_waits_for_itself_is_refused,
+        );
+    };
+    ([list $list:ident, $by:ident]: $($law:ident,)+) => {
+        $($list.add(concat!(stringify!($by), " ", stringify!($law)), |on| {
+            on.run($crate::support::mutexes::$law($crate::support::mutexes::By::$by, &on.one, &on.other));
+        });)+
+    };
+    ([$nodes:path, $empty:path, $by:ident]: $($law:ident,)+) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $law() {
             let (one, other, store) = $nodes().await;

@@ -306,10 +306,18 @@ pub async fn bad_numbers_of_permits_are_refused(one: &Locks, _: &Locks) {
 }
 
 /// Runs each law on two nodes made by `$nodes`, and checks with `$empty` that nothing is left.
+///
+/// The form `list laws` adds the laws to the list `laws` instead.
 #[macro_export]
 macro_rules! laws_of_semaphores {
     ($nodes:path, $empty:path) => {
-        $crate::laws_of_semaphores!($nodes, $empty:
+        $crate::laws_of_semaphores!(all [$nodes, $empty]);
+    };
+    (list $list:ident) => {
+        $crate::laws_of_semaphores!(all [list $list]);
+    };
+    (all $form:tt) => {
+        $crate::laws_of_semaphores!($form:
             as_many_hold_as_there_are_permits,
             permits_never_exceed_the_capacity,
             a_semaphore_of_one_is_a_mutex,
@@ -321,7 +329,10 @@ macro_rules! laws_of_semaphores {
             bad_numbers_of_permits_are_refused,
         );
     };
-    ($nodes:path, $empty:path: $($law:ident,)+) => {
+    ([list $list:ident]: $($law:ident,)+) => {
+        $($list.add(stringify!($law), |on| on.run($crate::support::permits::$law(&on.one, &on.other)));)+
+    };
+    ([$nodes:path, $empty:path]: $($law:ident,)+) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $law() {
             let (one, other, store) = $nodes().await;

@@ -273,10 +273,18 @@ pub async fn an_election_is_not_given_up(one: &Locks, other: &Locks) {
 }
 
 /// Runs each law on two nodes made by `$nodes`, and checks with `$empty` that nothing is left.
+///
+/// The form `list laws` adds the laws to the list `laws` instead.
 #[macro_export]
 macro_rules! laws_of_transfers {
     ($nodes:path, $empty:path) => {
-        $crate::laws_of_transfers!($nodes, $empty:
+        $crate::laws_of_transfers!(all [$nodes, $empty]);
+    };
+    (list $list:ident) => {
+        $crate::laws_of_transfers!(all [list $list]);
+    };
+    (all $form:tt) => {
+        $crate::laws_of_transfers!($form:
             a_lease_moves_between_processes,
             an_adopted_transfer_is_gone,
             the_receiver_of_a_transfer_can_give_it_back,
@@ -289,7 +297,10 @@ macro_rules! laws_of_transfers {
             an_election_is_not_given_up,
         );
     };
-    ($nodes:path, $empty:path: $($law:ident,)+) => {
+    ([list $list:ident]: $($law:ident,)+) => {
+        $($list.add(stringify!($law), |on| on.run($crate::support::transfers::$law(&on.one, &on.other)));)+
+    };
+    ([$nodes:path, $empty:path]: $($law:ident,)+) => {
         $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
         async fn $law() {
             let (one, other, store) = $nodes().await;

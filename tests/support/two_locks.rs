@@ -99,17 +99,28 @@ pub async fn one_ends_under_waiters_of_both(one: &Locks, other: &Locks) {
 }
 
 /// Builds the laws for one store.
+///
+/// The form `list laws` adds the laws to the list `laws` instead.
 #[macro_export]
 macro_rules! laws_of_two_locks {
     ($nodes:path, $empty:path) => {
-        $crate::laws_of_two_locks!($nodes, $empty:
+        $crate::laws_of_two_locks!(all [$nodes, $empty]);
+    };
+    (list $list:ident) => {
+        $crate::laws_of_two_locks!(all [list $list]);
+    };
+    (all $form:tt) => {
+        $crate::laws_of_two_locks!($form:
             one_ends_while_it_waits_for_the_other,
             one_ends_while_it_holds_another_key,
             one_ends_while_both_hold_many_keys,
             one_ends_under_waiters_of_both,
         );
     };
-    ($nodes:path, $empty:path: $($law:ident,)+) => {
+    ([list $list:ident]: $($law:ident,)+) => {
+        $($list.add(stringify!($law), |on| on.run($crate::support::two_locks::$law(&on.one, &on.other)));)+
+    };
+    ([$nodes:path, $empty:path]: $($law:ident,)+) => {
         $(#[tokio::test]
         async fn $law() {
             let (one, other, store) = $nodes().await;

@@ -135,8 +135,18 @@ pub async fn a_layer_with_a_wait_of_zero_tries_once(one: &Locks, other: &Locks) 
 }
 
 /// Makes a test of each law. `$nodes` returns two nodes and a value that keeps their store alive.
+///
+/// The form `list laws` adds the laws to the list `laws` instead.
 #[macro_export]
 macro_rules! laws_of_zero_waits {
+    (list $list:ident) => {
+        $crate::laws_of_zero_waits!([list $list]: a_wait_of_zero_tries_once);
+        #[cfg(feature = "axum")]
+        $crate::laws_of_zero_waits!([list $list]: a_layer_with_a_wait_of_zero_tries_once);
+    };
+    ([list $list:ident]: $law:ident) => {
+        $list.add(stringify!($law), |on| on.run($crate::support::zero_wait::$law(&on.one, &on.other)));
+    };
     ($nodes:path) => {
         $crate::laws_of_zero_waits!($nodes: a_wait_of_zero_tries_once);
         #[cfg(feature = "axum")]
