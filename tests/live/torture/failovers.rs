@@ -73,6 +73,7 @@ impl Variant {
         let orders = Orders {
             url: String::new(),
             sentinels: deployment.urls(),
+            cluster: Vec::new(),
             register: None,
             counters: Some(dir.clone()),
             journal: Default::default(),

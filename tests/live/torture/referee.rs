@@ -18,7 +18,7 @@
 //!
 //! **Recovery.** Every live node always has a task that wants each key, and a candidate in the election. The time from the
 //! last sign of a holder, or from the last fault of a single node, to the next grant must not exceed the bound. Times when
-//! no node could reach the server do not count.
+//! no node could reach the server do not count, nor times when the slot of the key was half moved or without a master.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::PathBuf;
@@ -73,6 +73,8 @@ pub enum Scope {
     Node,
     /// The server answers no node.
     Everybody,
+    /// The slot of this key is on its way to another server, or has no master.
+    Slot(usize),
     /// No lasting effect.
     Passing,
 }
@@ -259,7 +261,8 @@ fn read(
                 let is_demoted = rest == "refused ReadOnly" && case.losses;
                 let is_of_failover = OF_FAILOVERS.contains(&rest) && !case.failovers.is_empty();
                 let is_refused = rest.starts_with("refused") || rest.starts_with("failed");
-                if rest.starts_with("unexpected") || is_refused && !is_demoted && !is_of_failover {
+                let is_explained = is_demoted || is_of_failover || is_of_cluster(case, rest);
+                if rest.starts_with("unexpected") || is_refused && !is_explained {
                     findings.add("an error that nothing explains", format!("{label}: {line}"));
                 }
                 continue;
@@ -393,6 +396,17 @@ fn read(
     }
     tally.unanswered += holds.values().filter(|hold| hold.asked).count() as u64;
     holds.into_values()
+}
+
+/// Returns whether an error is explained by a slot that moves, or by a master that is dead.
+fn is_of_cluster(case: &Case, error: &str) -> bool {
+    let has = |codes: &[&str]| codes.iter().any(|code| error.contains(code));
+    let moves = case
+        .troubles
+        .iter()
+        .any(|trouble| matches!(trouble.scope, Scope::Slot(_)));
+    moves && has(&["TRYAGAIN", "ASK", "MOVED", "on its way"])
+        || !case.failovers.is_empty() && has(&["CLUSTERDOWN", "not served"])
 }
 
 pub fn show(case: &Case, hold: &Hold) -> String {
@@ -532,7 +546,7 @@ fn recovery(case: &Case, key: usize, holds: &[&Hold], tally: &mut Tally, finding
         let blocked: u64 = case
             .troubles
             .iter()
-            .filter(|trouble| trouble.scope == Scope::Everybody)
+            .filter(|trouble| [Scope::Everybody, Scope::Slot(key)].contains(&trouble.scope))
             .map(|trouble| trouble.to.min(granted).saturating_sub(trouble.from.max(from)))
             .sum();
         let took = Duration::from_nanos(waited.saturating_sub(blocked));
