@@ -18,8 +18,8 @@ use crate::server::RedisServer;
 /// How many slots a cluster has.
 pub const SLOTS: u16 = 16_384;
 /// What each server starts with. Replicas join at once, stay with their shard, and may be promoted however long they
-/// heard nothing from their master.
-const SERVER: [&str; 12] = [
+/// heard nothing from their master. A server that was a replica does not start again with the data that it got then.
+const SERVER: [&str; 14] = [
     "--cluster-enabled",
     "yes",
     "--cluster-announce-ip",
@@ -32,6 +32,8 @@ const SERVER: [&str; 12] = [
     "0",
     "--repl-diskless-sync-delay",
     "0",
+    "--rdb-del-sync-files",
+    "yes",
 ];
 /// The settings while a cluster is built. A server takes no writes before it was in the majority for a node timeout, of
 /// at most 5 s, and gossips twice in a node timeout. A replica that was not heard in time must not cause an election.
