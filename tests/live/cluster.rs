@@ -7,20 +7,21 @@
 use std::ops::RangeInclusive;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use crc::{CRC_16_XMODEM, Crc};
 use redis::ToRedisArgs;
 
 use crate::deployment::{eventually, info, query, tell};
-use crate::help::ms;
+use crate::help::{PATIENCE, ms};
 use crate::server::RedisServer;
 
 /// How many slots a cluster has.
 pub const SLOTS: u16 = 16_384;
 /// What each server starts with. Replicas join at once, stay with their shard, and may be promoted however long they
-/// heard nothing from their master.
-const SERVER: [&str; 12] = [
+/// heard nothing from their master. A server that was a replica does not start again with the data that it got then.
+const SERVER: [&str; 14] = [
     "--cluster-enabled",
     "yes",
     "--cluster-announce-ip",
@@ -33,6 +34,8 @@ const SERVER: [&str; 12] = [
     "0",
     "--repl-diskless-sync-delay",
     "0",
+    "--rdb-del-sync-files",
+    "yes",
 ];
 /// The settings while a cluster is built. A server takes no writes before it was in the majority for a node timeout, of
 /// at most 5 s, and gossips twice in a node timeout. A replica that was not heard in time must not cause an election.
@@ -299,6 +302,38 @@ impl Cluster {
         }
     }
 
+    /// Starts a killed server again, without its data, as a replica of the server that took its slots over.
+    pub fn rejoin(&mut self, at: usize) {
+        let of_shard = |server: &usize| server % self.shards == at % self.shards;
+        let master = self
+            .masters()
+            .into_iter()
+            .find(of_shard)
+            .expect("the shard has a master");
+        let master = self.nodes[master].id.clone();
+        self.nodes[at].server.restart();
+        *self.nodes[at].is_live.get_mut() = true;
+        // It refuses while it believes that it has slots.
+        let end = Instant::now() + PATIENCE;
+        while let Err(error) = query::<String>(self.server(at), &["CLUSTER", "REPLICATE", &master]) {
+            let seen: String = query(self.server(at), &["CLUSTER", "NODES"]).unwrap();
+            assert!(Instant::now() < end, "no replica of {master}: {error}\n{seen}");
+            sleep(ms(20));
+        }
+        self.settle();
+    }
+
+    /// Sends a command to all live servers, which they accept.
+    pub fn tell_all(&self, words: &[&str]) {
+        let live = (0..self.nodes.len()).filter(|at| self.is_live(*at));
+        live.for_each(|at| tell(self.server(at), words));
+    }
+
+    /// Returns how many servers there are, dead ones included.
+    pub fn size(&self) -> usize {
+        self.nodes.len()
+    }
+
     /// Waits until a replica owns the slots of the killed or stopped master and all live servers know it. Returns that
     /// replica. This takes the node timeout, and another second or two.
     pub fn promoted(&self, old: usize) -> usize {
@@ -332,7 +367,8 @@ impl Cluster {
         *self.nodes[replica].promoted.lock().unwrap() = Some(Instant::now());
     }
 
-    fn is_live(&self, at: usize) -> bool {
+    /// Returns false if the server was killed, or stopped.
+    pub fn is_live(&self, at: usize) -> bool {
         self.nodes[at].is_live.load(Ordering::Relaxed)
     }
 

@@ -28,8 +28,8 @@ fn slot(cluster: &Cluster, tag: &str) -> u16 {
 /// Returns a server that does not own the slot.
 fn other_master(cluster: &Cluster, slot: u16) -> usize {
     let owner = cluster.master_of_slot(slot);
-    let masters = cluster.masters().into_iter();
-    masters.filter(|at| *at != owner).next().unwrap()
+    let mut masters = cluster.masters().into_iter();
+    masters.find(|at| *at != owner).unwrap()
 }
 
 /// Takes the locks `{tag}:0`, `{tag}:1`, ….

@@ -104,12 +104,15 @@ enum Rest {
     Latches,
 }
 
+/// Runs a law where it is told.
+type Law = fn(&Stage<'_>);
+
 /// Laws with the same settings.
 struct Suite {
     name: &'static str,
     lease: Duration,
     rest: Rest,
-    laws: Vec<(&'static str, fn(&Stage<'_>))>,
+    laws: Vec<(&'static str, Law)>,
 }
 
 impl Suite {
@@ -123,12 +126,12 @@ impl Suite {
         }
     }
 
-    fn add(&mut self, name: &'static str, law: fn(&Stage<'_>)) {
+    fn add(&mut self, name: &'static str, law: Law) {
         self.laws.push((name, law));
     }
 
     /// Runs a law, and checks what it leaves.
-    fn check(&self, cluster: &Cluster, number: usize, law: fn(&Stage<'_>)) {
+    fn check(&self, cluster: &Cluster, number: usize, law: Law) {
         let stage = Stage::new(cluster, number, self);
         law(&stage);
         stage.run(async {

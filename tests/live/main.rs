@@ -23,6 +23,7 @@ mod clocks;
 mod cluster;
 mod cluster_rules;
 mod clusters;
+mod clusters_failover;
 mod clusters_laws;
 mod commands;
 mod contest;

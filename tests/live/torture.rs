@@ -10,11 +10,12 @@
 //!   nothing.
 //! * *Readers without locks*: only readers act so.
 //!
-//! `failovers.rs` has another variant, behind Sentinels.
+//! `failovers.rs` has another variant, behind Sentinels, and `clusters.rs` has two, on a cluster.
 //!
 //! `TENURE_TORTURE_SECONDS` is the length of the first two variants together, in rounds of at most a minute. `TENURE_SEED`
 //! replays the schedule of faults of the first round.
 
+mod clusters;
 mod ears;
 mod elections;
 mod events;
@@ -199,6 +200,7 @@ impl Variant {
         let orders = Orders {
             url: String::new(),
             sentinels: Vec::new(),
+            cluster: Vec::new(),
             register: register.as_ref().map(RedisServer::url),
             counters: self.counter.then(|| dir.clone()),
             journal: PathBuf::new(),
@@ -282,13 +284,24 @@ impl Variant {
 
     /// Checks that only the clock and the writes of holders are left in Redis.
     fn leftovers(&self, server: &RedisServer, canary: &Canary, findings: &mut Findings) {
+        self.leftovers_on(&[server], canary, findings);
+    }
+
+    /// Checks that only clocks and the writes of holders are left on the servers.
+    fn leftovers_on(&self, servers: &[&RedisServer], canary: &Canary, findings: &mut Findings) {
         let (end, life) = (Instant::now() + self.bound(), latches::LIFE);
-        let mut client = server.client();
+        let mut clients: Vec<_> = servers.iter().map(|server| server.client()).collect();
         loop {
-            let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(&mut client).expect("the keys");
+            let keys = clients.iter_mut().flat_map(|client| {
+                let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(client).expect("the keys");
+                keys
+            });
             let stays = ["tenure1:clock", "tenure1:run", "tenure1:longest"];
-            let is_left = |key: &String| !stays.contains(&&**key) && !key.starts_with(notes::PREFIX);
-            let left: Vec<_> = keys.into_iter().filter(is_left).collect();
+            let prefixes = ["tenure1:clock:{", notes::PREFIX];
+            let is_left = |key: &String| {
+                !stays.contains(&&**key) && !prefixes.iter().any(|prefix| key.starts_with(prefix))
+            };
+            let left: Vec<_> = keys.filter(is_left).collect();
             if left.is_empty() {
                 return;
             }

@@ -10,7 +10,7 @@ use tenure::protocol::message::{
     Batch, ClaimId, ClaimNumber, Executed, GrantNumber, Kind, LeaseTimes, Mode, Name, NodeId, Permits, Push,
     Redirect, Reply, Request, Verb,
 };
-use tenure::store::{Link, ServerId, Store};
+use tenure::store::{Link, ServerId};
 use tenure::testing::cluster_store;
 
 use super::same;

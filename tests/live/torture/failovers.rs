@@ -181,6 +181,7 @@ impl Scene {
         let orders = Orders {
             url: String::new(),
             sentinels: deployment.urls(),
+            cluster: Vec::new(),
             register: None,
             counters: Some(dir.to_owned()),
             journal: PathBuf::new(),

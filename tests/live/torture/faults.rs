@@ -100,7 +100,7 @@ pub const WITH_PAUSES: &[Fault] = &[
     Quiet,
 ];
 
-/// A process, and the proxy between it and the server. Behind Sentinels there is no proxy.
+/// A process, and the proxy between it and the server. Behind Sentinels and on a cluster there is no proxy.
 pub struct Node {
     number: usize,
     incarnation: u32,
@@ -112,7 +112,7 @@ pub struct Node {
 
 impl Node {
     pub fn proxy(&self) -> &Proxy {
-        self.proxy.as_ref().expect("a node without Sentinels")
+        self.proxy.as_ref().expect("a node on one server")
     }
 
     /// Kills the process, also if it is stopped.
@@ -144,7 +144,7 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// Starts nodes that reach this server through proxies, or the servers of the Sentinels in their orders.
+    /// Starts nodes that reach this server through proxies, or the servers of the Sentinels or the cluster in their orders.
     pub fn start(orders: Orders, dir: PathBuf, server: Option<&RedisServer>, count: usize) -> Self {
         let mut nodes = Nodes {
             orders,

@@ -20,8 +20,9 @@ use crate::torture::worker::{Held, Worker};
 /// The prefix of the keys that are left on the server.
 pub const PREFIX: &str = "notes:";
 
-fn list(key: usize) -> String {
-    format!("{PREFIX}{}", name(key))
+/// Returns the name of a list. It is in the slot of the lock's record, because a write is executed in one slot.
+pub fn list(key: usize) -> String {
+    format!("{PREFIX}{{lock:{}}}", name(key))
 }
 
 /// Returns the written fences, in their order.

@@ -16,6 +16,8 @@ pub struct Orders {
     pub url: String,
     /// The Sentinels of the locks, instead of the URL.
     pub sentinels: Vec<String>,
+    /// Servers of the cluster of the locks, instead of the URL.
+    pub cluster: Vec<String>,
     /// The Redis of the register, which has no faults.
     pub register: Option<String>,
     /// The directory of the counters.
@@ -47,9 +49,10 @@ impl Orders {
         let register = self.register.as_deref().unwrap_or_default();
         let counters = self.counters.clone().unwrap_or_default();
         format!(
-            "{}|{}|{register}|{}|{}|{}|{}|{}|{:?}",
+            "{}|{}|{}|{register}|{}|{}|{}|{}|{}|{:?}",
             self.url,
             self.sentinels.join(","),
+            self.cluster.join(","),
             counters.display(),
             self.journal.display(),
             self.seed,
@@ -63,6 +66,7 @@ impl Orders {
         let [
             url,
             sentinels,
+            cluster,
             register,
             counters,
             journal,
@@ -74,12 +78,13 @@ impl Orders {
             .split('|')
             .collect::<Vec<_>>()
             .try_into()
-            .expect("nine orders");
+            .expect("ten orders");
         let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
+        let list = |text: &str| text.split(',').filter_map(some).collect();
         Orders {
             url: url.into(),
-            sentinels: some(sentinels)
-                .map_or_else(Vec::new, |urls| urls.split(',').map(str::to_owned).collect()),
+            sentinels: list(sentinels),
+            cluster: list(cluster),
             register: some(register),
             counters: some(counters).map(PathBuf::from),
             journal: journal.into(),
@@ -130,10 +135,12 @@ pub async fn build(orders: &Orders) -> Locks {
         Locked::Nobody => Ok(Locks::memory()),
         Locked::Everybody | Locked::Writers => {
             let builder = Locks::builder().lease(orders.lease).lazy();
-            if orders.sentinels.is_empty() {
+            let like = redis::Client::open("redis://127.0.0.1/").expect("a good URL");
+            if !orders.cluster.is_empty() {
+                builder.cluster(&orders.cluster, like).await
+            } else if orders.sentinels.is_empty() {
                 builder.redis(&orders.url).await
             } else {
-                let like = redis::Client::open("redis://127.0.0.1/").expect("a good URL");
                 let builder = builder.recovery(Recovery::Always {
                     longest: orders.lease,
                     lag: LAG,

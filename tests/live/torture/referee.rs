@@ -18,7 +18,7 @@
 //!
 //! **Recovery.** Every live node always has a task that wants each key, and a candidate in the election. The time from the
 //! last sign of a holder, or from the last fault of a single node, to the next grant must not exceed the bound. Times when
-//! no node could reach the server do not count.
+//! no node could reach the server do not count, nor times when the slot of the key was half moved or without a master.
 //!
 //! **Promotions** explain lost leases, refusals, lost values of a leader and lost writes, each only while it can cause
 //! them. They never explain two guards at one instant, a fence that does not grow or a counter that is off.
@@ -70,6 +70,8 @@ pub enum Scope {
     Node,
     /// The server answers no node.
     Everybody,
+    /// The slot of this key is on its way to another server, or has no master.
+    Slot(usize),
     /// No lasting effect.
     Passing,
 }
@@ -258,7 +260,7 @@ fn read(
             }
             "error" => {
                 *tally.errors.entry(rest.into()).or_default() += 1;
-                if !case.is_explained(at, rest) {
+                if !case.is_explained(at, rest) && !is_of_cluster(case, rest) {
                     findings.add("an error that nothing explains", format!("{label}: {line}"));
                 }
                 continue;
@@ -401,6 +403,17 @@ fn read(
     holds.into_values()
 }
 
+/// Returns whether an error is explained by a slot that moves, or by a master that is dead.
+fn is_of_cluster(case: &Case, error: &str) -> bool {
+    let has = |codes: &[&str]| codes.iter().any(|code| error.contains(code));
+    let moves = case
+        .troubles
+        .iter()
+        .any(|trouble| matches!(trouble.scope, Scope::Slot(_)));
+    moves && has(&["TRYAGAIN", "ASK", "MOVED", "on its way"])
+        || !case.promotions.is_empty() && has(&["CLUSTERDOWN", "not served"])
+}
+
 pub fn show(case: &Case, hold: &Hold) -> String {
     let from = Duration::from_nanos(hold.granted.saturating_sub(case.run.0));
     let to = Duration::from_nanos(hold.held_to.unwrap_or_default().saturating_sub(case.run.0));
@@ -538,7 +551,7 @@ fn recovery(case: &Case, key: usize, holds: &[&Hold], tally: &mut Tally, finding
         let blocked: u64 = case
             .troubles
             .iter()
-            .filter(|trouble| trouble.scope == Scope::Everybody)
+            .filter(|trouble| [Scope::Everybody, Scope::Slot(key)].contains(&trouble.scope))
             .map(|trouble| trouble.to.min(granted).saturating_sub(trouble.from.max(from)))
             .sum();
         let took = Duration::from_nanos(waited.saturating_sub(blocked));
