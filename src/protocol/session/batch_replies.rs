@@ -53,7 +53,7 @@ impl<P: Plant> Session<P> {
         if reply.time > 0 {
             self.note_server_time(reply.time, batch.sent, cx.now);
         }
-        let (mut demoted, mut refused, mut broken) = (false, false, None);
+        let (mut demoted, mut refused) = (false, false);
         let mut requests = batch.requests;
         let (sent, time, mut replies) = (batch.sent, reply.time, reply.replies);
         let late_after = batch.late_after.max(cx.now);
@@ -68,21 +68,15 @@ impl<P: Plant> Session<P> {
                 }
                 Reply::Late => refused = true,
                 Reply::Failed(failure) => {
-                    let Failure { executed, error } = (**failure).clone();
-                    refused |= matches!(error.kind(), StoreErrorKind::Refused(_));
-                    // Other failures of a part say nothing of this connection.
-                    if matches!(error.kind(), StoreErrorKind::Refused(_)) && is_broken(&error) {
-                        broken = Some(error.clone());
-                    }
-                    if !over {
-                        let why = self.why_unanswered(executed, &error, batch.connection);
-                        let request = UnansweredRequest {
-                            tag,
-                            name,
-                            late_after,
-                        };
-                        cx.effects.push(self.unanswered(request, why, error));
-                    }
+                    refused |= matches!(failure.error.kind(), StoreErrorKind::Refused(_));
+                    demoted |= *failure.error.kind() == StoreErrorKind::Refused(StoreRefusal::ReadOnly);
+                    let request = UnansweredRequest {
+                        tag,
+                        name,
+                        late_after,
+                    };
+                    let failed = self.part_failed(request, failure, batch.connection);
+                    cx.effects.extend((!over).then_some(failed));
                     continue;
                 }
                 Reply::Recovering(left) => self.note_recovery(ms(*left), cx),
@@ -112,11 +106,20 @@ impl<P: Plant> Session<P> {
             cx.event(SessionEvent::Answered { refused, sent });
         }
         if demoted {
-            broken = Some(StoreError::refused(StoreRefusal::ReadOnly));
-        }
-        if let Some(error) = broken {
+            let error = StoreError::refused(StoreRefusal::ReadOnly);
             self.give_up(batch.connection, sent, error, cx);
         }
+    }
+
+    /// Returns the effect that reports a request whose part of the batch failed.
+    fn part_failed(
+        &self,
+        request: UnansweredRequest,
+        failure: &Failure,
+        connection: Attempt,
+    ) -> SessionEffect {
+        let why = self.why_unanswered(failure.executed, &failure.error, connection);
+        self.unanswered(request, why, failure.error.clone())
     }
 
     /// Reports a recovery of the server, once.

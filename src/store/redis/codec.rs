@@ -571,7 +571,7 @@ mod tests {
         let lock = |key: &str, verb| request(Name::lock(Key::from(key)), verb);
         let one = words(vec![lock("a", Verb::Leave)]);
         let claim_id = "00000000000000000000000000000001:2:0000000000000003:";
-        assert_eq!(one[2..6], ["4", "lock:a", CLOCK, RECOVERING]);
+        assert_eq!(one[2..6], ["4", "lock:a", "tenure1:clock", "tenure1:recovering"]);
         assert_eq!(
             one[7..],
             ["17", "0", "p", "9000", "l", claim_id, "1000", "1250", "0", ""],
