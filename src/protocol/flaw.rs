@@ -76,8 +76,6 @@ pub enum Flaw {
 
     /// A leave is not repeated when an earlier renewal, which has no answer, can no longer assert the lease.
     AssertedAfterLeave,
-    /// A lease that was passed on, or is gone, is not left when a renewal without an answer may assert it.
-    AssertedAfterPass,
 
     // Of the calls.
     /// A repeated call has a fresh id.

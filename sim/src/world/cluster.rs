@@ -3,12 +3,11 @@
 use std::collections::BTreeSet;
 
 use tenure::protocol::ledger::Ledger;
-use tenure::protocol::message::{Batch, Name, Reply};
+use tenure::protocol::message::{Batch, Reply};
 use tenure::protocol::session::step::BatchId;
 
 use crate::planted::Planted;
 use crate::time::MS;
-use crate::world::World;
 
 /// The clocks of two servers are never apart by more than twice this.
 pub(crate) const CLOCK_BAND_US: i64 = 60_000;
@@ -111,96 +110,5 @@ impl Cluster {
     /// Returns until when moves may delay callers.
     pub(crate) fn settles_at(&self) -> u64 {
         self.slots.iter().map(|slot| slot.settles_at).max().unwrap_or(0)
-    }
-}
-
-impl World {
-    /// Returns whether this world has several servers.
-    pub(crate) fn is_cluster(&self) -> bool {
-        self.cluster.servers > 0
-    }
-
-    /// Returns the hash slot of a key; `None` with one server.
-    pub(crate) fn hash_slot(&self, key: usize) -> Option<usize> {
-        self.is_cluster().then(|| key % self.cluster.slots.len())
-    }
-
-    /// Returns the session of a node that sends the requests about a name, by the node's own map.
-    pub(crate) fn session_of(&self, slot: usize, name: &Name) -> usize {
-        let hash = self.hash_slot(self.key_index(name));
-        hash.map_or(0, |hash| self.nodes[slot].map[hash])
-    }
-
-    /// Returns the session for the next probe.
-    pub(crate) fn session_of_probe(&mut self, slot: usize) -> usize {
-        match self.cluster.servers {
-            0 => self.nodes[slot].inbox_session(),
-            servers => self.cluster.rng.usize(0..servers),
-        }
-    }
-
-    /// Returns the map that a new process reads. It may be old.
-    pub(crate) fn first_map(&mut self) -> Vec<usize> {
-        let (servers, rng) = (self.cluster.servers, &mut self.cluster.rng);
-        let read = |slot: &HashSlot| match rng.u8(0..5) {
-            0 => rng.usize(0..servers),
-            _ => slot.server,
-        };
-        self.cluster.slots.iter().map(read).collect()
-    }
-
-    /// Returns the ledger of a key, and what the wall clock of its server shows, in µs.
-    pub(crate) fn ledger_of(&self, key: usize) -> (&Ledger<Planted>, u64) {
-        match self.hash_slot(key) {
-            None => (&self.server.ledger, self.server_us()),
-            Some(hash) if self.cluster.in_hand == Some(hash) => (&self.server.ledger, self.server_us()),
-            Some(hash) => {
-                let slot = &self.cluster.slots[hash];
-                let us = self.server_at(slot.server).clock_us(self.now);
-                (&slot.ledger, us)
-            }
-        }
-    }
-
-    /// Returns all ledgers, each with what the wall clock of its server shows, in µs.
-    pub(crate) fn ledgers(&self) -> impl Iterator<Item = (&Ledger<Planted>, u64)> {
-        // The first keys have the first hash slots, one each.
-        (0..self.cluster.slots.len().max(1)).map(|key| self.ledger_of(key))
-    }
-
-    /// Acts with the server and the ledger of a key at hand.
-    pub(crate) fn with_key<T>(&mut self, key: usize, act: impl FnOnce(&mut World) -> T) -> T {
-        match self.hash_slot(key) {
-            Some(hash) if self.cluster.in_hand != Some(hash) => {
-                let server = self.cluster.slots[hash].server;
-                self.with_slot(server, Some(hash), act)
-            }
-            _ => act(self),
-        }
-    }
-
-    /// Acts with a server at hand, and with the ledger of a hash slot.
-    pub(crate) fn with_slot<T>(
-        &mut self,
-        server: usize,
-        hash: Option<usize>,
-        act: impl FnOnce(&mut World) -> T,
-    ) -> T {
-        let from = (self.at, self.cluster.in_hand);
-        self.take_slot_in_hand(server, hash);
-        let done = act(self);
-        self.take_slot_in_hand(from.0, from.1);
-        done
-    }
-
-    fn take_slot_in_hand(&mut self, server: usize, hash: Option<usize>) {
-        if let Some(old) = self.cluster.in_hand.take() {
-            std::mem::swap(&mut self.server.ledger, &mut self.cluster.slots[old].ledger);
-        }
-        self.take_in_hand(server);
-        if let Some(new) = hash {
-            std::mem::swap(&mut self.server.ledger, &mut self.cluster.slots[new].ledger);
-        }
-        self.cluster.in_hand = hash;
     }
 }

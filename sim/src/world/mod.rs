@@ -7,6 +7,7 @@ pub(crate) mod connection;
 pub(crate) mod election_memory;
 pub(crate) mod event;
 pub(crate) mod exemptions;
+pub(crate) mod hash_slots;
 pub(crate) mod inbox;
 pub(crate) mod latch_memory;
 pub(crate) mod memory;

@@ -255,7 +255,6 @@ impl<P: Plant> KeyState<P> {
     pub(crate) fn end_passed(&mut self, cx: &mut StepContext<'_>, old: Option<Claim>) {
         if let Some(old) = old
             && (old.is_renewing() || old.assertable(cx.now).is_some())
-            && !self.plant.planted(Flaw::AssertedAfterPass)
         {
             self.leave_passed(cx, old);
         }

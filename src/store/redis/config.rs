@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use redis::{Client, ConnectionAddr, RedisError, RedisResult};
 
-use crate::store::redis::cluster::Cluster;
 use crate::store::redis::names::Names;
 use crate::store::redis::run::RunPolicy;
 use crate::store::redis::sentinel::{Address, Sentinels};
+use crate::store::redis::slot_map::Cluster;
 use crate::store::redis::tls;
 
 /// The address of a server, the names of its keys, and the options of its connections.

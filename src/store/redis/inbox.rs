@@ -10,8 +10,9 @@ use redis::aio::{PubSubSink, PubSubStream};
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::message::{InboxEvent, NodeId};
+use crate::store::redis::codec::error_text;
 use crate::store::redis::config::Config;
-use crate::store::redis::link::{cannot_open, error_text};
+use crate::store::redis::connection::cannot_open;
 use crate::store::redis::{codec, names, tls};
 use crate::store::{BoxFuture, Inbox, Ping, Sink};
 

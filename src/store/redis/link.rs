@@ -4,9 +4,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use redis::aio::MultiplexedConnection;
-use redis::{
-    AsyncConnectionConfig, Cmd, ConnectionAddr, ErrorKind, Pipeline, RedisError, RedisResult, Value,
-};
+use redis::{Cmd, ConnectionAddr, Pipeline, RedisError, RedisResult, Value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Name, Reply, WriteAnswer};
@@ -14,11 +12,12 @@ use crate::protocol::session::step::Place;
 use crate::protocol::write::Action;
 pub(super) use crate::store::redis::codec::{error_text, result, text};
 use crate::store::redis::config::Config;
+use crate::store::redis::connection::{cannot_open, connect, failure, load_command, read_time, too_slow};
 use crate::store::redis::script::{LuaScript, SCRIPTS};
 use crate::store::redis::sentinel::SentinelWatch;
 use crate::store::redis::slots::{self, SlotBatch};
 use crate::store::redis::write::{self, ActionCall};
-use crate::store::redis::{codec, names, run, tls};
+use crate::store::redis::{codec, names, run};
 use crate::store::{BoxFuture, Link};
 
 /// The oldest supported version: older servers lack commands that the scripts use.
@@ -122,19 +121,6 @@ impl RedisLink {
     }
 }
 
-/// Opens a connection to a server.
-pub(super) async fn connect(store: &Arc<Config>) -> Result<MultiplexedConnection, StoreError> {
-    tls::install_provider(store.address());
-    // The session sets deadlines. A timeout of the client would report a batch as failed while it is in flight.
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(None)
-        .set_response_timeout(None);
-    let client = store.client.clone();
-    let opening = async move { client.get_multiplexed_async_connection_with_config(&config).await };
-    let opened = tls::open(store.address(), opening).await;
-    opened.map_err(|error| cannot_open(store, error))
-}
-
 /// Returns a server's answers to the `N` commands of a pipeline.
 async fn ask_all<const N: usize>(
     store: &Config,
@@ -202,13 +188,6 @@ async fn compare_run(
 
 fn load(script: &LuaScript, pipeline: &mut Pipeline) {
     pipeline.add_command(load_command(script));
-}
-
-/// Returns the command that loads a script.
-pub(super) fn load_command(script: &LuaScript) -> Cmd {
-    let mut command = redis::cmd("SCRIPT");
-    command.arg("LOAD").arg(&*script.text);
-    command
 }
 
 impl Link for RedisLink {
@@ -312,45 +291,6 @@ fn is_of_slot(error: &RedisError) -> bool {
     matches!(error.code(), Some("MOVED" | "ASK" | "TRYAGAIN" | "CLUSTERDOWN"))
 }
 
-/// Returns what a failed call means: whether it was executed, and the error.
-pub(super) fn failure(error: RedisError) -> Failure {
-    if error.code() == Some("NOSCRIPT") {
-        // The script was loaded a moment ago. Either another server answers now, or the server drops scripts at once.
-        // Both pass, and the next connection loads the script again.
-        let text = "the server lost the script that was just loaded";
-        return Failure {
-            executed: Executed::No,
-            error: StoreError::new(StoreErrorKind::Interrupted, text).with_source(error),
-        };
-    }
-    if let Some(text) = error_text(&error) {
-        // Any other error may come from a script that was stopped halfway.
-        let executed = match (codec::refusal(&text), error.code()) {
-            (StoreRefusal::Other(_), Some("TRYAGAIN" | "CLUSTERDOWN" | "MOVED" | "ASK" | "CROSSSLOT")) => {
-                Executed::No
-            }
-            (StoreRefusal::Other(_), Some("MASTERDOWN" | "TENURECLOCK")) => Executed::No,
-            (StoreRefusal::Other(_) | StoreRefusal::WrongType, _) => Executed::Unknown,
-            _ => Executed::No,
-        };
-        return Failure {
-            executed,
-            error: refused(&text).with_source(error),
-        };
-    }
-    let (executed, kind) = if error.is_connection_refusal() {
-        (Executed::No, StoreErrorKind::Unreachable)
-    } else if error.is_timeout() {
-        (Executed::Unknown, StoreErrorKind::TimedOut)
-    } else {
-        (Executed::Unknown, StoreErrorKind::Interrupted)
-    };
-    Failure {
-        executed,
-        error: StoreError::new(kind, &error).with_source(error),
-    }
-}
-
 /// Returns the reply to an action that the server answered with an error.
 ///
 /// Unless the error means "not executed", the write is answered: its script was stopped halfway, or could not be
@@ -366,33 +306,6 @@ fn failed_action(action: &Action, error: RedisError) -> Result<Reply, Failure> {
     }
 }
 
-fn refused(text: &str) -> StoreError {
-    let refusal = codec::refusal(text);
-    match refusal {
-        StoreRefusal::NoPermission => {
-            let message = format!("{refusal}; the server said: {text}");
-            StoreError::new(StoreErrorKind::Refused(refusal), message)
-        }
-        refusal => StoreError::refused(refusal),
-    }
-}
-
-/// Returns the error of a connection that could not be opened. No request was sent on it.
-pub(super) fn cannot_open(store: &Config, error: RedisError) -> StoreError {
-    if let Some(text) = error_text(&error) {
-        return refused(&text).with_source(error);
-    }
-    if error.kind() == ErrorKind::AuthenticationFailed {
-        return StoreError::refused(StoreRefusal::WrongPassword).with_source(error);
-    }
-    let hint = store.hint(Some(&error));
-    StoreError::new(
-        StoreErrorKind::Unreachable,
-        format_args!("{}: {error}{hint}", store.address()),
-    )
-    .with_source(error)
-}
-
 /// Returns an error that says that the master refused, and not a Sentinel.
 fn refused_by_master(store: &Config, error: StoreError) -> StoreError {
     let what = match error.kind() {
@@ -403,16 +316,6 @@ fn refused_by_master(store: &Config, error: StoreError) -> StoreError {
         _ => return error,
     };
     error.within(format_args!("at {}, {what}", store.address()))
-}
-
-/// Returns the error of a connection that did not open in time.
-pub(super) fn too_slow(store: &Config) -> StoreError {
-    let deadline = store.timeout;
-    let hint = store.hint(None);
-    StoreError::new(
-        StoreErrorKind::Unreachable,
-        format_args!("no connection to {} within {deadline:?}{hint}", store.address()),
-    )
 }
 
 /// Refuses a server of a Redis Cluster, which accepts connections and then refuses each lock by its slot. On a cluster,
@@ -552,11 +455,6 @@ pub(super) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
 fn parse_version(version: &str) -> Option<(u32, u32)> {
     let mut parts = version.split('.');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
-}
-
-pub(super) fn read_time(time: RedisResult<Value>) -> RedisResult<u64> {
-    let (seconds, micros): (u64, u64) = redis::from_redis_value(time?)?;
-    Ok(seconds.saturating_mul(1_000_000).saturating_add(micros))
 }
 
 #[cfg(test)]

@@ -12,7 +12,6 @@ use redis::{Client, ConnectionInfo};
 use crate::error::{OptionsError, StoreError};
 use crate::options::is_prefix;
 use crate::protocol::message::{Name, NodeId};
-use crate::store::redis::cluster::Cluster;
 use crate::store::redis::config::Config;
 use crate::store::redis::link::RedisLink;
 use crate::store::redis::names::Names;
@@ -20,11 +19,13 @@ use crate::store::redis::names::Names;
 pub(crate) use crate::store::redis::pool::Pool;
 pub(crate) use crate::store::redis::run::RunPolicy;
 use crate::store::redis::sentinel::Sentinels;
+use crate::store::redis::slot_map::Cluster;
 use crate::store::{Abilities, BoxFuture, Inbox, Link, MapSink, ServerId, Sink, Store, sealed};
 
 mod cluster;
 mod codec;
 mod config;
+mod connection;
 mod inbox;
 mod link;
 mod names;
@@ -33,6 +34,7 @@ mod pool;
 mod run;
 mod script;
 mod sentinel;
+mod slot_map;
 mod slots;
 mod tls;
 mod url;
@@ -185,8 +187,8 @@ impl RedisStore {
     pub(crate) async fn is_behind(&self, pool: &Pool) -> Result<bool, StoreError> {
         let inner = &self.inner;
         let asked = tokio::time::timeout(inner.timeout, pool::is_same_server(pool, &inner.client)).await;
-        let asked = asked.map_err(|_| link::too_slow(inner))?;
-        asked.map_err(|error| link::cannot_open(inner, error))
+        let asked = asked.map_err(|_| connection::too_slow(inner))?;
+        asked.map_err(|error| connection::cannot_open(inner, error))
     }
 
     fn edit(&mut self) -> &mut Config {
@@ -254,7 +256,7 @@ impl Store for RedisStore {
 
     fn inbox_server(&self) -> ServerId {
         match self.inner.cluster {
-            Some(_) => cluster::INBOX,
+            Some(_) => slot_map::INBOX,
             None => ServerId(0),
         }
     }

@@ -7,17 +7,18 @@ use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
+use tokio::time::timeout;
 
-use crate::error::{StoreError, StoreRefusal};
+use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::flaw::Sound;
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Redirect, Reply, Request};
 use crate::protocol::redirects::{Fallback, Side, SlotRefusal, after_alone, after_script, is_believed};
-use crate::store::redis::cluster::{Cluster, read_redirect};
-use crate::store::redis::codec::{self, result};
+use crate::store::redis::codec::{self, error_text, result};
 use crate::store::redis::config::Config;
-use crate::store::redis::link::{failure, load_command};
+use crate::store::redis::connection::{cannot_open, connect, failure, load_command, read_time};
 use crate::store::redis::script::ALONE;
 use crate::store::redis::sentinel::Address;
+use crate::store::redis::slot_map::Cluster;
 
 /// The requests of a batch whose names share a slot.
 struct Part {
@@ -93,7 +94,7 @@ impl SlotBatch {
     async fn ping(&mut self) -> Result<BatchReply, Failure> {
         let answer = self.connection.send_packed_command(&redis::cmd("TIME")).await;
         let time = answer.and_then(result);
-        let time = crate::store::redis::link::read_time(time).map_err(failure)?;
+        let time = read_time(time).map_err(failure)?;
         Ok(BatchReply {
             time,
             replies: Vec::new(),
@@ -193,14 +194,54 @@ impl SlotBatch {
     /// Executes a request with its record alone at the server that its slot is on its way to.
     async fn apply_at(&self, target: &Address, request: &Request) -> Reply {
         let call = codec::encode_alone(request, &self.store.names);
-        let load = load_command(&ALONE);
-        match self.cluster.ask_target(&self.store, target, &load, call).await {
+        match self.ask_target(target, call).await {
             Ok(answer) => believed(Side::Target, &answer),
             // A renewal that may have been executed does no harm, and a leave is repeated.
             Err(error) => Reply::Failed(Box::new(Failure {
                 executed: Executed::Unknown,
                 error,
             })),
+        }
+    }
+
+    /// Executes a script of one key at the server that a slot is moving to.
+    async fn ask_target(&self, address: &Address, call: Cmd) -> Result<Value, StoreError> {
+        let config = &self.store;
+        let mut targets = self.cluster.targets.lock().await;
+        let mut connection = match targets.get(address) {
+            Some(connection) => connection.clone(),
+            None => {
+                let target = Arc::new(
+                    config
+                        .at(address.clone())
+                        .map_err(|error| cannot_open(config, error))?,
+                );
+                let opened = timeout(config.timeout / 4, connect(&target)).await;
+                let opened = opened.map_err(|_| {
+                    let text = format_args!("no connection to {}", target.address());
+                    StoreError::new(StoreErrorKind::Unreachable, text)
+                })??;
+                targets.insert(address.clone(), opened.clone());
+                opened
+            }
+        };
+        drop(targets);
+        // SCRIPT LOAD ends what ASKING begins, so it comes first.
+        let mut pipeline = Pipeline::with_capacity(3);
+        pipeline.add_command(load_command(&ALONE));
+        pipeline.cmd("ASKING");
+        pipeline.add_command(call);
+        let answers = connection.send_packed_commands(&pipeline, 0, 3).await;
+        let answer = answers.and_then(|answers| result(answers.into_iter().nth(2).unwrap_or(Value::Nil)));
+        match answer {
+            Ok(answer) => Ok(answer),
+            Err(error) => {
+                if error_text(&error).is_none() {
+                    self.cluster.targets.lock().await.remove(address);
+                }
+                let text = format_args!("{}:{}: {error}", address.0, address.1);
+                Err(StoreError::new(StoreErrorKind::Interrupted, text).with_source(error))
+            }
         }
     }
 
@@ -279,4 +320,16 @@ fn fill(replies: &mut [Option<Reply>], places: &[usize], failure: &Failure) {
     for place in places {
         replies[*place] = Some(Reply::Failed(Box::new(failure.clone())));
     }
+}
+
+/// Reads `<slot> <host>:<port>`, which `MOVED` and `ASK` say. Without a host the server means the one that was asked.
+fn read_redirect(detail: &str, asked: &Config) -> Option<(u16, Address)> {
+    let (slot, address) = detail.trim().split_once(' ')?;
+    let (host, port) = address.trim().rsplit_once(':')?;
+    let own = match asked.address() {
+        redis::ConnectionAddr::Tcp(host, _) | redis::ConnectionAddr::TcpTls { host, .. } => host.as_str(),
+        _ => "",
+    };
+    let host = if host.is_empty() || host == "?" { own } else { host };
+    Some((slot.parse().ok()?, (host.to_owned(), port.parse().ok()?)))
 }

@@ -1,0 +1,116 @@
+//! A connection to a server: how it opens, how a script is loaded, and what an error means.
+
+use std::sync::Arc;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, Cmd, ErrorKind, RedisError, RedisResult, Value};
+
+use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
+use crate::protocol::message::{Executed, Failure};
+use crate::store::redis::codec::{self, error_text};
+use crate::store::redis::config::Config;
+use crate::store::redis::script::LuaScript;
+use crate::store::redis::tls;
+
+/// Opens a connection to a server.
+pub(super) async fn connect(store: &Arc<Config>) -> Result<MultiplexedConnection, StoreError> {
+    tls::install_provider(store.address());
+    // The session sets deadlines. A timeout of the client would report a batch as failed while it is in flight.
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(None)
+        .set_response_timeout(None);
+    let client = store.client.clone();
+    let opening = async move { client.get_multiplexed_async_connection_with_config(&config).await };
+    let opened = tls::open(store.address(), opening).await;
+    opened.map_err(|error| cannot_open(store, error))
+}
+
+/// Returns the command that loads a script.
+pub(super) fn load_command(script: &LuaScript) -> Cmd {
+    let mut command = redis::cmd("SCRIPT");
+    command.arg("LOAD").arg(&*script.text);
+    command
+}
+
+/// Returns what a failed call means: whether it was executed, and the error.
+pub(super) fn failure(error: RedisError) -> Failure {
+    if error.code() == Some("NOSCRIPT") {
+        // The script was loaded a moment ago. Either another server answers now, or the server drops scripts at once.
+        // Both pass, and the next connection loads the script again.
+        let text = "the server lost the script that was just loaded";
+        return Failure {
+            executed: Executed::No,
+            error: StoreError::new(StoreErrorKind::Interrupted, text).with_source(error),
+        };
+    }
+    if let Some(text) = error_text(&error) {
+        // Any other error may come from a script that was stopped halfway.
+        let executed = match (codec::refusal(&text), error.code()) {
+            (StoreRefusal::Other(_), Some("TRYAGAIN" | "CLUSTERDOWN" | "MOVED" | "ASK" | "CROSSSLOT")) => {
+                Executed::No
+            }
+            (StoreRefusal::Other(_), Some("MASTERDOWN" | "TENURECLOCK")) => Executed::No,
+            (StoreRefusal::Other(_) | StoreRefusal::WrongType, _) => Executed::Unknown,
+            _ => Executed::No,
+        };
+        return Failure {
+            executed,
+            error: refused(&text).with_source(error),
+        };
+    }
+    let (executed, kind) = if error.is_connection_refusal() {
+        (Executed::No, StoreErrorKind::Unreachable)
+    } else if error.is_timeout() {
+        (Executed::Unknown, StoreErrorKind::TimedOut)
+    } else {
+        (Executed::Unknown, StoreErrorKind::Interrupted)
+    };
+    Failure {
+        executed,
+        error: StoreError::new(kind, &error).with_source(error),
+    }
+}
+
+/// Returns the error of a server that refused, from its text.
+pub(super) fn refused(text: &str) -> StoreError {
+    let refusal = codec::refusal(text);
+    match refusal {
+        StoreRefusal::NoPermission => {
+            let message = format!("{refusal}; the server said: {text}");
+            StoreError::new(StoreErrorKind::Refused(refusal), message)
+        }
+        refusal => StoreError::refused(refusal),
+    }
+}
+
+/// Returns the error of a connection that could not be opened. No request was sent on it.
+pub(super) fn cannot_open(store: &Config, error: RedisError) -> StoreError {
+    if let Some(text) = error_text(&error) {
+        return refused(&text).with_source(error);
+    }
+    if error.kind() == ErrorKind::AuthenticationFailed {
+        return StoreError::refused(StoreRefusal::WrongPassword).with_source(error);
+    }
+    let hint = store.hint(Some(&error));
+    StoreError::new(
+        StoreErrorKind::Unreachable,
+        format_args!("{}: {error}{hint}", store.address()),
+    )
+    .with_source(error)
+}
+
+/// Returns the error of a connection that did not open in time.
+pub(super) fn too_slow(store: &Config) -> StoreError {
+    let deadline = store.timeout;
+    let hint = store.hint(None);
+    StoreError::new(
+        StoreErrorKind::Unreachable,
+        format_args!("no connection to {} within {deadline:?}{hint}", store.address()),
+    )
+}
+
+/// Reads the answer to TIME, in microseconds.
+pub(super) fn read_time(time: RedisResult<Value>) -> RedisResult<u64> {
+    let (seconds, micros): (u64, u64) = redis::from_redis_value(time?)?;
+    Ok(seconds.saturating_mul(1_000_000).saturating_add(micros))
+}
