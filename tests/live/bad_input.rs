@@ -355,18 +355,13 @@ async fn a_missing_right_is_named() {
 
 /// A node of a cluster takes connections, and each lock would fail by its slot.
 #[tokio::test]
-async fn a_cluster_is_refused_when_connecting() {
+async fn a_cluster_is_refused_as_a_server() {
     let server = RedisServer::with_args(&["--cluster-enabled", "yes"]);
     let slots: Vec<String> = (0..16_384).map(|slot| slot.to_string()).collect();
     let mut all: Vec<&[u8]> = vec![b"CLUSTER", b"ADDSLOTS"];
     all.extend(slots.iter().map(String::as_bytes));
     let _: String = Eyes::on(&server).ask(&all);
-    let words = [
-        "Redis Cluster",
-        "not supported",
-        "cluster-enabled no",
-        &server.port().to_string(),
-    ];
+    let words = ["Redis Cluster", "`Locks::cluster`", &server.port().to_string()];
     for prefix in ["lock:", "a:", "b:", "c:"] {
         let builder = Locks::builder().prefix(prefix);
         let (text, error) = refused(builder.redis(&server.url()).await);
@@ -393,11 +388,12 @@ async fn a_sentinel_is_refused_as_a_server_and_its_master_is_found() {
     let lazy = Locks::builder().lazy().redis(&sentinel.url()).await.unwrap();
     tells(&soon(lazy.ping()).await.unwrap_err(), &["is a Sentinel", &call]);
     let locks = Locks::sentinel(name, [sentinel.url()]).await.unwrap();
-    held(&locks, "a").await.release().await.unwrap();
+    // A lock waits for a recovery, because the server is used for the first time.
+    soon(locks.ping()).await.unwrap();
 }
 
 #[tokio::test]
-async fn urls_of_what_is_not_supported_yet_say_what_to_give() {
+async fn urls_with_the_schemes_of_others_say_what_to_give() {
     for scheme in ["redis+sentinel", "rediss+sentinel", "sentinel", "REDIS+SENTINEL"] {
         let url = format!("{scheme}://:hunter2@one:26379,two:26379/orders-db");
         let error = options(Locks::redis(&url).await);
@@ -408,5 +404,8 @@ async fn urls_of_what_is_not_supported_yet_say_what_to_give() {
         assert!(!error.to_string().contains("hunter2"), "{error}");
     }
     let error = options(Locks::redis("redis+cluster://one:6379/").await);
-    tells(&error, &["Redis Cluster", "not supported", "cluster-enabled no"]);
+    tells(
+        &error,
+        &["cluster", "`Locks::cluster(urls)`", "redis://host:port"],
+    );
 }

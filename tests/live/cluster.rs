@@ -153,11 +153,18 @@ impl Cluster {
 
     /// Begins to move the slot. Its owner then sends clients to `to` for each key that it does not have.
     pub fn begin_move(&self, slot: u16, to: usize) -> SlotMove {
-        let from = eventually("the target knows the owner", || owner(&self.members(to)?, slot));
-        let moving = SlotMove { slot, from, to };
-        self.set_slot(to, slot, &["IMPORTING", &self.nodes[from].id]);
-        self.set_slot(from, slot, &["MIGRATING", &self.nodes[to].id]);
-        moving
+        // On a loaded machine a server may still believe in an earlier owner.
+        eventually("the move begins", || {
+            let from = owner(&self.members(to)?, slot)?;
+            let number = slot.to_string();
+            let set = |at: usize, state: &str, node: usize| {
+                let words = ["CLUSTER", "SETSLOT", &number, state, &self.nodes[node].id];
+                query::<String>(self.server(at), &words).ok()
+            };
+            set(to, "IMPORTING", from)?;
+            set(from, "MIGRATING", to)?;
+            Some(SlotMove { slot, from, to })
+        })
     }
 
     /// Moves keys of a slot that is half moved. Keys that do not exist are skipped.
