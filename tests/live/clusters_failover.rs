@@ -113,7 +113,12 @@ impl Counts {
         assert!(self.readings <= most, "{self:?}, at most {most}");
         // Redis 6.2 does not count the readings, as it counts no subcommands.
         let version = info(cluster.server(cluster.masters()[0]), "redis_version");
-        assert!(self.readings > 0 || version.starts_with("6."), "{self:?}");
+        // A hand-over within a second of the last reading needs none.
+        let is_quick = took < ms(2_000);
+        assert!(
+            self.readings > 0 || is_quick || version.starts_with("6."),
+            "{self:?}"
+        );
     }
 }
 
