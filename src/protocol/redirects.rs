@@ -35,11 +35,15 @@ impl Redirects {
             return None;
         };
         let since = *self.since.get_or_insert(now);
-        // The redirection that ends a long move is no failure.
-        if redirect == Redirect::Moved && !std::mem::replace(&mut self.has_moved, true) {
-            return Some(AskAgain::AtOnce);
+        if now >= since + lease / 3 {
+            return None;
         }
-        (now < since + lease / 3).then_some(AskAgain::AfterPause)
+        let is_first = redirect == Redirect::Moved && !std::mem::replace(&mut self.has_moved, true);
+        Some(if is_first {
+            AskAgain::AtOnce
+        } else {
+            AskAgain::AfterPause
+        })
     }
 
     /// Notes an answer.
