@@ -27,7 +27,7 @@ fn again(seed: u64) -> String {
 }
 
 /// Seeds of worlds that reset a tick with a standby in the queue: about one world in 6,000 does.
-const RARE_SEEDS: [u64; 2] = [11_847, 13_659];
+const RARE_SEEDS: [u64; 1] = [11_175];
 /// The number of worlds that are always explored: about 35 seconds on two idle cores.
 const MIN_WORLDS: u64 = 2_000;
 /// The number of worlds in which every case must be met. The time plays no part, so a slow machine meets the same cases.
@@ -141,7 +141,7 @@ fn with(flaw: Flaw) -> Setup {
 
 #[test]
 fn finds_a_deadline_counted_from_the_answer() {
-    finds(with(Flaw::DeadlineFromReply), Violation::TwoHolders, 1_905);
+    finds(with(Flaw::DeadlineFromReply), Violation::TwoHolders, 1_930);
 }
 
 #[test]
@@ -151,12 +151,12 @@ fn finds_a_late_renewal_that_revives() {
 
 #[test]
 fn finds_a_claim_number_used_twice() {
-    finds(with(Flaw::NumberTwice), Violation::RecordOfAnother, 270);
+    finds(with(Flaw::NumberTwice), Violation::RecordOfAnother, 675);
 }
 
 #[test]
 fn finds_t0_of_an_unanswered_renewal() {
-    finds(with(Flaw::UnansweredRefresh), Violation::TwoHolders, 1430);
+    finds(with(Flaw::UnansweredRefresh), Violation::TwoHolders, 1_550);
 }
 
 #[test]
@@ -181,7 +181,7 @@ fn finds_a_lease_that_is_renewed_after_its_longest_hold() {
 
 #[test]
 fn finds_a_fixed_lease_that_is_renewed_without_its_caller() {
-    finds(with(Flaw::FixedLeaseRenewedAlone), Violation::HeldTooLong, 1);
+    finds(with(Flaw::FixedLeaseRenewedAlone), Violation::HeldTooLong, 210);
 }
 
 #[test]
@@ -231,7 +231,11 @@ fn finds_a_downgrade_that_lets_a_writer_in_between() {
 
 #[test]
 fn finds_a_downgrade_that_gives_a_valid_lease_up() {
-    finds(with(Flaw::DowngradeGivesUp), Violation::ValidLeaseReportedGone, 1);
+    finds(
+        with(Flaw::DowngradeGivesUp),
+        Violation::ValidLeaseReportedGone,
+        210,
+    );
 }
 
 #[test]
@@ -239,7 +243,7 @@ fn finds_a_refusal_reported_for_an_executed_call() {
     finds(
         with(Flaw::RefusalBelieved),
         Violation::ExecutedCallReportedRefused,
-        1,
+        280,
     );
 }
 
@@ -334,7 +338,7 @@ fn finds_an_open_tick_that_is_not_reported() {
 
 #[test]
 fn finds_a_lost_acknowledged_tick_that_is_not_mended() {
-    finds(with(Flaw::LossBelieved), Violation::LossNotMended, 1);
+    finds(with(Flaw::LossBelieved), Violation::LossNotMended, 960);
 }
 
 #[test]
@@ -344,7 +348,7 @@ fn finds_a_permit_that_is_released_twice() {
 
 #[test]
 fn finds_a_permit_that_is_renewed_after_it_ended() {
-    finds(with(Flaw::EndedPermitRenewed), Violation::TooManyPermits, 1);
+    finds(with(Flaw::EndedPermitRenewed), Violation::TooManyPermits, 100);
 }
 
 #[test]
@@ -384,12 +388,12 @@ fn finds_a_tick_that_is_skipped_instead_of_queued() {
 
 #[test]
 fn finds_a_tick_that_is_passed_over() {
-    finds(with(Flaw::EarlierTickPassedOver), Violation::TickPassedOver, 1);
+    finds(with(Flaw::EarlierTickPassedOver), Violation::TickPassedOver, 130);
 }
 
 #[test]
 fn finds_a_job_that_waits_for_a_skipped_tick() {
-    finds(with(Flaw::SkippedTickAwaited), Violation::TickNotRun, 540);
+    finds(with(Flaw::SkippedTickAwaited), Violation::TickNotRun, 890);
 }
 
 #[test]
@@ -428,7 +432,7 @@ fn finds_a_write_that_is_not_counted() {
 
 #[test]
 fn finds_a_repeated_call_with_a_fresh_id() {
-    finds(with(Flaw::RepeatedUnderFreshId), Violation::NotCounted, 1);
+    finds(with(Flaw::RepeatedUnderFreshId), Violation::NotCounted, 85);
 }
 
 #[test]
@@ -453,7 +457,7 @@ fn finds_a_call_repeated_after_an_old_clock_reading() {
 
 #[test]
 fn finds_a_count_down_that_counts_again() {
-    finds(with(Flaw::CountedAgain), Violation::CountedTwice, 1);
+    finds(with(Flaw::CountedAgain), Violation::CountedTwice, 215);
 }
 
 #[test]
@@ -529,7 +533,7 @@ fn finds_a_recovering_server_that_grants() {
 
 #[test]
 fn finds_a_recovery_that_is_shorter_than_the_longest_lease() {
-    finds(with(Flaw::RecoveryTooShort), Violation::TwoHolders, 205);
+    finds(with(Flaw::RecoveryTooShort), Violation::TwoHolders, 280);
 }
 
 #[test]
@@ -605,7 +609,7 @@ fn finds_a_not_after_from_an_old_clock_reading() {
 
 #[test]
 fn finds_a_claim_that_is_treated_as_late_too_early() {
-    finds(with(Flaw::LateAfterTooEarly), Violation::OrphanRecord, 835);
+    finds(with(Flaw::LateAfterTooEarly), Violation::OrphanRecord, 905);
 }
 
 #[test]
@@ -619,7 +623,7 @@ fn finds_an_old_connection_used_beside_its_successor() {
 
 #[test]
 fn finds_a_reply_credited_to_another_batch() {
-    finds(with(Flaw::ReplyToAnotherBatch), Violation::TwoHolders, 12);
+    finds(with(Flaw::ReplyToAnotherBatch), Violation::TwoHolders, 210);
 }
 
 #[test]
@@ -639,7 +643,7 @@ fn finds_a_request_that_is_forgotten_with_its_connection() {
 
 #[test]
 fn finds_a_reload_without_a_bound() {
-    finds(with(Flaw::ReloadWithoutBound), Violation::OrphanRecord, 1_240);
+    finds(with(Flaw::ReloadWithoutBound), Violation::OrphanRecord, 1_420);
 }
 
 // Mistakes of a node with several servers, and of a slot that moves.
@@ -656,12 +660,12 @@ fn finds_an_unsent_request_that_is_forgotten_when_the_map_changes() {
 
 #[test]
 fn finds_a_clock_that_stays_behind_when_its_slot_moves() {
-    finds(with(Flaw::ClockLeftBehind), Violation::FenceOrder, 640);
+    finds(with(Flaw::ClockLeftBehind), Violation::FenceOrder, 205);
 }
 
 #[test]
 fn finds_a_redirection_that_is_taken_for_gone() {
-    finds(with(Flaw::RedirectTakenForGone), Violation::LostInCalm, 25);
+    finds(with(Flaw::RedirectTakenForGone), Violation::LostInCalm, 45);
 }
 
 #[test]
@@ -669,13 +673,13 @@ fn finds_gone_that_is_believed_from_the_server_that_a_slot_leaves() {
     finds(
         with(Flaw::GoneBelievedFromSource),
         Violation::ValidLeaseReportedGone,
-        50,
+        205,
     );
 }
 
 #[test]
 fn finds_a_renewal_with_the_record_alone_that_creates() {
-    finds(with(Flaw::AloneCreates), Violation::OrphanRecord, 1_460);
+    finds(with(Flaw::AloneCreates), Violation::OrphanRecord, 355);
 }
 
 #[test]

@@ -29,21 +29,17 @@ pub(crate) struct Redirects {
 
 impl Redirects {
     /// Notes why a request has no answer. Returns when it is asked for again if this is no failure: it is one only after
-    /// the key was redirected for a third of a lease.
+    /// the key was redirected for a third of a lease. The first `MOVED` is followed even then.
     pub(crate) fn note(&mut self, now: Instant, lease: Duration, why: Unanswered) -> Option<AskAgain> {
         let Unanswered::Elsewhere(redirect) = why else {
             return None;
         };
         let since = *self.since.get_or_insert(now);
-        if now >= since + lease / 3 {
-            return None;
+        // The end of a move that took longer is no failure either.
+        if redirect == Redirect::Moved && !std::mem::replace(&mut self.has_moved, true) {
+            return Some(AskAgain::AtOnce);
         }
-        let is_first = redirect == Redirect::Moved && !std::mem::replace(&mut self.has_moved, true);
-        Some(if is_first {
-            AskAgain::AtOnce
-        } else {
-            AskAgain::AfterPause
-        })
+        (now < since + lease / 3).then_some(AskAgain::AfterPause)
     }
 
     /// Notes an answer.
@@ -116,5 +112,30 @@ pub fn is_believed(at: Side, reply: &Reply, plant: impl Plant) -> bool {
         Reply::Gone => at == Side::Target || plant.planted(Flaw::GoneBelievedFromSource),
         Reply::NotThere => false,
         _ => true,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_redirection_is_a_failure_after_a_third_of_a_lease() {
+        let (begin, lease) = (Instant::from_nanos(5), Duration::from_secs(3));
+        let [moved, pending] = [Redirect::Moved, Redirect::Pending].map(Unanswered::Elsewhere);
+        let mut redirects = Redirects::default();
+        let mut note = |after, why| redirects.note(begin + Duration::from_millis(after), lease, why);
+        assert_eq!(note(0, pending), Some(AskAgain::AfterPause));
+        assert_eq!(note(999, pending), Some(AskAgain::AfterPause));
+        assert_eq!(note(1_000, pending), None);
+        // The move ends.
+        assert_eq!(note(1_001, moved), Some(AskAgain::AtOnce));
+        assert_eq!(note(1_002, moved), None);
+        // After an answer, two servers name each other.
+        redirects.end();
+        let mut note = |after, why| redirects.note(begin + Duration::from_millis(after), lease, why);
+        assert_eq!(note(5_000, moved), Some(AskAgain::AtOnce));
+        assert_eq!(note(5_001, moved), Some(AskAgain::AfterPause));
+        assert_eq!(note(6_000, moved), None);
     }
 }
