@@ -91,7 +91,8 @@ async fn one_holds_at_a_time_and_waiters_are_pushed_their_grants() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slot_that_moves_to_and_fro_loses_no_lease_and_keeps_fences_growing() {
     let cluster = Cluster::start(3, 0);
-    let lease = ms(2_000);
+    // Redirections of a third of a lease are an error, and the machine may be busy.
+    let lease = ms(6_000);
     let (one, other) = (node(&cluster, lease).await, node(&cluster, lease).await);
     let slot = slot(&cluster, "order");
     let guards = take(&one, "order", HELD).await;
