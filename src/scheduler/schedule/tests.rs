@@ -180,7 +180,7 @@ impl SimulatedNode {
     }
 }
 
-/// The clock advances by one minute per step, on nodes that were started before and after each change of the clocks.
+/// The clock advances by five minutes per step, on nodes that were started before and after each change of the clocks.
 #[test]
 fn each_midnight_of_a_year_runs_once_on_old_and_new_nodes() {
     // Each zone has its own thread, because this test is slow.
@@ -196,7 +196,7 @@ fn each_midnight_runs_once(zone: &str, schedule: &Schedule, days: &BTreeMap<Naiv
     let late = first + (last - first) / 5 * 3;
     let mut nodes = [SimulatedNode::new(1, first - 3_600), SimulatedNode::new(2, late)];
     let (mut ledger, mut run) = (Ledger::new(), Vec::new());
-    for now in (first - 3_600..=last + 3_600).step_by(60) {
+    for now in (first - 3_600..=last + 3_600).step_by(300) {
         run.extend(
             nodes
                 .iter_mut()
