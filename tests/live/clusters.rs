@@ -10,6 +10,7 @@ use crate::cluster::Cluster;
 use crate::deployment::query;
 use crate::help::{ms, soon};
 use crate::server::RedisServer;
+use crate::store::acl;
 
 /// How many leases are held while a slot is half moved.
 const HELD: usize = 20;
@@ -194,6 +195,50 @@ async fn leases_are_renewed_and_released_in_a_half_moved_slot_with_the_records_a
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leases_are_renewed_and_released_in_a_half_moved_slot_with_the_records_at_the_target() {
     half_moved(true).await;
+}
+
+/// The rights of the README are enough on a cluster, also in a half-moved slot, and the two that it adds are needed.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_documented_acl_is_enough_on_a_cluster() {
+    let cluster = Cluster::start(3, 0);
+    let rights = |added: &str| {
+        let rule = format!("ACL SETUSER app on >secret {}{added}", acl());
+        let words: Vec<&str> = rule.split_whitespace().collect();
+        cluster.tell_all(&words);
+    };
+    let url = cluster.urls()[0].replace("redis://", "redis://app:secret@");
+    rights("");
+    let error = Locks::cluster([&url]).await.map(drop).unwrap_err();
+    tells(&error, &["cluster|slots"]);
+    rights(" +cluster|slots +asking");
+    cluster.tell_all(&["ACL", "LOG", "RESET"]);
+    let (one, other) = (
+        Locks::cluster([&url]).await.unwrap(),
+        Locks::cluster([&url]).await.unwrap(),
+    );
+    let moved = soon(one.mutex("{order}:0").fixed(ms(8_000)).lock()).await.unwrap();
+    let slot = slot(&cluster, "order");
+    let moving = cluster.begin_move(slot, other_master(&cluster, slot));
+    cluster.migrate_all(moving);
+    soon(moved.renew()).await.unwrap();
+    soon(moved.release()).await.unwrap();
+    cluster.end_move(moving);
+    for n in 0..20 {
+        let key = format!("key:{n}");
+        let guard = soon(one.mutex(&*key).lock()).await.unwrap();
+        let waiter = tokio::spawn(other.mutex(&*key).lock());
+        while other.waiting() == 0 {
+            tokio::task::yield_now().await;
+        }
+        soon(guard.release()).await.unwrap();
+        soon(soon(waiter).await.unwrap().unwrap().release())
+            .await
+            .unwrap();
+    }
+    for at in 0..3 {
+        let log: redis::Value = query(cluster.server(at), &["ACL", "LOG"]).unwrap();
+        assert_eq!(log, redis::Value::Array(Vec::new()), "{log:?}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
