@@ -8,7 +8,7 @@ use crate::driver::servers::Server;
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::observe;
-use crate::protocol::message::Reply;
+use crate::protocol::message::{Reply, Unanswered};
 use crate::protocol::session::step::{SessionEvent, SessionRole};
 use crate::protocol::step::{InboxState, Input};
 use crate::protocol::time::Instant;
@@ -38,6 +38,11 @@ impl Node {
     /// Notes a failure if the input of a key reports one.
     pub(crate) fn note_failed_input(&self, server: &Server, input: &Input) {
         let error = match input {
+            // The server answered, and another one serves the key.
+            Input::Failed {
+                why: Unanswered::Elsewhere(_),
+                ..
+            } => return,
             Input::Failed { error, .. } => error.clone(),
             Input::Answered { reply, .. } => match reply {
                 Reply::Refused(refusal) => StoreError::refused(refusal.clone()),

@@ -39,7 +39,12 @@ impl Redirects {
         if redirect == Redirect::Moved && !std::mem::replace(&mut self.has_moved, true) {
             return Some(AskAgain::AtOnce);
         }
-        (now < since + lease / 3).then_some(AskAgain::AfterPause)
+        if now < since + lease / 3 {
+            return Some(AskAgain::AfterPause);
+        }
+        // The next caller has a third of a lease of its own.
+        self.end();
+        None
     }
 
     /// Notes an answer.
@@ -128,9 +133,11 @@ mod tests {
         assert_eq!(note(0, pending), Some(AskAgain::AfterPause));
         assert_eq!(note(999, pending), Some(AskAgain::AfterPause));
         assert_eq!(note(1_000, pending), None);
+        // The next caller waits again.
+        assert_eq!(note(1_001, pending), Some(AskAgain::AfterPause));
         // The move ends.
-        assert_eq!(note(1_001, moved), Some(AskAgain::AtOnce));
-        assert_eq!(note(1_002, moved), None);
+        assert_eq!(note(2_500, moved), Some(AskAgain::AtOnce));
+        assert_eq!(note(2_501, moved), None);
         // After an answer, two servers name each other.
         redirects.end();
         let mut note = |after, why| redirects.note(begin + Duration::from_millis(after), lease, why);

@@ -11,6 +11,7 @@ use crate::deployment::query;
 use crate::help::{ms, soon};
 use crate::server::RedisServer;
 use crate::store::acl;
+use crate::support::events::Watch;
 
 /// How many leases are held while a slot is half moved.
 const HELD: usize = 20;
@@ -95,6 +96,8 @@ async fn a_slot_that_moves_to_and_fro_loses_no_lease_and_keeps_fences_growing() 
     // Redirections of a third of a lease are an error, and the machine may be busy.
     let lease = ms(6_000);
     let (one, other) = (node(&cluster, lease).await, node(&cluster, lease).await);
+    let servers = (0..3).map(|at| Watch::of(format!("127.0.0.1:{}", cluster.server(at).port())));
+    let watches: Vec<_> = servers.collect();
     let slot = slot(&cluster, "order");
     let guards = take(&one, "order", HELD).await;
     let waiting = other.mutex("{order}:0");
@@ -124,6 +127,9 @@ async fn a_slot_that_moves_to_and_fro_loses_no_lease_and_keeps_fences_growing() 
     soon(soon(waiter).await.unwrap().unwrap().release())
         .await
         .unwrap();
+    for watch in watches {
+        assert_eq!(watch.count("store_failing"), 0, "a slot that moves is no outage");
+    }
 }
 
 /// What holds while a slot is half moved: with the records at the source, or at the target.
@@ -216,7 +222,9 @@ async fn the_documented_acl_is_enough_on_a_cluster() {
         Locks::cluster([&url]).await.unwrap(),
         Locks::cluster([&url]).await.unwrap(),
     );
-    let moved = soon(one.mutex("{order}:0").fixed(ms(8_000)).lock()).await.unwrap();
+    let moved = soon(one.mutex("{order}:0").fixed(ms(8_000)).lock())
+        .await
+        .unwrap();
     let slot = slot(&cluster, "order");
     let moving = cluster.begin_move(slot, other_master(&cluster, slot));
     cluster.migrate_all(moving);
