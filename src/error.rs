@@ -430,7 +430,6 @@ impl StoreError {
     }
 
     /// Adds to the message what it is about.
-    #[cfg(feature = "redis")]
     pub(crate) fn within(mut self, what: impl fmt::Display) -> Self {
         self.message = format!("{what}: {}", self.message).into();
         self

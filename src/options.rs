@@ -197,6 +197,13 @@ impl Options {
         });
     }
 
+    /// Sets when a master of a quorum has no vote: after each restart, for the longest lease.
+    #[cfg(feature = "redis")]
+    pub(crate) fn recover_as_quorum(&mut self, longest: Duration) {
+        let lag = Duration::ZERO;
+        self.recovery = Some(Recovery::Always { longest, lag });
+    }
+
     /// Checks that these settings suit a cluster.
     #[cfg(feature = "redis")]
     pub(crate) fn check_cluster(&self) -> Result<(), OptionsError> {

@@ -282,6 +282,13 @@ counters! {
     MapRefreshed: "node read a changed map of the slots",
     UnsentReleased: "unsent request asked for again, as the map changed",
     PushedTwiceOverBus: "push delivered twice by the bus",
+    Quorum: "worlds with a quorum of masters",
+    LinkCut: "node cut off one master of a quorum",
+    MasterForgot: "master of a quorum restarted empty",
+    MasterWentBack: "master of a quorum came back with an older copy of its data",
+    VoteHeldBack: "master of a quorum without a vote, as it recovers",
+    Restored: "record written again by a renewal of a quorum",
+    RestoredLate: "renewal of a quorum refused as late",
     BusCut: "server cut off from the other servers of its cluster",
 }
 
@@ -445,6 +452,9 @@ impl Case {
             Branch::AssertionLate => Case::AssertionLate,
             Branch::ClaimHeldBack => Case::ClaimHeldBack,
             Branch::AdoptionHeldBack => Case::AdoptionHeldBack,
+            Branch::VoteHeldBack => Case::VoteHeldBack,
+            Branch::Restored => Case::Restored,
+            Branch::RestoredLate => Case::RestoredLate,
         }
     }
 }

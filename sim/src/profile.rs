@@ -62,6 +62,8 @@ pub(crate) struct Profile {
     pub(crate) quiet_from: Option<u64>,
     /// Several servers, between which slots move.
     pub(crate) cluster: bool,
+    /// The number of masters of a quorum; 0 in every other world.
+    pub(crate) quorum: usize,
     /// A lagging copy may replace a server of a cluster.
     pub(crate) members_fail: bool,
     /// When the faults begin and end, in ns.
@@ -108,6 +110,7 @@ impl Profile {
             long_hold: Duration::from_millis(700),
             queues: rng.u8(0..16) > 0,
             final_push: rng.u8(0..16) > 0,
+            masters: 0,
         };
         // A quarter of the worlds is calm, a quarter has faults to the end, the others have faults and then a
         // calm.
@@ -123,6 +126,15 @@ impl Profile {
         // Derived, not drawn, so the other worlds stay the same.
         let has_failovers = setup.seed % 8 == 6 && fault_period.1 > 0;
         let cluster = setup.seed % 8 == 1;
+        let quorum = match setup.seed % 16 {
+            11 => [3, 3, 5][(setup.seed / 16 % 3) as usize],
+            _ => 0,
+        };
+        let rules = Rules {
+            queues: rules.queues && quorum == 0,
+            masters: quorum,
+            ..rules
+        };
         let failover_lag = has_failovers.then_some([0, 200, 700][(setup.seed / 8 % 3) as usize]);
         let hold = [1, 10, 100, 500][rng.usize(0..4)] * MS;
         Profile {
@@ -137,13 +149,16 @@ impl Profile {
             fault_pause: [10, 60, 250][rng.usize(0..3)] * MS,
             rules,
             request_timeout: Duration::from_millis([500, 1000, 2000][rng.usize(0..3)]),
-            poll_gap: [0, 0, 0, 0, 20, 100][(setup.seed / 7 % 6) as usize],
+            poll_gap: match quorum {
+                0 => [0, 0, 0, 0, 20, 100][(setup.seed / 7 % 6) as usize],
+                _ => 0,
+            },
             lag: [0, 0, 200_000, 2 * MS][rng.usize(0..4)],
             // Derived, not drawn, so the other worlds stay the same.
             old_reading: setup.seed % 32 == 22,
-            readers: setup.seed % 5 < 2,
-            transfers: setup.seed % 7 == 3 || has_failovers && setup.seed / 8 % 4 == 1,
-            permits: setup.seed % 10 == 4,
+            readers: setup.seed % 5 < 2 && quorum == 0,
+            transfers: setup.seed % 7 == 3 && quorum == 0 || has_failovers && setup.seed / 8 % 4 == 1,
+            permits: setup.seed % 10 == 4 && quorum == 0,
             // Few worlds have writes, so the seeds that find other planted mistakes stay the same.
             writes: setup.seed % 32 == 3 || cluster && (setup.seed / 8).is_multiple_of(4),
             no_inbox: rng.u8(0..16) == 0,
@@ -152,8 +167,9 @@ impl Profile {
             probe: rng.u8(0..8) > 0 && !cluster,
             failover_lag,
             forgetful: rng.bool() && !cluster,
-            wild_clock: rng.u8(0..4) == 0 && failover_lag.is_none() && !cluster,
+            wild_clock: rng.u8(0..4) == 0 && failover_lag.is_none() && !cluster && quorum == 0,
             cluster,
+            quorum,
             members_fail: cluster && setup.seed / 8 % 4 == 2,
             quiet_from: (setup.seed / 3).is_multiple_of(2).then(|| {
                 let calm = if fault_period.1 > 0 {
@@ -203,6 +219,7 @@ impl Profile {
             forgetful: false,
             wild_clock: false,
             cluster: false,
+            quorum: 0,
             members_fail: false,
             quiet_from: None,
             fault_period: (0, 0),

@@ -149,6 +149,9 @@ impl World {
                 self.cover(case);
             }
         }
+        if self.is_quorum() {
+            self.cover(Case::Quorum);
+        }
         if self.is_cluster() {
             self.cover(Case::Cluster);
             self.at(50 * MS, Event::ClusterChange);

@@ -686,3 +686,30 @@ fn finds_a_renewal_with_the_record_alone_that_creates() {
 fn finds_a_redirected_claim_with_the_not_after_of_the_first_server() {
     finds(with(Flaw::ForwardedByLink), Violation::OrphanRecord, 290);
 }
+
+// Mistakes of a quorum and its masters.
+
+#[test]
+fn finds_a_minority_that_is_enough_for_a_grant() {
+    finds(with(Flaw::MinorityEnough), Violation::RecordOfAnother, 1);
+}
+
+#[test]
+fn finds_a_lease_that_counts_from_the_youngest_vote() {
+    finds(with(Flaw::YoungestVote), Violation::RecordOfAnother, 1);
+}
+
+#[test]
+fn finds_a_master_that_votes_although_it_may_have_lost_records() {
+    finds(with(Flaw::RecoveringVotes), Violation::TwoHolders, 1);
+}
+
+#[test]
+fn finds_a_fence_that_a_majority_has_not_reached() {
+    finds(with(Flaw::NoSecondTrip), Violation::FenceOrder, 1);
+}
+
+#[test]
+fn finds_a_claim_that_is_left_only_where_it_was_granted() {
+    finds(with(Flaw::LeftWhereGrantedOnly), Violation::OrphanRecord, 1);
+}

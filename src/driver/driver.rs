@@ -76,7 +76,7 @@ pub(crate) fn start(
         .map_err(failed)?;
     if node.servers.immediate().is_some() {
         // A store that answers at once needs no waiting. From the beginning, a push finds its node.
-        node.feed(node.servers.inbox(), SessionInput::InboxWanted);
+        node.tell_inbox(SessionInput::InboxWanted);
         node.exchange(node.clock.now());
     }
     observe::describe();
@@ -169,7 +169,7 @@ impl Node {
     fn map_changed(self: &Arc<Self>) {
         for server in self.servers.all() {
             let (mut effects, now) = (Vec::new(), self.clock.now());
-            let is_moved = |name: &Name| self.servers.store.server(name) != server.id;
+            let is_moved = |name: &Name| !self.servers.serves(server, name);
             lock(&server.session).release_moved(now, is_moved, &mut effects);
             self.perform_all(server, &mut effects, now);
         }
@@ -206,7 +206,7 @@ impl Node {
         let done = catch_unwind(AssertUnwindSafe(|| match effect {
             SessionEffect::Tell(name, input) => {
                 self.note_failed_input(server, &input);
-                self.drive_at(now, &name, input);
+                self.drive_from(server, now, &name, input);
             }
             SessionEffect::Send {
                 connection,
@@ -231,12 +231,8 @@ impl Node {
                 connecting.inspect(tokio::task::AbortHandle::abort);
                 drop(connection);
             }
-            SessionEffect::Reachable { is_elsewhere } => self.reachable(server, is_elsewhere),
-            SessionEffect::TellInbox(input) => {
-                let inbox = self.servers.inbox();
-                self.feed(inbox, input);
-                self.alarm.ring();
-            }
+            SessionEffect::Reachable { is_elsewhere, clock } => self.reachable(server, is_elsewhere, clock),
+            SessionEffect::TellInbox(input) => self.tell_inbox(input),
             SessionEffect::Inbox(InboxEffect::Open(attempt)) => inbox::open(self, server, attempt),
             SessionEffect::Inbox(InboxEffect::Ping(attempt)) => {
                 let io = lock(&server.io);

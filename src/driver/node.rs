@@ -25,6 +25,7 @@ use crate::options::Options;
 use crate::protocol::key::context::Seed;
 use crate::protocol::key::shard::Shard;
 use crate::protocol::message::{LeaseTimes, Name, NodeId};
+use crate::protocol::session::server_clock::ServerClock;
 use crate::protocol::session::step::{SessionInput, SessionRole};
 use crate::protocol::step::{AcquireError, Effect, InboxState, Input, Outgoing, Rules, Ticket};
 use crate::protocol::time::Instant;
@@ -202,6 +203,7 @@ impl Node {
             long_hold: options.long_hold,
             queues: abilities.queues,
             final_push: abilities.final_push,
+            masters: store.masters().len(),
         };
         let id = NodeId::random();
         #[cfg(all(feature = "scheduler", feature = "testing"))]
@@ -319,7 +321,7 @@ impl Node {
     }
 
     /// Asks every server that answers for names for a sign of life, all at once. The error is that of the first server
-    /// without one.
+    /// without one. Of a quorum, a majority of the masters is enough.
     pub(crate) async fn ping(self: &Arc<Self>) -> Result<(), StoreError> {
         // The first answer may show which servers there are.
         let mut asked = Vec::new();
@@ -336,11 +338,16 @@ impl Node {
             });
             let answers: Vec<_> = answers.collect();
             self.alarm.ring();
+            let mut spare = self.servers.store.masters().len() / 2;
             for answer in answers {
-                answer.await.unwrap_or_else(|_| {
+                let answer = answer.await.unwrap_or_else(|_| {
                     let ended = "the driver has ended";
                     Err(StoreError::new(StoreErrorKind::Unreachable, ended))
-                })?;
+                });
+                match answer {
+                    Err(_) if spare > 0 => spare -= 1,
+                    answer => answer?,
+                }
             }
             asked = masters;
         }
@@ -363,8 +370,15 @@ impl Node {
     /// Opens the inbox, through which grants are pushed: a caller may wait soon.
     #[cfg(feature = "redis")]
     pub(crate) fn want_inbox(self: &Arc<Self>) {
-        self.feed(self.servers.inbox(), SessionInput::InboxWanted);
-        self.alarm.ring();
+        self.tell_inbox(SessionInput::InboxWanted);
+    }
+
+    /// Passes an input to the session with the inbox. A quorum has none.
+    pub(crate) fn tell_inbox(self: &Arc<Self>, input: SessionInput) {
+        if let Some(inbox) = self.servers.inbox() {
+            self.feed(inbox, input);
+            self.alarm.ring();
+        }
     }
 
     // Steps of keys.
@@ -399,6 +413,10 @@ impl Node {
                     Some(claims) => claims.push(outgoing.clone()),
                     None => self.queue(outgoing),
                 }
+            }
+            Effect::SendTo(master, outgoing) => {
+                after.has_requests = true;
+                lock(&self.servers.master(*master).session).queue(outgoing);
             }
             Effect::Act(action) => {
                 after.has_requests = true;
@@ -447,24 +465,25 @@ impl Node {
     /// Handles an effect that no caller's own thread reports.
     pub(super) fn handle_effect(self: &Arc<Self>, name: &Name, effect: &Effect) {
         match effect {
-            Effect::PushMissed => {
-                self.feed(self.servers.inbox(), SessionInput::PushMissed);
-                self.alarm.ring();
-            }
+            Effect::PushMissed => self.tell_inbox(SessionInput::PushMissed),
             Effect::WriteEnded(lease, is_refused) => {
                 self.drive(&lease.name, Input::WriteEnded(lease.clone(), *is_refused));
             }
             Effect::Event(event) => self.events.push_key_event(name, event),
             Effect::Lost(_, cause) => {
                 if matches!(cause, LostCause::Deadline | LostCause::Gone) {
-                    self.servers.for_name(name).outage.lost_lease();
+                    self.servers
+                        .alone_for(name)
+                        .inspect(|server| server.outage.lost_lease());
                 }
                 let is_by_deadline = *cause == LostCause::Deadline;
                 let paused = is_by_deadline.then(|| self.pause_until_now()).flatten();
                 self.events.push_loss(name, *cause, paused);
             }
             Effect::Denied(_, AcquireError::Store(error) | AcquireError::StillHeld(_, error)) => {
-                self.note_server_failure(self.servers.for_name(name), FailureKind::Caller, error);
+                if let Some(server) = self.servers.alone_for(name) {
+                    self.note_server_failure(server, FailureKind::Caller, error);
+                }
             }
             _ => {}
         }
@@ -491,9 +510,17 @@ impl Node {
     }
 
     /// Notes that a connection to a server opened, so that queued releases can be sent.
-    pub(crate) fn reachable(self: &Arc<Self>, server: &Server, is_elsewhere: bool) {
-        let is_served = |name: &Name| self.servers.store.server(name) == server.id;
-        self.step_every_key(|shard, now, perform| shard.reachable(now, is_elsewhere, is_served, perform));
+    pub(crate) fn reachable(
+        self: &Arc<Self>,
+        server: &Server,
+        is_elsewhere: bool,
+        clock: Option<ServerClock>,
+    ) {
+        let is_served = |name: &Name| self.servers.serves(server, name);
+        self.step_every_key(|shard, now, perform| {
+            clock.inspect(|clock| shard.note_clock(server.master, *clock));
+            shard.reachable(now, is_elsewhere, is_served, perform);
+        });
     }
 
     /// Returns a watch on whether grants are pushed to this node.

@@ -39,6 +39,8 @@ struct ServerSlot {
 pub(crate) struct Server {
     pub(crate) id: ServerId,
     pub(crate) role: SessionRole,
+    /// Its index among the masters of a quorum.
+    pub(crate) master: usize,
     pub(crate) session: Mutex<Session>,
     pub(crate) io: Mutex<Io>,
     /// The name of the server in errors and events.
@@ -98,18 +100,45 @@ impl Servers {
         self.get(self.store.server(name))
     }
 
-    /// Returns the server of all these names, if they share a slot.
+    /// Returns the server of all these names, if they share a slot. The keys of a quorum are claimed one by one.
     pub(crate) fn for_all<'a>(&self, names: impl IntoIterator<Item = &'a Name>) -> Option<&Arc<Server>> {
         let mut names = names.into_iter();
         let first = names.next()?;
         let slot = self.store.slot(first);
         let is_same = |name| self.store.slot(name) == slot;
-        names.all(is_same).then(|| self.for_name(first))
+        (names.all(is_same) && self.store.masters().is_empty()).then(|| self.for_name(first))
     }
 
-    /// Returns the server of the inbox. Its name is that of the whole store.
-    pub(crate) fn inbox(&self) -> &Arc<Server> {
-        self.get(self.store.inbox_server())
+    /// Returns the server whose failures are those of `name`. One master of a quorum may fail without harm.
+    pub(crate) fn alone_for(&self, name: &Name) -> Option<&Arc<Server>> {
+        self.store.masters().is_empty().then(|| self.for_name(name))
+    }
+
+    /// Returns the name of the whole store.
+    pub(crate) fn text(&self) -> Arc<str> {
+        match self.store.inbox_server() {
+            Some(inbox) => self.get(inbox).text.clone(),
+            None => {
+                let masters = self.store.masters().iter();
+                let names: Vec<_> = masters.map(|master| &*self.get(*master).text).collect();
+                names.join(", ").into()
+            }
+        }
+    }
+
+    /// Returns the server of the inbox.
+    pub(crate) fn inbox(&self) -> Option<&Arc<Server>> {
+        self.store.inbox_server().map(|id| self.get(id))
+    }
+
+    /// Returns the master of a quorum with this index.
+    pub(crate) fn master(&self, index: usize) -> &Arc<Server> {
+        self.get(self.store.masters()[index])
+    }
+
+    /// Returns whether a server answers for `name`.
+    pub(crate) fn serves(&self, server: &Server, name: &Name) -> bool {
+        !self.store.masters().is_empty() || self.store.server(name) == server.id
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Server>> {
@@ -130,12 +159,13 @@ impl Servers {
 
     fn make(&self, id: ServerId) -> Server {
         let text: Arc<str> = self.store.describe(id).into();
-        let inbox = self.store.inbox_server();
-        let role = match inbox {
-            ServerId(0) => SessionRole::Only,
-            _ if inbox == id => SessionRole::Inbox,
+        let role = match self.store.inbox_server() {
+            Some(ServerId(0)) => SessionRole::Only,
+            Some(inbox) if inbox == id => SessionRole::Inbox,
             _ => SessionRole::Member,
         };
+        let masters = self.store.masters();
+        let master = masters.iter().position(|master| *master == id);
         let session = Session::new(SessionOptions {
             request_timeout: self.timeout,
             server: text.clone(),
@@ -149,6 +179,7 @@ impl Servers {
         Server {
             id,
             role,
+            master: master.unwrap_or_default(),
             session: Mutex::new(session),
             io: Mutex::default(),
             text,

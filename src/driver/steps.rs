@@ -9,6 +9,7 @@ use std::sync::{Arc, MutexGuard};
 use tokio::sync::oneshot;
 
 use crate::driver::node::{EnteredCaller, FollowUp, LockedKeys, Node};
+use crate::driver::servers::Server;
 use crate::driver::waiter::{CallResult, Waiter, Wake, lock};
 use crate::error::LostCause;
 use crate::protocol::key::shard::Shard;
@@ -22,9 +23,16 @@ impl Node {
         self.drive_each([(name, input)]);
     }
 
-    /// Feeds an input to the key machine of `name`, at a time that was read for this.
-    pub(crate) fn drive_at(self: &Arc<Self>, now: Instant, name: &Name, input: Input) {
-        self.in_shard(name, |keys, after| self.step_key(keys, now, name, input, after));
+    /// Feeds what a server answered to the key machine of `name`, at a time that was read for this.
+    pub(crate) fn drive_from(self: &Arc<Self>, server: &Server, now: Instant, name: &Name, input: Input) {
+        self.in_shard(name, |keys, after| {
+            let now = keys.not_before(now);
+            after.now = now;
+            let LockedKeys { shard, waiters, .. } = keys;
+            for effect in shard.handle_from(server.master, now, name, input).iter() {
+                self.carry_out(waiters, name, effect, after);
+            }
+        });
     }
 
     /// Takes steps of one shard while it is locked, and then does the follow-up.

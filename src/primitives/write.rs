@@ -224,6 +224,11 @@ async fn write(held: &[Arc<Held>], body: WriteBody) -> Result<Value, Error> {
     if node.servers.immediate().is_some() {
         return Err(unsupported(keeps_leases_only));
     }
+    if !node.servers.store.masters().is_empty() {
+        return Err(unsupported(
+            "no write is atomic on a quorum: send the fence with the write",
+        ));
+    }
     if node.servers.for_all(held.iter().map(|held| &held.name)).is_none() {
         return Err(unsupported(
             "other leases of the guard are in another slot of the cluster: give their keys one hash tag, such as `{order:7}`",

@@ -226,6 +226,18 @@ pub enum Flaw {
     InboxNotTold,
     /// The clock of a slot stays behind when the slot moves to another server.
     ClockLeftBehind,
+
+    // Of the quorum and its masters.
+    /// A minority of the masters is enough for a grant.
+    MinorityEnough,
+    /// The lease counts from the youngest vote, and not from that of the last master that makes a majority.
+    YoungestVote,
+    /// A master that may have lost records votes.
+    RecoveringVotes,
+    /// The largest number of a majority is the fence, although the other masters may still give lower ones.
+    NoSecondTrip,
+    /// A lease is left only at the masters that granted it.
+    LeftWhereGrantedOnly,
 }
 
 impl Flaw {

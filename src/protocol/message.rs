@@ -164,6 +164,17 @@ pub enum Verb {
         /// The sender adopts a transfer, and holds nothing yet. A server that recovers holds such a pass back.
         adopts: bool,
     },
+    /// A quorum's claim: takes a free key. Nothing waits at the masters of a quorum. Refused after the batch's not-after.
+    Propose {
+        /// The grant gets this number, or the next one of the master if that is higher. Zero: the master's own next number.
+        number: GrantNumber,
+    },
+    /// A quorum's renewal: extends the record of an owner, or writes it again if it is gone and the key is free. The
+    /// master's next number is higher than `number`. A record is not written after the batch's not-after.
+    Restore {
+        /// The number of the owner's grant.
+        number: GrantNumber,
+    },
     /// Settles the key and executes a call, which creates no claim.
     Call(Call),
 }
@@ -174,14 +185,21 @@ impl Verb {
 
     /// Returns whether the verb is a renewal, of an owner or of a waiter.
     pub fn is_renewal(self) -> bool {
-        matches!(self, Verb::Renew { .. } | Verb::Assert { .. })
+        matches!(
+            self,
+            Verb::Renew { .. } | Verb::Assert { .. } | Verb::Restore { .. }
+        )
     }
 
     /// Returns whether the verb may create a claim or a latch, so that a late request is refused.
     pub fn creates(self) -> bool {
         matches!(
             self,
-            Verb::Claim { .. } | Verb::Yield { .. } | Verb::Pass { .. } | Verb::Call(Call::SetCount { .. })
+            Verb::Claim { .. }
+                | Verb::Propose { .. }
+                | Verb::Yield { .. }
+                | Verb::Pass { .. }
+                | Verb::Call(Call::SetCount { .. })
         )
     }
 }

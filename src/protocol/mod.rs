@@ -4,7 +4,8 @@
 //! claims of this node, and the deadlines of its leases. The *calls* ([`call`]) of a key ask or act, and are never
 //! granted. The *session* ([`session`]) knows one server: its queued requests, its batches in flight with their
 //! deadlines, and whether the server is known to be down. The fourth machine is the [`ledger`]: the rules of a store,
-//! which the Lua scripts follow.
+//! which the Lua scripts follow. On a quorum of masters, the *quorum* stands between the key machines of a shard and the
+//! sessions.
 //!
 //! Reading order: [`message`] (the vocabulary), [`step`] (the inputs and effects of a key machine),
 //! [`write`](mod@write), then one folder each: [`key`], [`call`], [`session`], [`ledger`].
@@ -15,6 +16,7 @@ pub mod flaw;
 pub mod key;
 pub mod ledger;
 pub mod message;
+mod quorum;
 pub mod redirects;
 pub mod session;
 pub mod step;

@@ -218,6 +218,8 @@ pub enum Input {
 pub enum Effect {
     /// Sends this request. Its [`Tag`] comes back with [`Input::Answered`] or [`Input::Failed`], exactly once.
     Send(Outgoing),
+    /// Sends this request to the master of a quorum with this index. Its [`Tag`] comes back from there.
+    SendTo(usize, Outgoing),
     /// Sends this action once. Its [`Tag`] comes back in the same way as that of a request.
     Act(OutgoingAction),
     /// Tells the key machine of the lease [that the write has ended](Input::WriteEnded).
@@ -499,6 +501,8 @@ pub struct Rules {
     pub queues: bool,
     /// A pushed grant may be used at once.
     pub final_push: bool,
+    /// The number of masters of a quorum; 0 for every other store.
+    pub masters: usize,
 }
 
 impl Default for Rules {
@@ -509,10 +513,11 @@ impl Default for Rules {
             long_hold: Duration::from_secs(60),
             queues: true,
             final_push: true,
+            masters: 0,
         }
     }
 }
 
-pub(crate) fn ms(ms: u64) -> Duration {
+pub(crate) const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }

@@ -87,10 +87,15 @@ pub trait Store: sealed::Sealed + Debug + Send + Sync + 'static {
         vec![ServerId(0)]
     }
 
-    /// Returns the server of the inbox. A store with several servers has an id of its own for it, and opens each inbox
-    /// at one of its servers.
-    fn inbox_server(&self) -> ServerId {
-        ServerId(0)
+    /// Returns the masters of a quorum, each of which has every name. Empty for every other store.
+    fn masters(&self) -> &[ServerId] {
+        &[]
+    }
+
+    /// Returns the server of the inbox. A cluster has an id of its own for it, and opens each inbox at one of its servers.
+    /// `None`: nothing is pushed.
+    fn inbox_server(&self) -> Option<ServerId> {
+        Some(ServerId(0))
     }
 
     /// Keeps the map of names and servers up to date, and calls `changed` after each change. `None`: names never move.

@@ -66,6 +66,7 @@ mod paused_clock;
 #[cfg(feature = "scheduler")]
 mod policies;
 mod proxy;
+mod quorums;
 mod recovery;
 mod refusals;
 mod renewals;

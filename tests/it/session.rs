@@ -212,7 +212,7 @@ impl Bench {
     /// Returns whether the last connection was reported to lead elsewhere than the one before.
     fn is_elsewhere(&self) -> bool {
         let reported = self.effects.iter().rev().find_map(|effect| match effect {
-            SessionEffect::Reachable { is_elsewhere } => Some(*is_elsewhere),
+            SessionEffect::Reachable { is_elsewhere, .. } => Some(*is_elsewhere),
             _ => None,
         });
         reported.expect("a connection opened")

@@ -53,6 +53,7 @@ mod mutexes;
 mod outages;
 mod pools;
 mod quiet;
+mod quorums;
 mod reconnect;
 mod recovery;
 mod refusals;

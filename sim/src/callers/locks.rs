@@ -38,7 +38,7 @@ impl World {
             mode: self.next_mode(slot),
             wait: crowd || self.rng.u8(0..10) > 0,
             fixed: if crowd { !is_first } else { self.chance(10) },
-            solo: !crowd && self.nodes[slot].callers.len() % 16 == 6,
+            solo: !crowd && !self.is_quorum() && self.nodes[slot].callers.len() % 16 == 6,
             // Derived, not drawn, so the other choices of the seed stay the same.
             max_hold: (!crowd && self.nodes[slot].callers.len() % 8 == 3)
                 .then(|| Duration::from_millis(term.lease_ms / 2)),
@@ -49,7 +49,7 @@ impl World {
         let free = |key: &Name| self.nodes[slot].shard.is_free(key);
         // Derived for the same reason.
         let is_together = !crowd && !self.profile.permits && self.nodes[slot].callers.len() % 8 == 1;
-        let shares_slot = self.cluster.slots.len() < 2;
+        let shares_slot = self.cluster.slots.len() < 2 && !self.is_quorum();
         if is_together && shares_slot && self.locks > 1 && self.keys[..self.locks].iter().all(free) {
             return self.add_group(slot, options);
         }

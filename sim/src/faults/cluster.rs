@@ -7,7 +7,7 @@ use crate::coverage::Case;
 use crate::planted::Planted;
 use crate::time::MS;
 use crate::world::World;
-use crate::world::cluster::{CLOCK_BAND_US, HalfMove, LaggingCopy};
+use crate::world::cluster::{HalfMove, LaggingCopy};
 use crate::world::event::Event;
 
 /// How long callers may notice a move, after it.
@@ -189,8 +189,9 @@ impl World {
 
     /// Moves the wall clock of a server of a cluster forwards, within its band.
     pub(crate) fn step_clock_of_member(&mut self) {
-        let step = self.cluster.rng.i64(0..CLOCK_BAND_US);
-        let offset = (self.server.offset + step).min(CLOCK_BAND_US);
+        let band = self.cluster.clock_band();
+        let step = self.cluster.rng.i64(0..band);
+        let offset = (self.server.offset + step).min(band);
         self.cover(Case::ClockSmall);
         let at = self.at;
         self.note(None, None, || {

@@ -21,6 +21,23 @@ impl World {
         }
     }
 
+    /// Cuts a node off the master at hand for a while.
+    pub(crate) fn cut_link(&mut self, slot: usize) {
+        let (at, life) = (self.at, self.nodes[slot].life);
+        let until = self.now + self.rng.u64(100 * MS..3_000 * MS);
+        self.cover(Case::LinkCut);
+        self.note(Some(slot), None, || {
+            format!("cut off server {at} until {} ms", until / MS)
+        });
+        self.extend_fault(until);
+        self.server.cut_links.insert(slot, until);
+        for conn in self.conns.iter_mut() {
+            if (conn.slot, conn.life, conn.to) == (slot, life, at) && conn.client {
+                conn.stall = conn.stall.max(until);
+            }
+        }
+    }
+
     /// Delays a node's pushes longer than its answers, as each connection recovers on its own. Most mistakes
     /// of the protocol are found by an old push after a young answer.
     pub(crate) fn inbox_lags(&mut self, slot: usize, until: u64) {

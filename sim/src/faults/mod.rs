@@ -69,6 +69,10 @@ impl World {
                 self.extend_fault(self.server.refuses);
             }
             86..91 => self.step_clock(),
+            91..97 if self.is_quorum() => match self.rng.bool() {
+                true => self.copy_master(),
+                false => self.cut_link(slot),
+            },
             91..97 => self.foreign_client(),
             97..100 => self.refuse_all(),
             _ => self.silence(slot),
@@ -185,12 +189,13 @@ impl World {
         self.note(None, None, || "all faults end".into());
         self.extend_fault(self.now);
         for server in 0..self.cluster.servers.max(1) {
-            let (now, at) = (self.now, if self.is_cluster() { server } else { self.at });
+            let (now, at) = (self.now, if self.has_several() { server } else { self.at });
             let server = self.server_at_mut(at);
             server.stall = now;
             (server.refuses, server.loading) = (now, now);
             (server.read_only, server.locked, server.kills) = (now, now, now);
             (server.down, server.bus_cut) = (false, now);
+            server.cut_links.clear();
         }
         for slot in 0..self.nodes.len() {
             self.nodes[slot].cut_until = self.now;

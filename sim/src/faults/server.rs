@@ -47,8 +47,11 @@ impl World {
     /// Restarts the server, which ends all connections. After an empty restart earlier grants are promised
     /// nothing.
     pub(crate) fn restart(&mut self, empty: bool) {
-        self.note(None, None, || format!("server restarts, empty: {empty}"));
-        if empty {
+        let at = self.at;
+        self.note(None, None, || format!("server {at} restarts, empty: {empty}"));
+        if empty && self.is_quorum() {
+            self.lose_master();
+        } else if empty {
             self.cover(Case::ServerForgot);
             self.memory.lost_grants.extend(self.memory.granted.values());
             self.memory.emptied = !self.recovers();
@@ -102,20 +105,43 @@ impl World {
         // The server refuses connections until it is up.
         self.server.down = true;
         let mut up = self.now + self.rng.u64(MS..400 * MS);
-        if self.is_cluster() && self.cluster.rng.u8(0..4) == 0 {
+        if self.has_several() && self.cluster.rng.u8(0..4) == 0 {
             up += self
                 .cluster
                 .rng
                 .u64(0..2 * self.profile.longest().as_nanos() as u64);
         }
-        self.extend_fault(up + 200 * MS);
-        let server = self.is_cluster().then_some(self.at);
+        let recovers = match self.is_quorum() {
+            true => self.profile.recovery().as_nanos() as u64,
+            false => 0,
+        };
+        self.extend_fault(up + recovers + 200 * MS);
+        let server = self.has_several().then_some(self.at);
         self.at(up, Event::ServerUp { server });
+    }
+
+    /// Saves a copy of a master's data.
+    pub(crate) fn copy_master(&mut self) {
+        self.server.saved = Some(self.server.ledger.clone());
+    }
+
+    /// A master of a quorum comes back empty, or with an older copy of its data.
+    fn lose_master(&mut self) {
+        match self.server.saved.clone().filter(|_| self.cluster.rng.bool()) {
+            Some(saved) => {
+                self.cover(Case::MasterWentBack);
+                self.server.ledger = saved;
+            }
+            None => {
+                self.cover(Case::MasterForgot);
+                self.server.ledger.forget();
+            }
+        }
     }
 
     /// Moves the server's wall clock.
     pub(crate) fn step_clock(&mut self) {
-        if self.is_cluster() {
+        if self.has_several() {
             return self.step_clock_of_member();
         }
         let kind = self.rng.u8(0..5);

@@ -32,6 +32,7 @@ impl World {
         let longest = self.profile.longest();
         let is_lost = self.is_after_loss();
         let record = self.server.ledger.record(&self.keys[key], us);
+        let votes = self.is_quorum().then(|| self.votes(key));
         let mut first: Option<(usize, Fence, Mode)> = None;
         let mut several = false;
         let mut in_use = 0;
@@ -112,6 +113,7 @@ impl World {
                 let backed = backed
                     || mode != Mode::Exclusive
                         && shares.any(|share| share.claim_id == claim && share.number == fence.number());
+                let backed = votes.as_ref().map_or(backed, |votes| votes.are_enough(claim));
                 if !backed && !is_lost && found.is_none() && self.setup.only != Some(Violation::TwoHolders) {
                     let text = format!(
                         "node {slot} holds by grant {}, the record is {record:?}",

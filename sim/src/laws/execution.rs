@@ -44,8 +44,9 @@ impl World {
             for (claim_id, number) in after.grants() {
                 if before.grants().all(|earlier| earlier != (claim_id, number)) {
                     self.watch_new_owner(key, (claim_id, number), to, pushes);
-                    let is_asserted = [Verb::Renew { number: Some(number) }, Verb::Assert { number }]
-                        .contains(&request.verb);
+                    let is_asserted = matches!(request.verb, Verb::Restore { .. })
+                        || [Verb::Renew { number: Some(number) }, Verb::Assert { number }]
+                            .contains(&request.verb);
                     if is_asserted {
                         self.watch_assertion(key, claim_id);
                     } else {
@@ -82,7 +83,7 @@ impl World {
         self.memory.highest = self.memory.highest.max(number);
         let earlier = self.memory.granted.insert(claim_id, number);
         // A server that lost the grant may grant the claim again.
-        let is_lost = self.is_after_loss();
+        let is_lost = self.is_after_loss() || self.is_quorum();
         if earlier.is_some_and(|earlier| earlier != number) && !is_lost {
             self.report(Violation::ClaimNumberReused, Some(key), || {
                 format!("claim {claim_id} is granted again")

@@ -20,8 +20,7 @@ impl World {
             }
         }
         for key in 0..self.keys.len() {
-            let owned = self.key_records(&self.keys[key]);
-            known.extend(owned.grants().map(|(claim_id, _)| (key, claim_id)));
+            known.extend(self.owners(key).into_iter().map(|claim_id| (key, claim_id)));
         }
         known.retain(|(key, claim_id)| match self.slots.get(&claim_id.node) {
             Some(&(slot, life)) if self.is_alive(slot, life) => {
@@ -45,10 +44,7 @@ impl World {
     /// Checks that a lease that was asserted after its end is left again.
     pub(crate) fn watch_late_assertions(&mut self) {
         for (key, claim_id) in self.memory.asserted_after_end.clone() {
-            let is_there = self
-                .key_records(&self.keys[key])
-                .grants()
-                .any(|(of, _)| of == claim_id);
+            let is_there = self.owners(key).contains(&claim_id);
             let Some(&(slot, life)) = self.slots.get(&claim_id.node) else {
                 continue;
             };
@@ -103,7 +99,8 @@ impl World {
     pub(crate) fn watch_end(&mut self) {
         let callers = self.nodes.iter().any(|node| node.alive && !node.live.is_empty());
         let engines = self.nodes.iter().any(|node| node.alive && !node.shard.is_empty());
-        let records = self.keys.iter().any(|key| !self.key_records(key).is_free());
+        let records = (0..self.keys.len())
+            .any(|key| !self.key_records(&self.keys[key]).is_free() || !self.owners(key).is_empty());
         let lives = |(ledger, us): (&Ledger<Planted>, u64)| {
             let mut entries = ledger.entries();
             entries.any(|(_, _, dies)| us / 1000 <= dies)
@@ -157,10 +154,14 @@ impl World {
                 rule: Rule::Each,
                 requests: vec![request],
             };
-            self.with_key(key, |world| {
+            let sweep = |world: &mut World| {
                 let us = world.server_us();
                 world.server.ledger.apply(us, &batch, &mut Vec::new());
-            });
+            };
+            self.with_key(key, sweep);
+            for master in 0..self.profile.quorum {
+                self.visit(master, sweep);
+            }
         }
         if self.ledgers().any(|(ledger, _)| !ledger.is_empty()) {
             self.report(Violation::LeftOver, None, || "the ledger is not empty".into());

@@ -13,5 +13,6 @@ mod open_ticks;
 mod outcomes;
 mod ownership;
 mod queue;
+pub(crate) mod quorum;
 mod requests;
 mod ticks;

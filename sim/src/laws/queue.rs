@@ -82,6 +82,10 @@ impl World {
             let mut live = node.live.iter();
             node.alive && live.any(|caller| of_key(caller) && waiting(caller) && stands(caller))
         };
+        if self.is_quorum() {
+            let is_wanted = self.nodes.iter().enumerate().any(waits);
+            return self.watch_quorum_waiters(key, is_wanted);
+        }
         let owned = self.key_records(&self.keys[key]);
         let wanted = self.nodes.iter().filter(|node| node.alive).flat_map(|node| {
             let live = node.live.iter().map(|caller| &node.callers[*caller]);

@@ -179,6 +179,9 @@ impl World {
         let looks = if self.profile.poll_gap > 0 { 42 } else { 8 };
         let timers =
             self.keys.len() as u32 * (2 + self.profile.callers as u32) * (8_000 / lease as u32 + looks);
+        // Each request goes to each master, and a claim that fails is left there. A waiter claims again after 15 ms at the
+        // earliest.
+        let timers = timers * (1 + 20 * self.profile.quorum as u32);
         for slot in 0..self.nodes.len() {
             let node = &mut self.nodes[slot];
             let (sends, asked) = (std::mem::take(&mut node.sends), std::mem::take(&mut node.asked));

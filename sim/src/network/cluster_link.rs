@@ -39,8 +39,8 @@ pub(crate) fn elsewhere(redirect: Redirect) -> Failure {
 /// Returns the case of a request that is reported as not executed by its server.
 fn redirected(verb: Verb) -> Case {
     match verb {
-        Verb::Claim { .. } => Case::RedirectedClaim,
-        Verb::Renew { .. } | Verb::Assert { .. } => Case::RedirectedRenew,
+        Verb::Claim { .. } | Verb::Propose { .. } => Case::RedirectedClaim,
+        Verb::Renew { .. } | Verb::Assert { .. } | Verb::Restore { .. } => Case::RedirectedRenew,
         Verb::Leave | Verb::Finish { .. } => Case::RedirectedLeave,
         Verb::Yield { .. } => Case::RedirectedYield,
         Verb::Pass { .. } => Case::RedirectedPass,

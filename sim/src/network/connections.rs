@@ -21,7 +21,7 @@ impl World {
         self.note(Some(slot), None, || {
             format!("   connects: {attempt:?} is connection {conn}")
         });
-        let to = if self.is_cluster() {
+        let to = if self.has_several() {
             session
         } else {
             self.supposed_master()
@@ -62,7 +62,8 @@ impl World {
             return;
         }
         let lost = self.in_fault_period() && self.chance(4);
-        let cut = self.nodes[slot].cut_until;
+        let of_link = self.server.cut_links.get(&slot).copied().unwrap_or(0);
+        let cut = self.nodes[slot].cut_until.max(of_link);
         if lost || cut > self.now && self.rng.bool() {
             self.conns[conn].silent = Some(self.now);
             return self.cover(Case::ConnectSilent);
@@ -123,7 +124,7 @@ impl World {
         if !client || silent.is_some() {
             return;
         }
-        let kills = match self.is_cluster() {
+        let kills = match self.has_several() {
             true => self.server_at(self.conns[conn].to).kills,
             false => self.server.kills,
         };

@@ -13,7 +13,7 @@ impl World {
 
     /// Returns whether a server recovers after each restart and promotion.
     pub(crate) fn recovers(&self) -> bool {
-        self.profile.failover_lag.is_some() && !self.setup.no_recovery
+        (self.profile.failover_lag.is_some() || self.is_quorum()) && !self.setup.no_recovery
     }
 
     /// Compares the run of the server with the one that was noted, as a client does when its connection opens.

@@ -88,8 +88,12 @@ impl World {
     /// Sends a copy of a batch. All requests but claims may be executed twice.
     pub(crate) fn send_copy(&mut self, conn: usize, batch: &Batch) {
         let mut twin = batch.clone();
-        twin.requests
-            .retain(|request| !matches!(request.verb, Verb::Claim { .. }));
+        twin.requests.retain(|request| {
+            !matches!(
+                request.verb,
+                Verb::Claim { .. } | Verb::Propose { .. } | Verb::Restore { .. }
+            )
+        });
         if twin.requests.is_empty() {
             return;
         }
@@ -166,8 +170,8 @@ impl World {
         if self.conns[conn].mute {
             for request in &batch.requests {
                 self.cover(match request.verb {
-                    Verb::Claim { .. } => Case::LostClaimAnswer,
-                    Verb::Renew { .. } | Verb::Assert { .. } => Case::LostRenewAnswer,
+                    Verb::Claim { .. } | Verb::Propose { .. } => Case::LostClaimAnswer,
+                    Verb::Renew { .. } | Verb::Assert { .. } | Verb::Restore { .. } => Case::LostRenewAnswer,
                     Verb::Leave => Case::LostLeaveAnswer,
                     Verb::Finish { .. } => Case::LostFinishAnswer,
                     Verb::Yield { .. } => Case::LostYieldAnswer,

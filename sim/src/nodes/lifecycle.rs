@@ -96,6 +96,7 @@ impl World {
         let with = |options| NodeSession::new(Session::with_plant(options, plant));
         let sessions = match self.cluster.servers {
             0 => vec![with(options)],
+            masters if self.is_quorum() => (1..=masters).map(member).map(with).collect(),
             servers => {
                 let inbox = SessionOptions {
                     role: SessionRole::Inbox,

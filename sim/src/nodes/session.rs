@@ -31,7 +31,7 @@ impl World {
 
     /// Tells the session that has the inbox what another session of the node found out.
     fn tell_inbox(&mut self, slot: usize, input: SessionInput) {
-        if !Planted(self.setup.flaw).planted(Flaw::InboxNotTold) {
+        if !Planted(self.setup.flaw).planted(Flaw::InboxNotTold) && !self.is_quorum() {
             self.tell_session(slot, self.nodes[slot].inbox_session(), input);
         }
     }
@@ -39,6 +39,9 @@ impl World {
     /// Opens the inbox of a node, as a node does whose callers may wait soon.
     pub(crate) fn want_inbox(&mut self, slot: usize) {
         // In a cluster every second process waits for its first waiter.
+        if self.is_quorum() {
+            return;
+        }
         if !self.is_cluster() || (slot as u32 + self.nodes[slot].life).is_multiple_of(2) {
             self.tell_session(slot, self.nodes[slot].inbox_session(), SessionInput::InboxWanted);
         }
@@ -142,10 +145,15 @@ impl World {
                     key,
                     input: &input,
                 });
-                self.feed(slot, key, input);
+                self.feed_from(session, slot, key, input);
             }
             SessionEffect::TellInbox(input) => self.tell_inbox(slot, input),
-            SessionEffect::Reachable { is_elsewhere } => self.reachable(slot, session, is_elsewhere),
+            SessionEffect::Reachable { is_elsewhere, clock } => {
+                if let Some(clock) = clock {
+                    self.nodes[slot].shard.note_clock(session, clock);
+                }
+                self.reachable(slot, session, is_elsewhere);
+            }
             SessionEffect::Inbox(InboxEffect::Open(attempt)) => self.subscribe(slot, attempt),
             SessionEffect::Inbox(InboxEffect::Ping(attempt)) => self.ping_inbox(slot, attempt),
             SessionEffect::Inbox(InboxEffect::Close(attempt)) => self.close_inbox(slot, attempt),

@@ -14,12 +14,22 @@ use crate::world::signal::Signal;
 impl World {
     /// Gives an input to a node's shard.
     pub(crate) fn feed(&mut self, slot: usize, key: usize, input: Input) {
+        self.feed_from(0, slot, key, input);
+    }
+
+    /// Gives an input to a node's shard, which comes from one of its sessions.
+    pub(crate) fn feed_from(&mut self, session: usize, slot: usize, key: usize, input: Input) {
         self.inputs += 1;
         self.log.mix((slot as u64) << 8 | key as u64);
         self.note(Some(slot), Some(key), || format!("<- {input:?}"));
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
-        effects.extend_from_slice(&self.nodes[slot].shard.handle(local, &self.keys[key], input));
+        let is_answer = matches!(input, Input::Answered { .. } | Input::Failed { .. });
+        let (shard, name) = (&mut self.nodes[slot].shard, &self.keys[key]);
+        match is_answer {
+            true => effects.extend_from_slice(&shard.handle_from(session, local, name, input)),
+            false => effects.extend_from_slice(&shard.handle(local, name, input)),
+        }
         self.carry_out(slot, effects);
         self.raise(Signal::KeyChanged { key });
     }
@@ -95,14 +105,18 @@ impl World {
         let mut missed = false;
         for effect in effects.drain(..) {
             match effect {
-                Effect::Send(outgoing) => self.queue(slot, outgoing),
+                Effect::Send(outgoing) => {
+                    let session = self.session_of(slot, &outgoing.request.name);
+                    self.queue(slot, session, outgoing);
+                }
+                Effect::SendTo(master, outgoing) => self.queue(slot, master, outgoing),
                 Effect::Act(action) => self.queue_action(slot, action),
                 Effect::WriteEnded(lease, is_refused) => {
                     let key = self.key_index(&lease.name);
                     self.feed(slot, key, Input::WriteEnded(lease, is_refused));
                 }
                 Effect::Granted(ticket, fence) => {
-                    if fence.is_first() && !self.is_cluster() {
+                    if fence.is_first() && !self.has_several() {
                         self.nodes[slot].sessions[0].session.note_grant(fence.number());
                     }
                     self.raise(Signal::Granted { slot, ticket, fence });
@@ -144,12 +158,11 @@ impl World {
     }
 
     /// Queues a request with the session, which the driver steps soon.
-    pub(crate) fn queue(&mut self, slot: usize, outgoing: Outgoing) {
+    pub(crate) fn queue(&mut self, slot: usize, session: usize, outgoing: Outgoing) {
         self.raise(Signal::RequestQueued {
             slot,
             outgoing: &outgoing,
         });
-        let session = self.session_of(slot, &outgoing.request.name);
         self.nodes[slot].sessions[session].session.queue(&outgoing);
         self.schedule_step(slot);
     }

@@ -12,10 +12,13 @@ use crate::time::MS;
 /// The clocks of two servers are never apart by more than twice this.
 pub(crate) const CLOCK_BAND_US: i64 = 60_000;
 
+/// The same for the masters of a quorum, in whose worlds no slot moves with its scores.
+pub(crate) const QUORUM_CLOCK_BAND_US: i64 = 120_000;
+
 /// A cluster. Worlds with one server have no hash slots.
 #[derive(Debug)]
 pub(crate) struct Cluster {
-    /// The number of servers; 0 in a world with one server.
+    /// The number of servers of a cluster, or of masters of a quorum; 0 in a world with one server.
     pub(crate) servers: usize,
     pub(crate) slots: Vec<HashSlot>,
     /// The mean time between two changes, in ns.
@@ -101,10 +104,18 @@ impl Cluster {
         }
     }
 
+    /// Returns half of the greatest distance between the clocks of two servers, in µs.
+    pub(crate) fn clock_band(&self) -> i64 {
+        match self.slots.is_empty() {
+            true => QUORUM_CLOCK_BAND_US,
+            false => CLOCK_BAND_US,
+        }
+    }
+
     /// Draws the errors of the servers' wall clocks, in µs. Later steps only lead upwards, to `CLOCK_BAND`.
     pub(crate) fn offsets(&mut self) -> Vec<i64> {
-        let rng = &mut self.rng;
-        (0..self.servers).map(|_| rng.i64(-CLOCK_BAND_US..=0)).collect()
+        let (band, rng) = (self.clock_band(), &mut self.rng);
+        (0..self.servers).map(|_| rng.i64(-band..=0)).collect()
     }
 
     /// Returns until when moves may delay callers.

@@ -8,8 +8,18 @@ use crate::world::World;
 use crate::world::cluster::HashSlot;
 
 impl World {
-    /// Returns whether this world has several servers.
+    /// Returns whether this world has a cluster.
     pub(crate) fn is_cluster(&self) -> bool {
+        self.profile.cluster
+    }
+
+    /// Returns whether this world has a quorum of independent masters.
+    pub(crate) fn is_quorum(&self) -> bool {
+        self.profile.quorum > 0
+    }
+
+    /// Returns whether a node has a session for each of several servers.
+    pub(crate) fn has_several(&self) -> bool {
         self.cluster.servers > 0
     }
 
@@ -58,7 +68,15 @@ impl World {
     /// Returns all ledgers, each with what the wall clock of its server shows, in µs.
     pub(crate) fn ledgers(&self) -> impl Iterator<Item = (&Ledger<Planted>, u64)> {
         // The first keys have the first hash slots, one each.
-        (0..self.cluster.slots.len().max(1)).map(|key| self.ledger_of(key))
+        let slots = match self.is_quorum() {
+            true => 0,
+            false => self.cluster.slots.len().max(1),
+        };
+        let masters = (0..self.profile.quorum).map(|master| {
+            let master = self.server_at(master);
+            (&master.ledger, master.clock_us(self.now))
+        });
+        (0..slots).map(|key| self.ledger_of(key)).chain(masters)
     }
 
     /// Acts with the server and the ledger of a key at hand.

@@ -126,21 +126,26 @@ impl World {
             .collect::<Vec<_>>();
         let locks = keys.len();
         let mut keys = keys;
-        if setup.seed.is_multiple_of(3) && !profile.crowd {
+        // A quorum serves locks alone.
+        let has_others = !profile.crowd && profile.quorum == 0;
+        if setup.seed.is_multiple_of(3) && has_others {
             keys.push(Name::job(Key::from("job")));
         }
-        let latch = (setup.seed % 7 == 5 && !profile.crowd).then_some(keys.len());
+        let latch = (setup.seed % 7 == 5 && has_others).then_some(keys.len());
         if latch.is_some() {
             keys.push(Name::latch(Key::from("latch")));
         }
         let first = keys.len();
-        if setup.seed % 9 == 7 && !profile.crowd {
+        if setup.seed % 9 == 7 && has_others {
             let elections = 0..1 + setup.seed / 9 % 2;
             keys.extend(elections.map(|e| Name::election(Key::from(format!("e{e}")))));
         }
         let elections = first..keys.len();
         let plant = Planted(setup.flaw);
         let mut cluster = Cluster::new(setup.seed, profile.cluster.then_some(keys.len()), plant);
+        if profile.quorum > 0 {
+            cluster.servers = profile.quorum;
+        }
         let mut servers: Vec<_> = (0..cluster.servers.max(1)).map(|_| Server::new(plant)).collect();
         let mut server = Server::new(plant);
         // The clocks of the servers are apart by less than the margin.

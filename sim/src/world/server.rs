@@ -39,6 +39,10 @@ pub(crate) struct Server {
     pub(crate) knows_scripts: bool,
     /// The subscription of each node: its life, its attempt, and whether pushes get through.
     pub(crate) listening: HashMap<usize, (u32, Attempt, bool)>,
+    /// The nodes that are cut off this master, each until a time.
+    pub(crate) cut_links: HashMap<usize, u64>,
+    /// An older copy of the data.
+    pub(crate) saved: Option<Ledger<Planted>>,
     /// A backup of the jobs.
     pub(crate) copy: Vec<(usize, JobRecord)>,
     /// A buffer for pushes, kept for its memory.
@@ -64,6 +68,8 @@ impl Server {
             bus_cut: 0,
             knows_scripts: false,
             listening: HashMap::new(),
+            cut_links: HashMap::new(),
+            saved: None,
             copy: Vec::new(),
             pushes: Vec::new(),
             branches: Vec::new(),

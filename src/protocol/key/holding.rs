@@ -41,6 +41,7 @@ impl<P: Plant> KeyState<P> {
         let Some(next) = next else {
             return self.leave(cx, number, None);
         };
+        self.busy_claims = 0;
         if matches!(claim.claimant, Claimant::LineHead | Claimant::LineFollower) {
             self.failed_claims = 0;
             claim.claimant = Claimant::LineHead;

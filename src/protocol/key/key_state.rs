@@ -41,6 +41,8 @@ pub(crate) struct KeyState<P> {
     pub(crate) reclaim: Option<Reclaim>,
     /// How many claims for the line failed in a row.
     pub(crate) failed_claims: u32,
+    /// The number of claims in a row that a store without a queue answered "busy".
+    pub(crate) busy_claims: u32,
     /// When the key was last known to be taken: the store said so, or a caller of this process was granted it.
     pub(crate) taken_at: Option<Instant>,
     /// When the present owner's record ends unless it is renewed, from the last answer that the store gave to a

@@ -23,6 +23,9 @@ const MAX_STALE_ANSWERS: u32 = 3;
 /// The age of a grant, in µs, at which its push must have arrived. A push is never that much slower than an answer.
 const MIN_MISSED_PUSH_US: u64 = 100_000;
 
+/// The first and the longest pause before a busy key of a store without a queue is claimed again.
+pub(crate) const POLL_PAUSES: (Duration, Duration) = (ms(30), ms(250));
+
 /// The request number of a claim that is not known here, which may have sent many requests. No claim sends so many.
 const UNKNOWN_CLAIM_SEQ: u32 = 1 << 31;
 
@@ -390,14 +393,21 @@ impl<P: Plant> KeyState<P> {
         }
         if waited {
             // Only a store without a queue gives this answer to a claim that waits.
-            let third = claim.lease() / 3;
-            let pause = left.map_or(third, |left| ms(left.max(1))).min(third);
-            let at = cx.now + cx.shard.jittered(pause);
-            self.reclaim = Some(Reclaim {
-                at,
-                after_failure: false,
-            });
+            let pause = POLL_PAUSES.0 * 2u32.pow(self.busy_claims.min(4));
+            self.busy_claims += 1;
+            let ends = left.map_or(POLL_PAUSES.1, |left| ms(left.max(1)));
+            let longest = POLL_PAUSES.1.min(claim.lease() / 3);
+            self.poll_after(cx, pause.min(longest).min(ends));
         }
+    }
+
+    /// Claims again after a pause, in a store without a queue.
+    pub(crate) fn poll_after(&mut self, cx: &mut StepContext<'_>, pause: Duration) {
+        let at = cx.now + cx.shard.between((pause / 2, pause));
+        self.reclaim = Some(Reclaim {
+            at,
+            after_failure: false,
+        });
     }
 
     /// Handles a claim that was refused because another key of its group is not free. Callers that want this key

@@ -6,6 +6,7 @@ use crate::protocol::key::claim::{Claim, Claimant, Leaving, Origin, Phase, Reque
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::{KeyState, Renewal};
 use crate::protocol::key::line::Caller;
+use crate::protocol::key::replies::POLL_PAUSES;
 use crate::protocol::message::{ClaimNumber, Mode, Request, WhenBehind};
 use crate::protocol::step::{Effect, KeyEvent, LockOptions, Outgoing, Tag, Ticket, ms};
 
@@ -158,6 +159,11 @@ impl<P: Plant> KeyState<P> {
         let Some(options) = self.line.front().map(|head| head.options) else {
             return self.leave(cx, number, release);
         };
+        if !cx.shard.rules.queues {
+            // Other nodes claim meanwhile.
+            self.poll_after(cx, POLL_PAUSES.0);
+            return self.leave(cx, number, release);
+        }
         // The yield would not undo a late assertion of the old number. A leave is repeated.
         let old = &self.claims[number];
         if old.is_in_flight(RequestKind::Renew) || old.assertable(cx.now).is_some() {

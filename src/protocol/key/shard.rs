@@ -11,8 +11,10 @@ use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::key::claim::Holding;
 use crate::protocol::key::context::{Seed, ShardContext, StepContext};
 use crate::protocol::key::key_state::KeyState;
-use crate::protocol::message::{ClaimId, Name, NodeId};
-use crate::protocol::step::{AcquireError, Effect, InboxState, Input, Rules, Ticket};
+use crate::protocol::message::{ClaimId, Mode, Name, NodeId};
+use crate::protocol::quorum::{Failed, Quorum, QuorumOutput, unsupported};
+use crate::protocol::session::server_clock::ServerClock;
+use crate::protocol::step::{AcquireError, Effect, InboxState, Input, LockOptions, Rules, Ticket};
 use crate::protocol::time::Instant;
 use crate::protocol::write::Precondition;
 
@@ -30,6 +32,8 @@ pub struct Shard<P = Sound> {
     last_key: u64,
     context: ShardContext,
     last_ticket: u64,
+    /// Between the keys and the masters of a quorum.
+    quorum: Option<Box<Quorum<P>>>,
     /// The effects of the current step. Empty between steps: see [`Effects`].
     effects: Vec<Effect>,
 }
@@ -84,6 +88,7 @@ impl<P: Plant> Shard<P> {
             last_key: 0,
             context: ShardContext::new(node, index, of, seed, rules),
             last_ticket: 0,
+            quorum: (rules.masters > 0).then(|| Box::new(Quorum::new(rules.masters, plant))),
             effects: Vec::new(),
         }
     }
@@ -107,12 +112,112 @@ impl<P: Plant> Shard<P> {
             {
                 self.effects.push(Effect::Denied(ticket, AcquireError::Closed));
             }
+            Input::Lock(ticket, LockOptions { mode, solo, mark, .. })
+                if self.quorum.is_some() && (mode != Mode::Exclusive || solo || mark.is_some()) =>
+            {
+                self.effects
+                    .push(Effect::Denied(ticket, AcquireError::Store(unsupported())));
+            }
+            Input::Campaign(ticket, ..)
+            | Input::Call(ticket, _)
+            | Input::Act(ticket, ..)
+            | Input::Adopt(ticket, ..)
+                if self.quorum.is_some() =>
+            {
+                self.effects
+                    .push(Effect::Denied(ticket, AcquireError::Store(unsupported())));
+            }
             input => self.take_in(now, name, input),
         }
         self.effects()
     }
 
+    /// Handles what a master of a quorum answered to a request of the key `name`, or that it did not.
+    pub fn handle_from(&mut self, master: usize, now: Instant, name: &Name, input: Input) -> Effects<'_, P> {
+        let Some(quorum) = &mut self.quorum else {
+            return self.handle(now, name, input);
+        };
+        let mut out = QuorumOutput::default();
+        match input {
+            Input::Answered {
+                tag,
+                sent,
+                time,
+                reply,
+            } => quorum.answered(now, (master, tag), (sent, time), reply, &mut out),
+            Input::Failed {
+                tag,
+                why,
+                late_after,
+                heard,
+                error,
+                ..
+            } => {
+                let failed = Failed {
+                    why,
+                    late_after,
+                    error,
+                };
+                quorum.failed(now, (master, tag), heard, failed, &mut out);
+            }
+            // A master says nothing else.
+            _ => {}
+        }
+        self.begin();
+        self.run_quorum(now, out);
+        self.effects()
+    }
+
+    /// Notes a reading of the clock of a quorum's master.
+    pub fn note_clock(&mut self, master: usize, reading: ServerClock) {
+        if let Some(quorum) = &mut self.quorum {
+            quorum.note_clock(master, reading);
+        }
+    }
+
+    /// Sends what the quorum has to send, and gives its answers to the keys.
+    fn run_quorum(&mut self, now: Instant, mut out: QuorumOutput) {
+        loop {
+            let sends = out.sends.drain(..);
+            self.effects
+                .extend(sends.map(|(master, outgoing)| Effect::SendTo(master, outgoing)));
+            let Some((name, input)) = out.inputs.pop_front() else {
+                return;
+            };
+            self.step_key(now, &name, input);
+            self.pass_on(now, &mut out);
+        }
+    }
+
+    /// Passes the requests of a step on to the quorum.
+    fn pass_on(&mut self, now: Instant, out: &mut QuorumOutput) {
+        let Some(quorum) = &mut self.quorum else { return };
+        for effect in self
+            .effects
+            .extract_if(.., |effect| matches!(effect, Effect::Send(_)))
+        {
+            if let Effect::Send(outgoing) = effect {
+                quorum.send(now, outgoing, out);
+            }
+        }
+    }
+
+    /// Sends the requests of a step to the masters, if there is a quorum.
+    #[inline]
+    fn end_step(&mut self, now: Instant) {
+        if self.quorum.is_some() {
+            let mut out = QuorumOutput::default();
+            self.pass_on(now, &mut out);
+            self.run_quorum(now, out);
+        }
+    }
+
     fn take_in(&mut self, now: Instant, name: &Name, input: Input) {
+        self.step_key(now, name, input);
+        self.end_step(now);
+    }
+
+    fn step_key(&mut self, now: Instant, name: &Name, input: Input) {
         let effects = &mut self.effects;
         let key = match input {
             // Only these inputs create a state. All others are about something that is over.
@@ -183,13 +288,23 @@ impl<P: Plant> Shard<P> {
 
     /// Returns when [`wake_next`](Self::wake_next) has something to do next.
     pub fn next_due(&self) -> Option<Instant> {
-        let (due, _) = self.timers.first()?;
-        Some(due)
+        let of_keys = self.timers.first().map(|(due, _)| due);
+        let of_quorum = self.quorum.as_ref().and_then(|quorum| quorum.next_due());
+        of_keys.into_iter().chain(of_quorum).min()
     }
 
     /// Does what is due for one key: reports losses, renews, asks again. Returns the key and the effects, or `None`
     /// if nothing is due.
     pub fn wake_next(&mut self, now: Instant) -> Option<(Name, Effects<'_, P>)> {
+        if let Some(quorum) = &mut self.quorum
+            && quorum.next_due().is_some_and(|due| due <= now)
+        {
+            let mut out = QuorumOutput::default();
+            let name = quorum.wake(now, &mut out)?;
+            self.begin();
+            self.run_quorum(now, out);
+            return Some((name, self.effects()));
+        }
         let (_, name) = self.timers.first().filter(|(due, _)| *due <= now)?;
         let name = name.clone();
         self.step(now, &name, KeyState::wake);
@@ -214,6 +329,8 @@ impl<P: Plant> Shard<P> {
         is_served: impl Fn(&Name) -> bool,
         perform: impl FnMut(&Name, &Effect),
     ) {
+        // A master of a quorum that restarted has no vote for now, so there is nothing to assert.
+        let is_elsewhere = is_elsewhere && self.quorum.is_none();
         let step = |key: &mut KeyState<P>, cx: &mut StepContext<'_>| {
             if is_served(cx.name) {
                 key.reachable(cx, is_elsewhere);
@@ -281,7 +398,7 @@ impl<P: Plant> Shard<P> {
 
     /// Returns whether no key has a state here.
     pub fn is_empty(&self) -> bool {
-        self.keys.is_empty()
+        self.keys.is_empty() && self.quorum.as_ref().is_none_or(|quorum| quorum.is_empty())
     }
 
     /// Returns every holder that may act as one at `now`, for checkers.
@@ -302,7 +419,8 @@ impl<P: Plant> Shard<P> {
     /// Returns whether the claim is not over here, for checkers.
     #[doc(hidden)]
     pub fn knows_claim(&self, name: &Name, claim_id: ClaimId) -> bool {
-        self.keys.get(name).is_some_and(|key| key.knows_claim(claim_id))
+        let is_of_quorum = self.quorum.as_ref().is_some_and(|quorum| quorum.knows(claim_id));
+        is_of_quorum || self.keys.get(name).is_some_and(|key| key.knows_claim(claim_id))
     }
 
     /// Returns a description of the key in one line, for histories.
@@ -342,6 +460,7 @@ impl<P: Plant> Shard<P> {
         if Self::settle(key, name, &mut self.timers) {
             self.forget(name);
         }
+        self.end_step(now);
     }
 
     /// Begins a step. Drops the effects of a step that panicked.

@@ -128,4 +128,10 @@ pub enum Branch {
     ClaimHeldBack,
     /// An adoption came while the server recovered.
     AdoptionHeldBack,
+    /// A master of a quorum that recovers gave no vote.
+    VoteHeldBack,
+    /// A quorum's renewal wrote the record again.
+    Restored,
+    /// A quorum's renewal would have written the record again, and came after its not-after.
+    RestoredLate,
 }

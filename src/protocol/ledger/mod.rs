@@ -28,6 +28,7 @@ pub(crate) mod call;
 pub(crate) mod election;
 pub(crate) mod hand_over;
 pub(crate) mod latch;
+pub(crate) mod quorum;
 pub mod record;
 pub(crate) mod recovery;
 pub(crate) mod shares;

@@ -109,6 +109,8 @@ impl<P: Plant> Transaction<'_, P> {
             Verb::Claim { wait } => self.claim(entry, wait, request.when_behind),
             Verb::Renew { number } => self.renew(entry, number),
             Verb::Assert { number } => self.assert_fixed(&entry, number),
+            Verb::Propose { number } => self.propose(&entry, number),
+            Verb::Restore { number } => self.restore(&entry, number),
             Verb::Leave => self.leave(claim_id),
             Verb::Finish { well } => self.finish(claim_id, well),
             Verb::Yield { to } => self.yield_(

@@ -100,7 +100,8 @@ impl<P: Plant> Session<P> {
         }
         self.compare_addresses(cx);
         cx.event(SessionEvent::Connected(now.since(began)));
-        cx.effects.push(SessionEffect::Reachable { is_elsewhere });
+        let clock = self.clock;
+        cx.effects.push(SessionEffect::Reachable { is_elsewhere, clock });
     }
 
     /// Gives up a connection that ended by itself.

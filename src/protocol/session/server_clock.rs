@@ -42,6 +42,12 @@ impl ServerClock {
         (not_after, late_after)
     }
 
+    /// Returns a guess of the time (in µs) that the server's clock shows at `now`, which is not before the reading.
+    pub(crate) fn guess(&self, now: Instant) -> u64 {
+        let since = u64::try_from(now.since(self.asked).as_micros()).unwrap_or(u64::MAX);
+        self.time.saturating_add(since)
+    }
+
     /// Returns the earliest and the latest time (in µs) that the server's clock can show at a local instant.
     pub fn at(&self, instant: Instant) -> (u64, u64) {
         let (since_asked, since_heard) = (instant.since(self.asked), instant.since(self.heard));

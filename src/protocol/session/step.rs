@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::error::StoreError;
 use crate::protocol::message::{Batch, BatchReply, Failure, Name};
+use crate::protocol::session::server_clock::ServerClock;
 use crate::protocol::step::{InboxState, Input};
 use crate::protocol::time::Instant;
 use crate::protocol::write::Action;
@@ -168,6 +169,8 @@ pub enum SessionEffect {
     Reachable {
         /// Set if the connection leads to another address or another run of the server than the last one did.
         is_elsewhere: bool,
+        /// The latest reading of the server's clock.
+        clock: Option<ServerClock>,
     },
     /// Open, ping or close the inbox.
     Inbox(InboxEffect),

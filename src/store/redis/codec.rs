@@ -12,8 +12,8 @@ use crate::protocol::message::{
     LeaderReport, Mode, NodeId, Payload, Permits, Push, Reply, Request, Rule, TickTime, Verb, Version,
     WhenBehind, append_number,
 };
-use crate::store::redis::names::Names;
-use crate::store::redis::script::{ALONE, LuaScript, SCRIPTS};
+use crate::store::redis::names::{self, Names};
+use crate::store::redis::script::{ALONE, LuaScript, SCRIPTS, VOTE};
 
 /// The number of words of a request; `lua/open.lua` lists them.
 const WORDS_PER_REQUEST: usize = 6;
@@ -58,13 +58,8 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
             call.put(|word| names.push_memory(&request.name, word));
         }
     }
-    // 0 stands for no limit.
-    let not_after = match batch.not_after {
-        u64::MAX => 0,
-        not_after => not_after.max(1),
-    };
     call.put_number(batch.highest.0);
-    call.put_number(not_after);
+    call.put_number(not_after(batch));
     call.put(|word| {
         if probe {
             word.push(b'p');
@@ -76,6 +71,43 @@ pub(super) fn encode(batch: &Batch, names: &Names, probe: bool) -> Cmd {
             append_number(word, batch.poll_gap_ms);
         }
     });
+    // A key of Redis cannot live for 0 ms.
+    call.put_number(batch.recovery_ms.max(1));
+    for request in requests {
+        call.put_request(request);
+    }
+    call.cmd
+}
+
+/// Returns the not-after of a batch; 0 stands for no limit.
+fn not_after(batch: &Batch) -> u64 {
+    match batch.not_after {
+        u64::MAX => 0,
+        not_after => not_after.max(1),
+    }
+}
+
+/// Returns the call that applies a batch at a master of a quorum.
+pub(super) fn encode_votes(batch: &Batch, names: &Names) -> Cmd {
+    let requests = &batch.requests;
+    let mut call = CommandText {
+        cmd: Cmd::new(),
+        word: Vec::with_capacity(128),
+        tick: Vec::with_capacity(64),
+        to: Vec::new(),
+    };
+    call.cmd
+        .arg("EVALSHA")
+        .arg(&*VOTE.sha)
+        .arg(2 * requests.len() + 1);
+    for request in requests {
+        call.put(|word| names.push_record(&request.name, word));
+    }
+    call.cmd.arg(names::RECOVERING);
+    for request in requests {
+        call.put(|word| names.push_clock(names.slot(&request.name), word));
+    }
+    call.put_number(not_after(batch));
     // A key of Redis cannot live for 0 ms.
     call.put_number(batch.recovery_ms.max(1));
     for request in requests {
@@ -179,6 +211,14 @@ fn push_verb(request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>) -> &'stati
             to.push(b'a');
             append_number(to, number.0);
             "r"
+        }
+        Verb::Propose { number } => {
+            append_number(to, number.0);
+            "k"
+        }
+        Verb::Restore { number } => {
+            append_number(to, number.0);
+            "b"
         }
         Verb::Finish { well } if request.name.kind == Kind::Job => {
             to.extend_from_slice(if well { b"well" } else { b"" });

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use redis::{Client, ConnectionAddr, RedisError, RedisResult};
 
+use crate::store::ServerId;
 use crate::store::redis::names::Names;
 use crate::store::redis::run::RunPolicy;
 use crate::store::redis::sentinel::{Address, Sentinels};
@@ -27,6 +28,10 @@ pub(super) struct Config {
     pub(super) sentinels: Option<Arc<Sentinels>>,
     /// The cluster of which the server is one. Then the address of `client` may be that of any of its servers.
     pub(super) cluster: Option<Arc<Cluster>>,
+    /// The clients of the masters of a quorum. Then `client` is that of one of them.
+    pub(super) masters: Vec<Client>,
+    /// The server is one of the masters of a quorum.
+    pub(super) is_master_of_quorum: bool,
     /// What is done about a server that was restarted or promoted. `None`: nothing.
     pub(super) run_policy: Option<RunPolicy>,
 }
@@ -42,6 +47,20 @@ impl Config {
         match &self.sentinels {
             Some(sentinels) => sentinels.to_string(),
             None => self.address().to_string(),
+        }
+    }
+
+    /// Returns the configuration for a server of the store: for a master, if the store is a quorum.
+    pub(super) fn master(self: &Arc<Self>, server: ServerId) -> Arc<Config> {
+        let index = usize::from(server.0).checked_sub(1);
+        match index.and_then(|index| self.masters.get(index)) {
+            Some(client) => Arc::new(Config {
+                client: client.clone(),
+                masters: Vec::new(),
+                is_master_of_quorum: true,
+                ..(**self).clone()
+            }),
+            None => self.clone(),
         }
     }
 

@@ -13,7 +13,7 @@ use crate::protocol::write::Action;
 pub(super) use crate::store::redis::codec::{error_text, result, text};
 use crate::store::redis::config::Config;
 use crate::store::redis::connection::{cannot_open, connect, failure, load_command, read_time, too_slow};
-use crate::store::redis::script::{LuaScript, SCRIPTS};
+use crate::store::redis::script::{LuaScript, SCRIPTS, VOTE};
 use crate::store::redis::sentinel::SentinelWatch;
 use crate::store::redis::slots::{self, SlotBatch};
 use crate::store::redis::write::{self, ActionCall};
@@ -180,8 +180,13 @@ async fn compare_run(
     let mut questions = redis::pipe();
     load(&run::SCRIPT, &mut questions);
     questions.add_command(run::compare(run, policy));
-    let answers: [Value; 2] = ask_all(store, connection, &questions).await?;
-    let longest = second_answer(answers.into()).map_err(|error| cannot_open(store, error))?;
+    if store.is_master_of_quorum {
+        load(&VOTE, &mut questions);
+    } else {
+        questions.cmd("PING");
+    }
+    let [loaded, compared, _]: [Value; 3] = ask_all(store, connection, &questions).await?;
+    let longest = second_answer(vec![loaded, compared]).map_err(|error| cannot_open(store, error))?;
     let contradiction = text(longest).and_then(|longest| policy.contradiction(&longest));
     contradiction.map_or(Ok(()), |why| Err(unsupported(why)))
 }
@@ -202,9 +207,13 @@ impl Link for RedisLink {
             };
             return Box::pin(sent.apply(batch));
         }
-        let call = codec::encode(&batch, &self.store.names, self.store.probe);
         let requests = batch.requests.len();
-        let script = codec::script_of(&batch);
+        let (script, call) = if self.store.is_master_of_quorum {
+            (&*VOTE, codec::encode_votes(&batch, &self.store.names))
+        } else {
+            let call = codec::encode(&batch, &self.store.names, self.store.probe);
+            (codec::script_of(&batch), call)
+        };
         Box::pin(async move {
             let answer = send(&mut connection, script, call).await?;
             codec::decode(answer.map_err(failure)?, requests)

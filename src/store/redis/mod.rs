@@ -1,8 +1,9 @@
-//! A store on one Redis server, alone or behind a Sentinel, or on a Redis Cluster.
+//! A store on one Redis server, alone or behind a Sentinel, on a Redis Cluster, or on a quorum of independent masters.
 //!
 //! Lua scripts (`lua/`) contain all rules, and give the replies of the [ledger](crate::protocol::ledger). The Rust files
 //! contain the names in Redis, the connections and the inbox.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,6 +40,17 @@ mod slots;
 mod tls;
 mod url;
 mod write;
+
+/// The masters of a quorum.
+const MASTERS: [ServerId; 7] = [
+    ServerId(1),
+    ServerId(2),
+    ServerId(3),
+    ServerId(4),
+    ServerId(5),
+    ServerId(6),
+    ServerId(7),
+];
 
 /// A store of leases on a Redis server, 6.2 or newer. It connects at the first use. Clones are the same store.
 #[derive(Clone)]
@@ -80,6 +92,8 @@ impl RedisStore {
                 warned: Arc::default(),
                 sentinels: None,
                 cluster: None,
+                masters: Vec::new(),
+                is_master_of_quorum: false,
                 run_policy: None,
             }),
         })
@@ -99,6 +113,11 @@ impl RedisStore {
         let mut store = RedisStore::new(like)?;
         store.edit().sentinels = Some(Arc::new(Sentinels::new(name, urls)?));
         Ok(store)
+    }
+
+    /// Returns a client for the server at `url`.
+    pub(crate) fn client_of(url: &str) -> Result<Client, OptionsError> {
+        url::client(url)
     }
 
     /// Returns a client for the server of a cluster at `url`.
@@ -128,6 +147,42 @@ impl RedisStore {
         config.names.is_cluster = true;
         // Each server knows its own subscribers only.
         config.probe = false;
+        Ok(store)
+    }
+
+    /// Creates a store on a quorum of independent masters.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there are not 3, 5 or 7 masters, or if two of them are one server.
+    pub(crate) fn of_quorum(clients: Vec<Client>) -> Result<Self, OptionsError> {
+        if !matches!(clients.len(), 3 | 5 | 7) {
+            return Err(OptionsError(format!(
+                "a quorum has 3, 5 or 7 masters, not {}: an even number tolerates no more failures than the odd one below",
+                clients.len()
+            )));
+        }
+        let mut addresses = HashSet::new();
+        let twice = clients
+            .iter()
+            .map(|client| client.get_connection_info().addr().to_string());
+        if let Some(address) = twice
+            .into_iter()
+            .find(|address| !addresses.insert(address.clone()))
+        {
+            return Err(OptionsError(format!(
+                "the quorum has {address} twice: each master must be a server of its own"
+            )));
+        }
+        let stores: Vec<_> = clients
+            .into_iter()
+            .map(RedisStore::new)
+            .collect::<Result<_, _>>()?;
+        let mut store = stores[0].clone();
+        let config = store.edit();
+        config.masters = stores.iter().map(|store| store.inner.client.clone()).collect();
+        // Each slot has a clock of its own, so that the numbers of one key are seldom raised by other keys.
+        config.names.is_cluster = true;
         Ok(store)
     }
 
@@ -173,11 +228,13 @@ impl RedisStore {
     pub(crate) fn with_node_name(mut self, node: Option<&str>) -> Result<Self, OptionsError> {
         let inner = self.edit();
         inner.connection_name = config::connection_name(node);
-        let info = inner.client.get_connection_info();
-        let settings = info.redis_settings().clone();
-        if settings.lib_name().is_none() && !settings.skip_set_lib_name() {
-            let settings = settings.set_lib_name(&*inner.connection_name, env!("CARGO_PKG_VERSION"));
-            inner.client = open(info.clone().set_redis_settings(settings))?;
+        for client in [&mut inner.client].into_iter().chain(&mut inner.masters) {
+            let info = client.get_connection_info();
+            let settings = info.redis_settings().clone();
+            if settings.lib_name().is_none() && !settings.skip_set_lib_name() {
+                let settings = settings.set_lib_name(&*inner.connection_name, env!("CARGO_PKG_VERSION"));
+                *client = open(info.clone().set_redis_settings(settings))?;
+            }
         }
         Ok(self)
     }
@@ -211,6 +268,12 @@ impl fmt::Debug for RedisStore {
 /// Writes the server's address for messages, without a password.
 impl fmt::Display for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.inner.masters.is_empty() {
+            let addresses = self.inner.masters.iter();
+            let addresses = addresses.map(|client| client.get_connection_info().addr().to_string());
+            let addresses: Vec<_> = addresses.collect();
+            return write!(f, "the quorum of {}", addresses.join(", "));
+        }
         match (&self.inner.sentinels, &self.inner.cluster) {
             (Some(sentinels), _) => write!(f, "{sentinels}"),
             (None, Some(cluster)) => write!(f, "{cluster}"),
@@ -228,7 +291,8 @@ impl sealed::Sealed for RedisStore {}
 impl Store for RedisStore {
     fn abilities(&self) -> Abilities {
         Abilities {
-            queues: true,
+            // Each master would hand over in an order of its own.
+            queues: self.inner.masters.is_empty(),
             final_push: true,
             remote: true,
         }
@@ -237,7 +301,7 @@ impl Store for RedisStore {
     fn server(&self, name: &Name) -> ServerId {
         match &self.inner.cluster {
             Some(cluster) => cluster.server(self.inner.names.slot(name)),
-            None => ServerId(0),
+            None => self.masters().first().copied().unwrap_or(ServerId(0)),
         }
     }
 
@@ -250,14 +314,21 @@ impl Store for RedisStore {
     }
 
     fn servers(&self) -> Vec<ServerId> {
-        let cluster = self.inner.cluster.as_ref();
-        cluster.map_or_else(|| vec![ServerId(0)], |cluster| cluster.masters())
+        match &self.inner.cluster {
+            Some(cluster) => cluster.masters(),
+            None if self.inner.masters.is_empty() => vec![ServerId(0)],
+            None => self.masters().to_vec(),
+        }
     }
 
-    fn inbox_server(&self) -> ServerId {
+    fn masters(&self) -> &[ServerId] {
+        &MASTERS[..self.inner.masters.len()]
+    }
+
+    fn inbox_server(&self) -> Option<ServerId> {
         match self.inner.cluster {
-            Some(_) => slot_map::INBOX,
-            None => ServerId(0),
+            Some(_) => Some(slot_map::INBOX),
+            None => self.inner.masters.is_empty().then_some(ServerId(0)),
         }
     }
 
@@ -272,12 +343,12 @@ impl Store for RedisStore {
                 Some((host, port)) => format!("{host}:{port}"),
                 None => cluster.to_string(),
             },
-            None => self.inner.server(),
+            None => self.inner.master(server).server(),
         }
     }
 
     fn connect(&self, server: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
-        let inner = self.inner.clone();
+        let inner = self.inner.master(server);
         Box::pin(async move {
             let link = match &inner.cluster {
                 Some(cluster) => cluster::open(cluster, &inner, server).await?,

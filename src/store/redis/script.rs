@@ -55,6 +55,10 @@ pub(super) static SCRIPTS: [LazyLock<LuaScript>; Kind::ALL.len()] = [
 pub(super) static ALONE: LazyLock<LuaScript> =
     LazyLock::new(|| LuaScript::new(include_str!("lua/alone.lua").to_owned()));
 
+/// The script that applies a batch at a master of a quorum.
+pub(super) static VOTE: LazyLock<LuaScript> =
+    LazyLock::new(|| LuaScript::new(include_str!("lua/vote.lua").to_owned()));
+
 impl LuaScript {
     pub(super) fn new(text: String) -> Self {
         let sha = redis::Script::new(&text).get_hash().to_owned();

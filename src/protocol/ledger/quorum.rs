@@ -1,0 +1,68 @@
+//! What a master of a quorum does: it gives its vote to one claim at a time, and none while it may have lost records.
+
+use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::ledger::branch::Branch;
+use crate::protocol::ledger::record::{QueueEntry, Record, RecordOwner};
+use crate::protocol::ledger::transaction::Transaction;
+use crate::protocol::message::{GrantNumber, Mode, Reply};
+
+impl<P: Plant> Transaction<'_, P> {
+    /// Grants a free key under the proposed number, or under the next number of this master if that is higher.
+    ///
+    /// The master's time is not compared with the proposal: the masters' clocks may be apart, and a majority that gives one
+    /// number needs no second trip.
+    pub(crate) fn propose(&mut self, claim: &QueueEntry, number: GrantNumber) -> Reply {
+        if let Some(left) = self.without_vote() {
+            return Reply::Recovering(left);
+        }
+        if !self.is_free_for(Mode::Exclusive) {
+            return Reply::Busy(self.owner_left_ms());
+        }
+        if number == GrantNumber::default() {
+            self.next_number();
+        } else {
+            *self.last = GrantNumber(number.0.max(self.last.0 + 1));
+        }
+        self.write_record(claim, *self.last)
+    }
+
+    /// Extends an owner's record, or writes it again. No number of this master is lower from now on.
+    pub(crate) fn restore(&mut self, claim: &QueueEntry, number: GrantNumber) -> Reply {
+        if let Some(left) = self.without_vote() {
+            return Reply::Recovering(left);
+        }
+        *self.last = number.max(*self.last);
+        if self.owned_by(claim.claim_id).is_some() {
+            self.extend(claim.claim_id, claim.term);
+            return Reply::Granted(number);
+        }
+        if !self.is_free_for(Mode::Exclusive) {
+            return Reply::Busy(self.owner_left_ms());
+        }
+        if self.is_after_bound {
+            self.branches.push(Branch::RestoredLate);
+            return Reply::Late;
+        }
+        self.branches.push(Branch::Restored);
+        self.write_record(claim, number)
+    }
+
+    /// Returns how long the master has no vote, in milliseconds.
+    fn without_vote(&mut self) -> Option<u64> {
+        let left = self.recovering()?;
+        if self.planted(Flaw::RecoveringVotes) {
+            return None;
+        }
+        self.branches.push(Branch::VoteHeldBack);
+        Some(left)
+    }
+
+    fn write_record(&mut self, claim: &QueueEntry, number: GrantNumber) -> Reply {
+        self.state.record = Some(Record {
+            owner: RecordOwner::Claim(claim.claim_id, number),
+            expires: None,
+        });
+        self.extend(claim.claim_id, claim.term);
+        Reply::Granted(number)
+    }
+}

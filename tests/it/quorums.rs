@@ -1,0 +1,281 @@
+//! The quorum by hand: what three masters are sent, and what their answers mean together.
+
+use std::time::Duration;
+
+use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
+use tenure::key::Key;
+use tenure::protocol::key::context::Seed;
+use tenure::protocol::key::shard::{Effects, Shard};
+use tenure::protocol::message::{GrantNumber, LeaseTimes, Name, NodeId, Reply, Unanswered, Verb};
+use tenure::protocol::step::{AcquireError, Effect, Input, LockOptions, Outcome, Outgoing, Rules, Ticket};
+use tenure::protocol::time::Instant;
+
+const TERM: LeaseTimes = LeaseTimes {
+    lease_ms: 3_000,
+    margin_ms: 300,
+};
+
+/// A node with one key at three masters, and the requests that have no answer.
+struct Node {
+    shard: Shard,
+    name: Name,
+    now: Instant,
+    sent: Vec<(usize, Outgoing)>,
+    told: Vec<Effect>,
+}
+
+impl Node {
+    fn new() -> Self {
+        let rules = Rules {
+            queues: false,
+            masters: 3,
+            ..Rules::default()
+        };
+        Node {
+            shard: Shard::new(NodeId::numbered(1), 0, 1, Seed::numbered(1), rules),
+            name: Name::lock(Key::from("a")),
+            now: Instant::from_nanos(1_000_000_000),
+            sent: Vec::new(),
+            told: Vec::new(),
+        }
+    }
+
+    fn note(sent: &mut Vec<(usize, Outgoing)>, told: &mut Vec<Effect>, effects: &Effects<'_>) {
+        for effect in effects.iter() {
+            match effect {
+                Effect::SendTo(master, outgoing) => sent.push((*master, outgoing.clone())),
+                effect => told.push(effect.clone()),
+            }
+        }
+    }
+
+    fn feed(&mut self, input: Input) {
+        let effects = self.shard.handle(self.now, &self.name, input);
+        Self::note(&mut self.sent, &mut self.told, &effects);
+    }
+
+    fn lock(&mut self, wait: bool) -> Ticket {
+        let ticket = self.shard.issue();
+        let options = LockOptions {
+            wait,
+            ..LockOptions::new(TERM)
+        };
+        self.feed(Input::Lock(ticket, options));
+        ticket
+    }
+
+    /// Takes the next request to a master.
+    #[track_caller]
+    fn take(&mut self, master: usize) -> Outgoing {
+        let at = self.sent.iter().position(|(to, _)| *to == master);
+        self.sent.remove(at.expect("a request to this master")).1
+    }
+
+    fn hear(&mut self, master: usize, input: Input) {
+        let effects = self.shard.handle_from(master, self.now, &self.name, input);
+        Self::note(&mut self.sent, &mut self.told, &effects);
+    }
+
+    /// Answers the next request to a master, which was sent now.
+    #[track_caller]
+    fn answer(&mut self, master: usize, reply: Reply) {
+        let outgoing = self.take(master);
+        let (tag, sent) = (outgoing.tag, self.now);
+        self.now = self.now + Duration::from_millis(1);
+        self.hear(
+            master,
+            Input::Answered {
+                tag,
+                sent,
+                time: 5_000_000,
+                reply,
+            },
+        );
+    }
+
+    /// The next request to a master has no answer, and may be executed for 100 ms.
+    #[track_caller]
+    fn fail(&mut self, master: usize, why: Unanswered) {
+        let tag = self.take(master).tag;
+        let error = StoreError::new(StoreErrorKind::Unreachable, "gone");
+        self.hear(
+            master,
+            Input::Failed {
+                tag,
+                why,
+                late_after: self.now + Duration::from_millis(100),
+                heard: None,
+                away: None,
+                error,
+            },
+        );
+    }
+
+    fn granted(&self) -> Option<GrantNumber> {
+        self.told.iter().find_map(|effect| match effect {
+            Effect::Granted(_, fence) => Some(fence.number()),
+            _ => None,
+        })
+    }
+
+    fn verbs(&self) -> Vec<(usize, Verb)> {
+        let sent = self.sent.iter();
+        sent.map(|(master, outgoing)| (*master, outgoing.request.verb))
+            .collect()
+    }
+
+    /// Does what is due.
+    fn wake(&mut self) {
+        while let Some((_, effects)) = self.shard.wake_next(self.now) {
+            Self::note(&mut self.sent, &mut self.told, &effects);
+        }
+    }
+}
+
+fn number(number: u64) -> Reply {
+    Reply::Granted(GrantNumber(number))
+}
+
+#[test]
+fn a_majority_that_gives_one_number_grants_in_one_trip() {
+    let mut node = Node::new();
+    let ticket = node.lock(true);
+    let none = Verb::Propose {
+        number: GrantNumber(0),
+    };
+    assert_eq!(node.verbs(), [(0, none), (1, none), (2, none)]);
+    node.answer(0, number(7));
+    assert_eq!(node.granted(), None);
+    node.answer(2, number(7));
+    assert_eq!(node.granted(), Some(GrantNumber(7)));
+    // The third answer changes nothing, whatever it is.
+    node.answer(1, Reply::Busy(Some(1_000)));
+    node.feed(Input::Release(ticket));
+    assert_eq!(node.verbs(), [(0, Verb::Leave), (2, Verb::Leave)]);
+    node.answer(0, Reply::Done);
+    let kept = |effect: &Effect| matches!(effect, Effect::Released(_, Outcome::Kept));
+    assert!(node.told.iter().any(kept), "two masters do not have it");
+    assert!(!node.shard.is_empty(), "the third is still told");
+    node.answer(2, Reply::Done);
+    assert!(node.shard.is_empty());
+}
+
+#[test]
+fn different_numbers_need_a_second_trip_to_the_masters_with_the_record() {
+    let mut node = Node::new();
+    node.lock(true);
+    node.answer(0, number(5));
+    node.answer(1, Reply::Busy(None));
+    node.answer(2, number(9));
+    assert_eq!(node.granted(), None, "another claim may still get 6 and 7");
+    let raise = Verb::Restore {
+        number: GrantNumber(9),
+    };
+    assert_eq!(node.verbs(), [(0, raise)], "master 1 does not have the record");
+    node.answer(0, number(9));
+    assert_eq!(node.granted(), Some(GrantNumber(9)));
+}
+
+#[test]
+fn the_lease_counts_from_the_last_vote_that_makes_a_majority() {
+    let mut node = Node::new();
+    node.lock(true);
+    let (first, begin) = (node.take(0), node.now);
+    node.answer(2, number(7));
+    node.now = node.now + Duration::from_millis(700);
+    let answered = Input::Answered {
+        tag: first.tag,
+        sent: begin,
+        time: 0,
+        reply: number(7),
+    };
+    node.hear(0, answered);
+    assert_eq!(node.granted(), Some(GrantNumber(7)));
+    let held = node.shard.held_alone(node.now, &node.name).unwrap();
+    assert_eq!(held.deadline, begin + Duration::from_millis(3_000));
+}
+
+#[test]
+fn a_claim_without_a_majority_is_left_wherever_it_may_be() {
+    let mut node = Node::new();
+    node.lock(false);
+    node.answer(0, number(7));
+    node.fail(1, Unanswered::Unknown);
+    node.answer(2, Reply::Busy(Some(500)));
+    let busy = |effect: &Effect| matches!(effect, Effect::Denied(_, AcquireError::Busy));
+    assert!(node.told.iter().any(busy), "granted and busy make a majority");
+    // Master 1 may still execute the claim. It is left there when the claim would be late.
+    assert_eq!(node.verbs(), [(0, Verb::Leave)]);
+    node.answer(0, Reply::Done);
+    assert!(!node.shard.is_empty());
+    node.now = node.now + Duration::from_millis(200);
+    node.wake();
+    assert_eq!(node.verbs(), [(1, Verb::Leave)]);
+    node.answer(1, Reply::NotThere);
+    assert!(node.shard.is_empty());
+}
+
+#[test]
+fn without_enough_votes_the_caller_is_told_how_many_are_missing() {
+    let mut node = Node::new();
+    node.lock(false);
+    node.answer(0, number(7));
+    node.fail(1, Unanswered::Down);
+    node.answer(2, Reply::Recovering(900));
+    // It is tried once more.
+    node.answer(0, Reply::Done);
+    node.answer(0, number(9));
+    node.fail(1, Unanswered::Down);
+    node.answer(2, Reply::Recovering(900));
+    let text = node.told.iter().find_map(|effect| match effect {
+        Effect::Denied(_, AcquireError::Store(error)) => Some(error.to_string()),
+        _ => None,
+    });
+    let text = text.expect("no majority");
+    assert!(text.contains("2 of 3 masters have no vote"), "{text}");
+}
+
+#[test]
+fn a_renewal_goes_to_all_and_brings_a_master_back() {
+    let mut node = Node::new();
+    node.lock(true);
+    node.answer(0, number(7));
+    node.answer(1, number(7));
+    node.fail(2, Unanswered::No);
+    assert!(node.sent.is_empty());
+    node.now = node.now + Duration::from_millis(1_000);
+    node.wake();
+    let renewal = Verb::Restore {
+        number: GrantNumber(7),
+    };
+    assert_eq!(node.verbs(), [(0, renewal), (1, renewal), (2, renewal)]);
+    // Master 0 has lost its records. Master 2 takes its place.
+    node.answer(0, Reply::Recovering(3_000));
+    node.answer(2, number(7));
+    node.answer(1, number(7));
+    let held = node.shard.held_alone(node.now, &node.name).unwrap();
+    assert!(held.remaining.unwrap() > Duration::from_millis(2_900), "{held:?}");
+    // Others have a majority now.
+    node.now = node.now + Duration::from_millis(1_100);
+    node.wake();
+    node.answer(0, Reply::Busy(Some(9)));
+    assert!(node.shard.held_alone(node.now, &node.name).is_some());
+    node.answer(1, Reply::Busy(Some(9)));
+    let lost = |effect: &Effect| matches!(effect, Effect::Lost(..));
+    assert!(node.told.iter().any(lost), "one master is no majority");
+}
+
+#[test]
+fn what_a_quorum_does_not_serve_is_denied_before_anything_is_sent() {
+    let mut node = Node::new();
+    let ticket = node.shard.issue();
+    let options = LockOptions {
+        solo: true,
+        ..LockOptions::new(TERM)
+    };
+    node.feed(Input::Lock(ticket, options));
+    let unsupported = StoreErrorKind::Refused(StoreRefusal::Unsupported);
+    let denied = |effect: &Effect| matches!(effect, Effect::Denied(_, AcquireError::Store(error)) if *error.kind() == unsupported);
+    assert!(node.told.iter().any(denied));
+    assert!(node.sent.is_empty());
+}

@@ -1,0 +1,119 @@
+//! A quorum of real masters: leases that stand on a majority.
+
+use std::time::Instant;
+
+use tenure::error::{StoreErrorKind, StoreRefusal};
+use tenure::{Error, Locks};
+
+use crate::bad_input::tells;
+use crate::help::{Eyes, ms, soon};
+use crate::server::RedisServer;
+
+fn urls(masters: &[RedisServer]) -> Vec<String> {
+    masters.iter().map(RedisServer::url).collect()
+}
+
+/// Masters that do not recover: their run was noted, and nothing was granted before.
+async fn masters(count: usize) -> Vec<RedisServer> {
+    let masters: Vec<_> = (0..count).map(|_| RedisServer::start()).collect();
+    drop(Locks::quorum(urls(&masters)).await.unwrap());
+    for master in &masters {
+        Eyes::on(master).text::<u8>("DEL tenure1:recovering");
+    }
+    masters
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_stands_on_the_masters_and_leaves_nothing() {
+    let masters = masters(3).await;
+    let (one, other) = (
+        Locks::quorum(urls(&masters)).await.unwrap(),
+        Locks::quorum(urls(&masters)).await.unwrap(),
+    );
+    let mut fence = None;
+    for _ in 0..20 {
+        for locks in [&one, &other] {
+            let guard = soon(locks.mutex("a").lock()).await.unwrap();
+            assert!(Some(guard.fence()) > fence);
+            fence = Some(guard.fence());
+            let rival = if std::ptr::eq(locks, &one) { &other } else { &one };
+            assert!(soon(rival.mutex("a").try_lock()).await.unwrap().is_none());
+            soon(guard.release()).await.unwrap();
+        }
+    }
+    let waiter = one.mutex("b");
+    let held = soon(other.mutex("b").lock()).await.unwrap();
+    let waits = tokio::spawn(waiter.lock());
+    while one.waiting() == 0 {
+        tokio::task::yield_now().await;
+    }
+    soon(held.release()).await.unwrap();
+    soon(soon(waits).await.unwrap().unwrap().release()).await.unwrap();
+    soon(one.shutdown()).await;
+    soon(other.shutdown()).await;
+    for master in &masters {
+        let left = Eyes::on(master).left_behind();
+        let left: Vec<_> = left.iter().filter(|key| !key.starts_with("tenure1:")).collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_minority_of_the_masters_may_die() {
+    let mut masters = masters(3).await;
+    let locks = Locks::quorum(urls(&masters)).await.unwrap();
+    let held = soon(locks.mutex("held").lock()).await.unwrap();
+    drop(masters.pop());
+    let began = Instant::now();
+    let guard = soon(locks.mutex("a").lock()).await.unwrap();
+    soon(guard.release()).await.unwrap();
+    assert!(began.elapsed() < ms(2_000), "{:?}", began.elapsed());
+    soon(held.renew()).await.unwrap();
+    assert!(held.is_held());
+    drop(masters.pop());
+    let error = soon(locks.mutex("a").lock_timeout(ms(5_000))).await.unwrap_err();
+    assert!(matches!(error, Error::Store { .. }), "{error:?}");
+    tells(&error, &["2 of 3 masters have no vote"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_quorum_grants_nothing_until_earlier_leases_are_over() {
+    let masters: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let locks = Locks::quorum(urls(&masters)).await.unwrap();
+    let error = soon(locks.mutex("a").try_lock()).await.map(drop).unwrap_err();
+    let Error::Store { source, .. } = &error else {
+        panic!("{error:?}");
+    };
+    assert_eq!(source.kind(), &StoreErrorKind::Refused(StoreRefusal::Recovering));
+    tells(&error, &["of 3 masters have no vote", "try again later"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_quorum_does_not_serve_is_refused_before_anything_is_sent() {
+    let masters = masters(3).await;
+    let locks = Locks::quorum(urls(&masters)).await.unwrap();
+    let mut errors = vec![
+        soon(locks.rw_lock("a").read()).await.map(drop).unwrap_err(),
+        soon(locks.semaphore("a", 2).acquire())
+            .await
+            .map(drop)
+            .unwrap_err(),
+        soon(locks.mutex("a").fair().lock()).await.map(drop).unwrap_err(),
+        soon(locks.election("a").campaign()).await.map(drop).unwrap_err(),
+        soon(locks.latch("a").try_set_count(1))
+            .await
+            .map(drop)
+            .unwrap_err(),
+    ];
+    let guard = soon(locks.mutex("b").lock()).await.unwrap();
+    errors.push(
+        soon(guard.into_transfer(ms(1_000)))
+            .await
+            .map(drop)
+            .unwrap_err()
+            .into(),
+    );
+    for error in errors {
+        tells(&error, &["a quorum"]);
+    }
+}
