@@ -696,17 +696,17 @@ fn finds_a_minority_that_is_enough_for_a_grant() {
 
 #[test]
 fn finds_a_lease_that_counts_from_the_youngest_vote() {
-    finds(with(Flaw::YoungestVote), Violation::RecordOfAnother, 1);
+    finds(with(Flaw::YoungestVote), Violation::RecordOfAnother, 1_000);
 }
 
 #[test]
 fn finds_a_master_that_votes_although_it_may_have_lost_records() {
-    finds(with(Flaw::RecoveringVotes), Violation::TwoHolders, 1);
+    finds(with(Flaw::RecoveringVotes), Violation::TwoHolders, 840);
 }
 
 #[test]
 fn finds_a_fence_that_a_majority_has_not_reached() {
-    finds(with(Flaw::NoSecondTrip), Violation::FenceOrder, 1);
+    finds(with(Flaw::NoSecondTrip), Violation::FenceOrder, 200);
 }
 
 #[test]
