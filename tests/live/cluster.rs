@@ -76,6 +76,9 @@ pub struct SlotMove {
 struct Member {
     server: usize,
     is_master: bool,
+    /// A server takes a slot under an epoch above all that it knows. A slot that moves again before the others know it can be
+    /// taken back by a late message of its former owner.
+    epoch: u64,
     slots: Vec<SlotRange>,
 }
 
@@ -455,7 +458,7 @@ impl Cluster {
     /// Reads a line of `CLUSTER NODES`, if its server is dead, or known and connected.
     fn member(&self, line: &str) -> Option<Member> {
         let words: Vec<&str> = line.split(' ').collect();
-        let [id, _, flags, _, _, _, _, link, slots @ ..] = &words[..] else {
+        let [id, _, flags, _, _, _, epoch, link, slots @ ..] = &words[..] else {
             return None;
         };
         let server = self.nodes.iter().position(|node| node.id == *id)?;
@@ -472,6 +475,7 @@ impl Cluster {
         Some(Member {
             server,
             is_master: has("master"),
+            epoch: epoch.parse().ok()?,
             slots: slots.map(|word| range(word)).collect::<Option<_>>()?,
         })
     }
