@@ -6,13 +6,17 @@ use std::fmt::Debug;
 use std::sync::Arc;
 use std::time::Duration;
 
+#[cfg(feature = "scheduler")]
+use crate::error::Error;
 use crate::error::{LostCause, StoreError};
+#[cfg(feature = "scheduler")]
+use crate::key::Key;
 use crate::observe::event::{Event, Label, emit, events, function, is_on, level};
 use crate::observe::metrics::{self, pending};
+#[cfg(feature = "scheduler")]
+use crate::protocol::message::TickTime;
 use crate::protocol::message::{Fence, Name, NodeId};
 use crate::protocol::step::AcquireError;
-#[cfg(feature = "scheduler")]
-use crate::{error::Error, key::Key, protocol::message::TickTime};
 
 events! {
 node now {
