@@ -106,12 +106,12 @@ impl Servers {
         let first = names.next()?;
         let slot = self.store.slot(first);
         let is_same = |name| self.store.slot(name) == slot;
-        (names.all(is_same) && self.store.masters().is_empty()).then(|| self.for_name(first))
+        (names.all(is_same) && !self.is_quorum()).then(|| self.for_name(first))
     }
 
     /// Returns the server whose failures are those of `name`. One master of a quorum may fail without harm.
     pub(crate) fn alone_for(&self, name: &Name) -> Option<&Arc<Server>> {
-        self.store.masters().is_empty().then(|| self.for_name(name))
+        (!self.is_quorum()).then(|| self.for_name(name))
     }
 
     /// Returns the name of the whole store.
@@ -131,6 +131,11 @@ impl Servers {
         self.store.inbox_server().map(|id| self.get(id))
     }
 
+    /// Returns whether each of several masters answers for every name.
+    pub(crate) fn is_quorum(&self) -> bool {
+        !self.store.masters().is_empty()
+    }
+
     /// Returns the master of a quorum with this index.
     pub(crate) fn master(&self, index: usize) -> &Arc<Server> {
         self.get(self.store.masters()[index])
@@ -138,7 +143,7 @@ impl Servers {
 
     /// Returns whether a server answers for `name`.
     pub(crate) fn serves(&self, server: &Server, name: &Name) -> bool {
-        !self.store.masters().is_empty() || self.store.server(name) == server.id
+        self.is_quorum() || self.store.server(name) == server.id
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Server>> {

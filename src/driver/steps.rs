@@ -26,12 +26,7 @@ impl Node {
     /// Feeds what a server answered to the key machine of `name`, at a time that was read for this.
     pub(crate) fn drive_from(self: &Arc<Self>, server: &Server, now: Instant, name: &Name, input: Input) {
         self.in_shard(name, |keys, after| {
-            let now = keys.not_before(now);
-            after.now = now;
-            let LockedKeys { shard, waiters, .. } = keys;
-            for effect in shard.handle_from(server.master, now, name, input).iter() {
-                self.carry_out(waiters, name, effect, after);
-            }
+            self.step_from(server.master, keys, now, name, input, after);
         });
     }
 
@@ -64,22 +59,37 @@ impl Node {
 
     /// Takes a step of one key of a locked shard.
     fn step_key(&self, keys: &mut LockedKeys, now: Instant, name: &Name, input: Input, after: &mut FollowUp) {
-        let now = keys.not_before(now);
-        after.now = now;
         let cancelled = match input {
             Input::Cancel(ticket) => Some(ticket),
             _ => None,
         };
-        let LockedKeys { shard, waiters, .. } = keys;
-        for effect in shard.handle(now, name, input).iter() {
-            self.carry_out(waiters, name, effect, after);
-        }
+        // Only the answer of a server comes from one.
+        self.step_from(0, keys, now, name, input, after);
         // Done after the step, because the step may find that the lease was lost, which then is the cause.
         if let Some(ticket) = cancelled {
+            let waiters = &mut keys.waiters;
             match waiters.locks.remove(&ticket) {
                 Some(waiter) => waiter.end(LostCause::Released, &mut after.wakes),
                 None => waiters.answer_call(ticket, Err(AcquireError::Closed), &mut after.wakes),
             }
+        }
+    }
+
+    /// Takes a step of one key of a locked shard, for an input of the master with this index.
+    fn step_from(
+        &self,
+        master: usize,
+        keys: &mut LockedKeys,
+        now: Instant,
+        name: &Name,
+        input: Input,
+        after: &mut FollowUp,
+    ) {
+        let now = keys.not_before(now);
+        after.now = now;
+        let LockedKeys { shard, waiters, .. } = keys;
+        for effect in shard.handle_from(master, now, name, input).iter() {
+            self.carry_out(waiters, name, effect, after);
         }
     }
 

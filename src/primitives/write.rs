@@ -224,7 +224,7 @@ async fn write(held: &[Arc<Held>], body: WriteBody) -> Result<Value, Error> {
     if node.servers.immediate().is_some() {
         return Err(unsupported(keeps_leases_only));
     }
-    if !node.servers.store.masters().is_empty() {
+    if node.servers.is_quorum() {
         return Err(unsupported(
             "no write is atomic on a quorum: send the fence with the write",
         ));

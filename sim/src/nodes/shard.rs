@@ -24,12 +24,8 @@ impl World {
         self.note(Some(slot), Some(key), || format!("<- {input:?}"));
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
-        let is_answer = matches!(input, Input::Answered { .. } | Input::Failed { .. });
         let (shard, name) = (&mut self.nodes[slot].shard, &self.keys[key]);
-        match is_answer {
-            true => effects.extend_from_slice(&shard.handle_from(session, local, name, input)),
-            false => effects.extend_from_slice(&shard.handle(local, name, input)),
-        }
+        effects.extend_from_slice(&shard.handle_from(session, local, name, input));
         self.carry_out(slot, effects);
         self.raise(Signal::KeyChanged { key });
     }

@@ -7,12 +7,13 @@ use std::time::Duration;
 use foldhash::quality::RandomState;
 
 use crate::error::StoreError;
+use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::key::claim::Holding;
 use crate::protocol::key::context::{Seed, ShardContext, StepContext};
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimId, Mode, Name, NodeId};
-use crate::protocol::quorum::{Failed, Quorum, QuorumOutput, unsupported};
+use crate::protocol::quorum::{Quorum, QuorumOutput, unsupported};
 use crate::protocol::session::server_clock::ServerClock;
 use crate::protocol::step::{AcquireError, Effect, InboxState, Input, LockOptions, Rules, Ticket};
 use crate::protocol::time::Instant;
@@ -132,36 +133,35 @@ impl<P: Plant> Shard<P> {
         self.effects()
     }
 
-    /// Handles what a master of a quorum answered to a request of the key `name`, or that it did not.
+    /// Handles one input of the key `name`. `master` is the index of the quorum's master that an answer comes from; without
+    /// a quorum it has no meaning.
     pub fn handle_from(&mut self, master: usize, now: Instant, name: &Name, input: Input) -> Effects<'_, P> {
-        let Some(quorum) = &mut self.quorum else {
-            return self.handle(now, name, input);
-        };
         let mut out = QuorumOutput::default();
-        match input {
-            Input::Answered {
-                tag,
-                sent,
-                time,
-                reply,
-            } => quorum.answered(now, (master, tag), (sent, time), reply, &mut out),
-            Input::Failed {
-                tag,
-                why,
-                late_after,
-                heard,
-                error,
-                ..
-            } => {
-                let failed = Failed {
+        match (&mut self.quorum, input) {
+            (
+                Some(quorum),
+                Input::Answered {
+                    tag,
+                    sent,
+                    time,
+                    reply,
+                },
+            ) => quorum.answered(now, (master, tag), (sent, time), reply, &mut out),
+            (
+                Some(quorum),
+                Input::Failed {
+                    tag,
                     why,
                     late_after,
+                    heard,
+                    away,
                     error,
-                };
-                quorum.failed(now, (master, tag), heard, failed, &mut out);
+                },
+            ) => {
+                let failure = FailedRequest::new(why, heard, away, error);
+                quorum.failed(now, (master, tag), late_after, failure, &mut out);
             }
-            // A master says nothing else.
-            _ => {}
+            (_, input) => return self.handle(now, name, input),
         }
         self.begin();
         self.run_quorum(now, out);
@@ -296,11 +296,10 @@ impl<P: Plant> Shard<P> {
     /// Does what is due for one key: reports losses, renews, asks again. Returns the key and the effects, or `None`
     /// if nothing is due.
     pub fn wake_next(&mut self, now: Instant) -> Option<(Name, Effects<'_, P>)> {
+        let mut out = QuorumOutput::default();
         if let Some(quorum) = &mut self.quorum
-            && quorum.next_due().is_some_and(|due| due <= now)
+            && let Some(name) = quorum.wake(now, &mut out)
         {
-            let mut out = QuorumOutput::default();
-            let name = quorum.wake(now, &mut out)?;
             self.begin();
             self.run_quorum(now, out);
             return Some((name, self.effects()));

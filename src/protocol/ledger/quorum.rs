@@ -2,7 +2,7 @@
 
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
-use crate::protocol::ledger::record::{QueueEntry, Record, RecordOwner};
+use crate::protocol::ledger::record::QueueEntry;
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{GrantNumber, Mode, Reply};
 
@@ -23,7 +23,8 @@ impl<P: Plant> Transaction<'_, P> {
         } else {
             *self.last = GrantNumber(number.0.max(self.last.0 + 1));
         }
-        self.write_record(claim, *self.last)
+        self.write_lease(claim, *self.last);
+        Reply::Granted(*self.last)
     }
 
     /// Extends an owner's record, or writes it again. No number of this master is lower from now on.
@@ -44,7 +45,8 @@ impl<P: Plant> Transaction<'_, P> {
             return Reply::Late;
         }
         self.branches.push(Branch::Restored);
-        self.write_record(claim, number)
+        self.write_lease(claim, number);
+        Reply::Granted(number)
     }
 
     /// Returns how long the master has no vote, in milliseconds.
@@ -55,14 +57,5 @@ impl<P: Plant> Transaction<'_, P> {
         }
         self.branches.push(Branch::VoteHeldBack);
         Some(left)
-    }
-
-    fn write_record(&mut self, claim: &QueueEntry, number: GrantNumber) -> Reply {
-        self.state.record = Some(Record {
-            owner: RecordOwner::Claim(claim.claim_id, number),
-            expires: None,
-        });
-        self.extend(claim.claim_id, claim.term);
-        Reply::Granted(number)
     }
 }

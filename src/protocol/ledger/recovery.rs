@@ -3,9 +3,9 @@
 
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
-use crate::protocol::ledger::record::{QueueEntry, Record, RecordOwner};
+use crate::protocol::ledger::record::QueueEntry;
 use crate::protocol::ledger::transaction::Transaction;
-use crate::protocol::message::{GrantNumber, Mode, Reply};
+use crate::protocol::message::{GrantNumber, Reply};
 
 /// Returns how many milliseconds of a recovery are left at `now`. As a key of Redis, a recovery still lasts in the
 /// millisecond in which it ends.
@@ -61,16 +61,7 @@ impl<P: Plant> Transaction<'_, P> {
             self.state.candidate_values.retain(|(of, _)| *of != claim_id);
         }
         *self.last = number.max(*self.last);
-        match claim.mode {
-            Mode::Exclusive => {
-                self.state.record = Some(Record {
-                    owner: RecordOwner::Claim(claim.claim_id, number),
-                    expires: None,
-                });
-            }
-            Mode::Read | Mode::Permits(_) => self.add_share(claim.claim_id, claim.mode, number),
-        }
-        self.extend(claim.claim_id, claim.term);
+        self.write_lease(claim, number);
         Some(self.granted(number))
     }
 }

@@ -362,17 +362,22 @@ impl<P: Plant> Transaction<'_, P> {
         if !keep {
             self.next_number();
         }
+        self.write_lease(claim, *self.last);
+        *self.last
+    }
+
+    /// Writes the record or the share of a claim, for its full lease.
+    pub(crate) fn write_lease(&mut self, claim: &QueueEntry, number: GrantNumber) {
         match claim.mode {
             Mode::Exclusive => {
                 self.state.record = Some(Record {
-                    owner: RecordOwner::Claim(claim_id, *self.last),
+                    owner: RecordOwner::Claim(claim.claim_id, number),
                     expires: None,
                 });
             }
-            Mode::Read | Mode::Permits(_) => self.add_share(claim_id, claim.mode, *self.last),
+            Mode::Read | Mode::Permits(_) => self.add_share(claim.claim_id, claim.mode, number),
         }
-        self.extend(claim_id, claim.term);
-        *self.last
+        self.extend(claim.claim_id, claim.term);
     }
 
     /// Returns a new grant number: higher than every earlier one, and at least the clock in µs.

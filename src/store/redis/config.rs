@@ -10,6 +10,7 @@ use redis::{Client, ConnectionAddr, RedisError, RedisResult};
 use crate::store::ServerId;
 use crate::store::redis::names::Names;
 use crate::store::redis::run::RunPolicy;
+use crate::store::redis::script::{LuaScript, SCRIPTS, VOTE};
 use crate::store::redis::sentinel::{Address, Sentinels};
 use crate::store::redis::slot_map::Cluster;
 use crate::store::redis::tls;
@@ -28,10 +29,8 @@ pub(super) struct Config {
     pub(super) sentinels: Option<Arc<Sentinels>>,
     /// The cluster of which the server is one. Then the address of `client` may be that of any of its servers.
     pub(super) cluster: Option<Arc<Cluster>>,
-    /// The clients of the masters of a quorum. Then `client` is that of one of them.
-    pub(super) masters: Vec<Client>,
-    /// The server is one of the masters of a quorum.
-    pub(super) is_master_of_quorum: bool,
+    /// The clients of the masters of a quorum, of which the server is one. Empty for every other store.
+    pub(super) masters: Arc<[Client]>,
     /// What is done about a server that was restarted or promoted. `None`: nothing.
     pub(super) run_policy: Option<RunPolicy>,
 }
@@ -50,14 +49,21 @@ impl Config {
         }
     }
 
+    /// Returns the scripts that apply batches at the server.
+    pub(super) fn scripts(&self) -> Vec<&'static LuaScript> {
+        if self.masters.is_empty() {
+            SCRIPTS.iter().map(|script| &**script).collect()
+        } else {
+            vec![&VOTE]
+        }
+    }
+
     /// Returns the configuration for a server of the store: for a master, if the store is a quorum.
     pub(super) fn master(self: &Arc<Self>, server: ServerId) -> Arc<Config> {
         let index = usize::from(server.0).checked_sub(1);
         match index.and_then(|index| self.masters.get(index)) {
             Some(client) => Arc::new(Config {
                 client: client.clone(),
-                masters: Vec::new(),
-                is_master_of_quorum: true,
                 ..(**self).clone()
             }),
             None => self.clone(),

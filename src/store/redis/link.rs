@@ -13,7 +13,7 @@ use crate::protocol::write::Action;
 pub(super) use crate::store::redis::codec::{error_text, result, text};
 use crate::store::redis::config::Config;
 use crate::store::redis::connection::{cannot_open, connect, failure, load_command, read_time, too_slow};
-use crate::store::redis::script::{LuaScript, SCRIPTS, VOTE};
+use crate::store::redis::script::{LuaScript, VOTE};
 use crate::store::redis::sentinel::SentinelWatch;
 use crate::store::redis::slots::{self, SlotBatch};
 use crate::store::redis::write::{self, ActionCall};
@@ -78,7 +78,7 @@ impl RedisLink {
         let (time, server) = greet(store, &mut connection, &mut warnings).await?;
 
         let mut questions = redis::pipe();
-        for script in &SCRIPTS {
+        for script in store.scripts() {
             load(script, &mut questions);
         }
         // On a cluster the key of the run would be in one slot, and a slot that moved looks like a promotion.
@@ -98,8 +98,9 @@ impl RedisLink {
             .cmd("CLIENT")
             .arg("SETNAME")
             .arg(&*store.connection_name);
-        let [loaded @ .., memory, replication, recorded, _]: [Value; SCRIPTS.len() + 4] =
-            ask_all(store, &mut connection, &questions).await?;
+        let mut loaded = ask(store, &mut connection, &questions).await?;
+        let answers = loaded.split_off(loaded.len().saturating_sub(4));
+        let [memory, replication, recorded, _] = answered(answers)?;
         for loaded in loaded {
             result(loaded).map_err(|error| cannot_open(store, error))?;
         }
@@ -127,8 +128,22 @@ async fn ask_all<const N: usize>(
     connection: &mut MultiplexedConnection,
     questions: &Pipeline,
 ) -> Result<[Value; N], StoreError> {
-    let answers = connection.send_packed_commands(questions, 0, N).await;
-    let answers = answers.map_err(|error| cannot_open(store, error))?;
+    answered(ask(store, connection, questions).await?)
+}
+
+/// Returns a server's answers to the commands of a pipeline.
+async fn ask(
+    store: &Config,
+    connection: &mut MultiplexedConnection,
+    questions: &Pipeline,
+) -> Result<Vec<Value>, StoreError> {
+    let answers = connection
+        .send_packed_commands(questions, 0, questions.len())
+        .await;
+    answers.map_err(|error| cannot_open(store, error))
+}
+
+fn answered<const N: usize>(answers: Vec<Value>) -> Result<[Value; N], StoreError> {
     let unanswered = |_| codec::malformed("the server did not answer every command").error;
     answers.try_into().map_err(unanswered)
 }
@@ -180,13 +195,8 @@ async fn compare_run(
     let mut questions = redis::pipe();
     load(&run::SCRIPT, &mut questions);
     questions.add_command(run::compare(run, policy));
-    if store.is_master_of_quorum {
-        load(&VOTE, &mut questions);
-    } else {
-        questions.cmd("PING");
-    }
-    let [loaded, compared, _]: [Value; 3] = ask_all(store, connection, &questions).await?;
-    let longest = second_answer(vec![loaded, compared]).map_err(|error| cannot_open(store, error))?;
+    let answers: [Value; 2] = ask_all(store, connection, &questions).await?;
+    let longest = second_answer(answers.into()).map_err(|error| cannot_open(store, error))?;
     let contradiction = text(longest).and_then(|longest| policy.contradiction(&longest));
     contradiction.map_or(Ok(()), |why| Err(unsupported(why)))
 }
@@ -208,11 +218,11 @@ impl Link for RedisLink {
             return Box::pin(sent.apply(batch));
         }
         let requests = batch.requests.len();
-        let (script, call) = if self.store.is_master_of_quorum {
-            (&*VOTE, codec::encode_votes(&batch, &self.store.names))
-        } else {
+        let (script, call) = if self.store.masters.is_empty() {
             let call = codec::encode(&batch, &self.store.names, self.store.probe);
             (codec::script_of(&batch), call)
+        } else {
+            (&*VOTE, codec::encode_votes(&batch, &self.store.names))
         };
         Box::pin(async move {
             let answer = send(&mut connection, script, call).await?;

@@ -92,8 +92,7 @@ impl RedisStore {
                 warned: Arc::default(),
                 sentinels: None,
                 cluster: None,
-                masters: Vec::new(),
-                is_master_of_quorum: false,
+                masters: Arc::default(),
                 run_policy: None,
             }),
         })
@@ -144,7 +143,7 @@ impl RedisStore {
         let mut store = RedisStore::new(like)?;
         let config = store.edit();
         config.cluster = Some(Arc::new(Cluster::new(urls)?));
-        config.names.is_cluster = true;
+        config.names.has_slots = true;
         // Each server knows its own subscribers only.
         config.probe = false;
         Ok(store)
@@ -163,26 +162,21 @@ impl RedisStore {
             )));
         }
         let mut addresses = HashSet::new();
-        let twice = clients
-            .iter()
-            .map(|client| client.get_connection_info().addr().to_string());
-        if let Some(address) = twice
-            .into_iter()
-            .find(|address| !addresses.insert(address.clone()))
-        {
-            return Err(OptionsError(format!(
-                "the quorum has {address} twice: each master must be a server of its own"
-            )));
+        let mut masters = Vec::with_capacity(clients.len());
+        for client in clients {
+            let address = client.get_connection_info().addr().to_string();
+            if !addresses.insert(address.clone()) {
+                return Err(OptionsError(format!(
+                    "the quorum has {address} twice: each master must be a server of its own"
+                )));
+            }
+            masters.push(RedisStore::new(client)?);
         }
-        let stores: Vec<_> = clients
-            .into_iter()
-            .map(RedisStore::new)
-            .collect::<Result<_, _>>()?;
-        let mut store = stores[0].clone();
+        let mut store = masters[0].clone();
         let config = store.edit();
-        config.masters = stores.iter().map(|store| store.inner.client.clone()).collect();
+        config.masters = masters.iter().map(|store| store.inner.client.clone()).collect();
         // Each slot has a clock of its own, so that the numbers of one key are seldom raised by other keys.
-        config.names.is_cluster = true;
+        config.names.has_slots = true;
         Ok(store)
     }
 
@@ -228,7 +222,8 @@ impl RedisStore {
     pub(crate) fn with_node_name(mut self, node: Option<&str>) -> Result<Self, OptionsError> {
         let inner = self.edit();
         inner.connection_name = config::connection_name(node);
-        for client in [&mut inner.client].into_iter().chain(&mut inner.masters) {
+        let mut masters = inner.masters.to_vec();
+        for client in [&mut inner.client].into_iter().chain(&mut masters) {
             let info = client.get_connection_info();
             let settings = info.redis_settings().clone();
             if settings.lib_name().is_none() && !settings.skip_set_lib_name() {
@@ -236,6 +231,7 @@ impl RedisStore {
                 *client = open(info.clone().set_redis_settings(settings))?;
             }
         }
+        inner.masters = masters.into();
         Ok(self)
     }
 

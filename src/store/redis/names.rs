@@ -23,8 +23,8 @@ pub(super) const LONGEST: &str = "tenure1:longest";
 #[derive(Debug, Clone)]
 pub(super) struct Names {
     pub(super) prefix: Box<[u8]>,
-    /// The names lie in the slots of a cluster.
-    pub(super) is_cluster: bool,
+    /// The names lie in slots, each with a clock of its own.
+    pub(super) has_slots: bool,
 }
 
 impl Names {
@@ -32,13 +32,13 @@ impl Names {
     pub(super) fn new(prefix: &[u8]) -> Self {
         Names {
             prefix: prefix.into(),
-            is_cluster: false,
+            has_slots: false,
         }
     }
 
     /// Returns the slot of a name, in which all its keys are. On one server all names have slot 0.
     pub(super) fn slot(&self, name: &Name) -> u16 {
-        if !self.is_cluster {
+        if !self.has_slots {
             return 0;
         }
         let mut record = Vec::with_capacity(self.length(name));
@@ -48,7 +48,7 @@ impl Names {
 
     /// Returns the slot of a key of the caller. On one server all keys have slot 0.
     pub(super) fn slot_of_key(&self, key: &[u8]) -> u16 {
-        if self.is_cluster { slot(key) } else { 0 }
+        if self.has_slots { slot(key) } else { 0 }
     }
 
     /// Appends the name of the clock of a slot.
@@ -63,7 +63,7 @@ impl Names {
 
     fn push_of_slot(&self, name: &str, slot: u16, out: &mut Vec<u8>) {
         out.extend_from_slice(name.as_bytes());
-        if self.is_cluster {
+        if self.has_slots {
             out.extend_from_slice(b":{");
             out.extend_from_slice(tag(slot));
             out.push(b'}');

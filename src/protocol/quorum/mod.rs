@@ -1,0 +1,370 @@
+//! The quorum between a key machine and the sessions of N independent masters.
+//!
+//! Each request of a key machine goes to all masters, and their answers become one answer. This is Redlock (Redis docs,
+//! "Distributed Locks with Redis") with fences, and with renewals that bring a master back in that was away. The key
+//! machine knows nothing of it.
+//!
+//! * A **vote** of a master for a claim lasts for the lease, counted from the sending of the latest request that the master
+//!   granted. The lease of the claim counts from the q-th youngest vote, q being a majority of N. Two claims cannot have q
+//!   votes each, because one of the q masters would have both records at once.
+//! * The **fence** is a number that q masters with the claim's record have reached at one moment, as in the ABD register
+//!   (Attiya, Bar-Noy, Dolev, 1995). A later claim has one of these masters among its q, and gets a higher number there.
+//!   The claim proposes a number above all that this process knows. If q masters give the same number, that is the fence.
+//!   Else the largest of q numbers is, and a second trip raises the others to it.
+//! * A claim that fails, or that is left, is left at each master that may have its record. A request without an answer may
+//!   still be executed, so the leave is repeated when the master would refuse that request as late.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
+use crate::protocol::failed_request::FailedRequest;
+use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::message::{ClaimId, ClaimNumber, GrantNumber, Name, Reply, Verb};
+pub(crate) use crate::protocol::quorum::pursuit::QuorumOutput;
+use crate::protocol::quorum::pursuit::{Pursuit, Round, Step, Vote, VoteAnswer};
+use crate::protocol::session::server_clock::ServerClock;
+use crate::protocol::step::{Outgoing, Tag};
+use crate::protocol::time::Instant;
+
+mod pursuit;
+
+/// The shortest pause before a leave is repeated.
+const LEAVE_PAUSE: Duration = Duration::from_millis(250);
+
+/// The requests of a shard's keys to the masters of a quorum, and the votes of the masters.
+#[derive(Debug)]
+pub(crate) struct Quorum<P> {
+    masters: usize,
+    pursuits: BTreeMap<ClaimNumber, Pursuit>,
+    /// When a claim must be left again at a master.
+    dues: BTreeSet<(Instant, ClaimNumber)>,
+    /// The latest reading of each master's clock.
+    clocks: Vec<Option<ServerClock>>,
+    /// The highest number that this shard has seen.
+    highest: GrantNumber,
+    plant: P,
+}
+
+impl<P: Plant> Quorum<P> {
+    pub(crate) fn new(masters: usize, plant: P) -> Self {
+        Quorum {
+            masters,
+            pursuits: BTreeMap::new(),
+            dues: BTreeSet::new(),
+            clocks: vec![None; masters],
+            highest: GrantNumber::default(),
+            plant,
+        }
+    }
+
+    /// Returns whether nothing is left to be done.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.pursuits.is_empty()
+    }
+
+    /// Returns whether the claim is not over here.
+    pub(crate) fn knows(&self, claim_id: ClaimId) -> bool {
+        let pursuit = self.pursuits.get(&claim_id.claim);
+        pursuit.is_some_and(|of| of.request.request.claim_id == claim_id)
+    }
+
+    /// Returns when [`wake`](Self::wake) has something to do next.
+    pub(crate) fn next_due(&self) -> Option<Instant> {
+        self.dues.first().map(|(due, _)| *due)
+    }
+
+    /// Notes a reading of a master's clock.
+    pub(crate) fn note_clock(&mut self, master: usize, reading: ServerClock) {
+        let clock = &mut self.clocks[master];
+        *clock = Some(clock.map_or(reading, |clock| clock.younger(reading)));
+    }
+
+    /// The number of votes that a lease needs.
+    fn majority(&self) -> usize {
+        let q = self.masters / 2 + 1;
+        if self.plant.planted(Flaw::MinorityEnough) {
+            q - 1
+        } else {
+            q
+        }
+    }
+
+    /// Returns a number above each number that this process has seen, and not below the latest of the masters' clocks.
+    /// Zero if no clock was read.
+    fn proposal(&self, now: Instant) -> GrantNumber {
+        let clocks = self.clocks.iter().flatten();
+        let latest = clocks.map(|clock| clock.guess(now)).max();
+        latest.map_or(GrantNumber::default(), |time| {
+            GrantNumber(time.max(self.highest.0 + 1))
+        })
+    }
+
+    /// Sends a request of a key machine to the masters.
+    pub(crate) fn send(&mut self, now: Instant, outgoing: Outgoing, out: &mut QuorumOutput) {
+        let (number, tag, masters) = (outgoing.tag.claim, outgoing.tag, self.masters);
+        let step = match outgoing.request.verb {
+            Verb::Claim { .. } => Step::Claim,
+            Verb::Leave | Verb::Finish { .. } => Step::Leave,
+            Verb::Pass { .. } => return out.fail(&Pursuit::new(masters, outgoing), tag, now, unsupported()),
+            _ => Step::Renew,
+        };
+        let proposal = self.proposal(now);
+        let pursuit = self.pursuits.entry(number);
+        let pursuit = pursuit.or_insert_with(|| Pursuit::new(masters, outgoing.clone()));
+        // The key machine wants one answer to each request. It has given the earlier one up.
+        if let Some(earlier) = pursuit.round.take() {
+            let text = "the request was given up for a later one";
+            out.fail(
+                pursuit,
+                earlier.tag,
+                now,
+                StoreError::new(StoreErrorKind::TimedOut, text),
+            );
+        }
+        let first = pursuit.seq + 1;
+        pursuit.request = outgoing;
+        pursuit.round = Some(Round { tag, step, first });
+        pursuit.ends = None;
+        for vote in &mut pursuit.masters {
+            vote.answer = None;
+        }
+        match step {
+            Step::Claim => pursuit.ask_all(step, Verb::Propose { number: proposal }, out),
+            Step::Leave => {
+                pursuit.is_left = true;
+                for at in 0..masters {
+                    self.leave(now, number, at, out);
+                }
+            }
+            Step::Renew | Step::Raise => {
+                if let Some(number) = pursuit.number {
+                    pursuit.ask_all(step, Verb::Restore { number }, out);
+                }
+            }
+        }
+        self.decide(now, number, out);
+    }
+
+    /// Handles a master's answer.
+    pub(crate) fn answered(
+        &mut self,
+        now: Instant,
+        (master, tag): (usize, Tag),
+        (sent, time): (Instant, u64),
+        reply: Reply,
+        out: &mut QuorumOutput,
+    ) {
+        if time > 0 {
+            self.note_clock(master, ServerClock::read(time, sent, now));
+        }
+        if let Some(number) = reply.number() {
+            self.highest = self.highest.max(number);
+        }
+        let Some(pursuit) = self.pursuits.get_mut(&tag.claim) else {
+            return;
+        };
+        let Some(step) = pursuit.take(master, tag.seq) else {
+            return;
+        };
+        let (vote, is_left) = (&mut pursuit.masters[master], pursuit.is_left);
+        vote.heard = Some(now);
+        let answer = match reply {
+            Reply::Granted(number) => {
+                vote.sent = vote.sent.max(Some(sent));
+                vote.number = vote.number.max(number);
+                VoteAnswer::Granted
+            }
+            Reply::Busy(left) => {
+                vote.sent = None;
+                VoteAnswer::Busy(left)
+            }
+            Reply::Done | Reply::NotThere | Reply::Gone => {
+                (vote.sent, vote.number) = (None, GrantNumber::default());
+                VoteAnswer::Left(reply == Reply::Done)
+            }
+            // The record may be lost. The vote counts on: the master grants nothing before the lease that it gave has
+            // ended.
+            Reply::Recovering(_) => VoteAnswer::NoVote(StoreError::recovering()),
+            Reply::Refused(refusal) => VoteAnswer::NoVote(StoreError::refused(refusal)),
+            _ => {
+                let late = "the request reached the master too late";
+                VoteAnswer::NoVote(StoreError::new(StoreErrorKind::TimedOut, late))
+            }
+        };
+        let is_over = is_left && step != Step::Leave;
+        let is_granted = matches!(answer, VoteAnswer::Granted);
+        if is_over && is_granted {
+            // It may have been executed after the leave.
+            pursuit.ask(master, Step::Leave, Verb::Leave, out);
+        } else if step == Step::Leave && matches!(answer, VoteAnswer::NoVote(_)) {
+            pursuit.note_answer(master, tag.seq, answer);
+            self.leave_again(now + LEAVE_PAUSE, tag.claim, master);
+        } else if !is_over {
+            pursuit.note_answer(master, tag.seq, answer);
+            if step == Step::Leave {
+                self.leave_late(now, tag.claim, master);
+            }
+        }
+        self.decide(now, tag.claim, out);
+    }
+
+    /// Handles a request to a master that has no answer. The master refuses it as late from `late_after` on.
+    pub(crate) fn failed(
+        &mut self,
+        now: Instant,
+        (master, tag): (usize, Tag),
+        late_after: Instant,
+        failure: FailedRequest,
+        out: &mut QuorumOutput,
+    ) {
+        let Some(pursuit) = self.pursuits.get_mut(&tag.claim) else {
+            return;
+        };
+        let Some(step) = pursuit.take(master, tag.seq) else {
+            return;
+        };
+        let (vote, is_left) = (&mut pursuit.masters[master], pursuit.is_left);
+        vote.heard = vote.heard.max(failure.heard);
+        let may_be_executed = failure.may_be_executed() && step != Step::Leave;
+        if may_be_executed {
+            vote.executable_until = vote.executable_until.max(Some(late_after));
+        }
+        if !is_left || step == Step::Leave {
+            pursuit.note_answer(master, tag.seq, VoteAnswer::Failed(failure.why, failure.error));
+        }
+        if step == Step::Leave {
+            self.leave_again(late_after.max(now + LEAVE_PAUSE), tag.claim, master);
+        } else if is_left && may_be_executed {
+            self.leave_late(now, tag.claim, master);
+        }
+        self.decide(now, tag.claim, out);
+    }
+
+    /// Leaves claims again whose last requests are late now: all claims of the key that is due first. Returns its name.
+    pub(crate) fn wake(&mut self, now: Instant, out: &mut QuorumOutput) -> Option<Name> {
+        let due: Vec<_> = self
+            .dues
+            .iter()
+            .take_while(|(due, _)| *due <= now)
+            .copied()
+            .collect();
+        let mut woken = None;
+        for (due, number) in due {
+            let Some(pursuit) = self.pursuits.get_mut(&number) else {
+                self.dues.remove(&(due, number));
+                continue;
+            };
+            let name = &pursuit.request.request.name;
+            if *woken.get_or_insert_with(|| name.clone()) != *name {
+                continue;
+            }
+            self.dues.remove(&(due, number));
+            if pursuit.ends.is_some_and(|ends| ends <= now) {
+                self.pursuits.remove(&number);
+                continue;
+            }
+            for at in 0..pursuit.masters.len() {
+                if pursuit.masters[at].leave_at.take_if(|at| *at <= now).is_some() {
+                    pursuit.ask(at, Step::Leave, Verb::Leave, out);
+                }
+            }
+            self.decide(now, number, out);
+        }
+        woken
+    }
+
+    /// Leaves a claim at a master that may have its record.
+    fn leave(&mut self, now: Instant, number: ClaimNumber, master: usize, out: &mut QuorumOutput) {
+        let Some(pursuit) = self.pursuits.get_mut(&number) else {
+            return;
+        };
+        let vote = &mut pursuit.masters[master];
+        if vote.is_pending(Step::Leave) {
+            return;
+        }
+        if vote.sent.is_some() {
+            pursuit.ask(master, Step::Leave, Verb::Leave, out);
+        } else if !self.plant.planted(Flaw::LeftWhereGrantedOnly) {
+            self.leave_late(now, number, master);
+        }
+    }
+
+    /// Leaves a claim again when no request without an answer can be executed any more. The answer of a request in flight
+    /// comes first.
+    fn leave_late(&mut self, now: Instant, number: ClaimNumber, master: usize) {
+        let Some(pursuit) = self.pursuits.get_mut(&number) else {
+            return;
+        };
+        let vote = &mut pursuit.masters[master];
+        if let Some(until) = vote.executable_until.take()
+            && until > now
+            && !self.plant.planted(Flaw::LeftWhereGrantedOnly)
+        {
+            vote.leave_at = Some(until);
+            self.dues.insert((until, number));
+        }
+    }
+
+    /// Repeats a leave that failed, once. The record ends by itself at the latest.
+    fn leave_again(&mut self, at: Instant, number: ClaimNumber, master: usize) {
+        let Some(pursuit) = self.pursuits.get_mut(&number) else {
+            return;
+        };
+        let vote = &mut pursuit.masters[master];
+        if !std::mem::replace(&mut vote.has_repeated, true) {
+            let at = vote.executable_until.take().map_or(at, |until| until.max(at));
+            vote.leave_at = Some(at);
+            self.dues.insert((at, number));
+        }
+    }
+
+    /// Answers the key machine if the masters' answers decide the round, and forgets a claim that is left everywhere.
+    fn decide(&mut self, now: Instant, number: ClaimNumber, out: &mut QuorumOutput) {
+        let (q, plant) = (self.majority(), self.plant);
+        let Some(pursuit) = self.pursuits.get_mut(&number) else {
+            return;
+        };
+        let Some(Round { tag, step, .. }) = pursuit.round else {
+            return self.forget(number);
+        };
+        let is_over = match step {
+            Step::Claim | Step::Raise => pursuit.decide_claim(now, tag, q, plant, out),
+            Step::Renew => pursuit.decide_renewal(now, tag, q, plant, out),
+            Step::Leave => {
+                pursuit.decide_leave(now, tag, q, out);
+                if pursuit.round.is_none() && pursuit.ends.is_some() {
+                    self.dues.extend(pursuit.ends.map(|ends| (ends, number)));
+                }
+                false
+            }
+        };
+        if is_over {
+            pursuit.is_left = true;
+            for at in 0..self.masters {
+                self.leave(now, number, at, out);
+            }
+        }
+        self.forget(number);
+    }
+
+    /// Forgets a claim that is left everywhere.
+    fn forget(&mut self, number: ClaimNumber) {
+        let is_over = |of: &Pursuit| {
+            // A key machine whose leave failed repeats it.
+            let is_idle = of.is_left && of.round.is_none() && of.ends.is_none();
+            is_idle && of.masters.iter().all(Vote::is_idle)
+        };
+        if self.pursuits.get(&number).is_some_and(is_over) {
+            self.pursuits.remove(&number);
+        }
+    }
+}
+
+/// The error of everything that a quorum does not serve. With two permits and three masters, for example, three claims could
+/// each have a majority.
+pub(crate) fn unsupported() -> StoreError {
+    let why =
+        "a quorum serves mutexes only: use one Redis for this, with `Recovery::Always` if it may lose writes";
+    StoreError::new(StoreErrorKind::Refused(StoreRefusal::Unsupported), why)
+}

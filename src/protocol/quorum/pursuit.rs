@@ -1,0 +1,365 @@
+//! One claim at the masters of a quorum: their votes, and what these mean for the claim.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
+use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::message::{GrantNumber, Name, Reply, Unanswered, Verb};
+use crate::protocol::step::{Class, Input, Outgoing, Tag};
+use crate::protocol::time::Instant;
+
+/// What the quorum has to say after an input.
+#[derive(Debug, Default)]
+pub(crate) struct QuorumOutput {
+    /// Requests, each with the index of its master.
+    pub(crate) sends: Vec<(usize, Outgoing)>,
+    /// Inputs for the key machines.
+    pub(crate) inputs: VecDeque<(Name, Input)>,
+}
+
+/// What is known of a claim at the masters.
+#[derive(Debug)]
+pub(super) struct Pursuit {
+    /// The latest request of the key machine, whose name, claim and lease all requests have.
+    pub(super) request: Outgoing,
+    pub(super) masters: Vec<Vote>,
+    /// The number of the grant, once q masters have given one.
+    pub(super) number: Option<GrantNumber>,
+    pub(super) round: Option<Round>,
+    /// From when the lease counts, as the key machine was told.
+    told: Option<Instant>,
+    /// The claim is over, and is left at each master.
+    pub(super) is_left: bool,
+    /// When the claim is forgotten, although it was left at too few masters. Its records have ended then.
+    pub(super) ends: Option<Instant>,
+    /// The number of requests so far.
+    pub(super) seq: u32,
+}
+
+/// A request of the key machine that has no answer yet.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Round {
+    pub(super) tag: Tag,
+    pub(super) step: Step,
+    /// The number of the first request of this round.
+    pub(super) first: u32,
+}
+
+/// What a request is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Step {
+    Claim,
+    /// Raises the numbers of the masters.
+    Raise,
+    Renew,
+    Leave,
+}
+
+/// What a claim knows of one master.
+#[derive(Debug, Default)]
+pub(super) struct Vote {
+    /// When the latest request was sent that the master granted; `None` if it does not have the claim's record.
+    pub(super) sent: Option<Instant>,
+    /// The master's next number is higher than this.
+    pub(super) number: GrantNumber,
+    pub(super) in_flight: Vec<(u32, Step)>,
+    /// The answer in the present round.
+    pub(super) answer: Option<VoteAnswer>,
+    /// A request without an answer may be executed until this time.
+    pub(super) executable_until: Option<Instant>,
+    /// When the claim is left again.
+    pub(super) leave_at: Option<Instant>,
+    /// The leave was repeated after a failure.
+    pub(super) has_repeated: bool,
+    /// When the master last answered.
+    pub(super) heard: Option<Instant>,
+}
+
+/// A master's answer in a round.
+#[derive(Debug)]
+pub(super) enum VoteAnswer {
+    Granted,
+    /// Another claim has the key. Its record ends in this many milliseconds, if it ends.
+    Busy(Option<u64>),
+    /// The claim was left; whether its record was there.
+    Left(bool),
+    /// The master gives no vote.
+    NoVote(StoreError),
+    /// It is not known to be executed.
+    Failed(Unanswered, StoreError),
+}
+
+impl Vote {
+    pub(super) fn is_pending(&self, step: Step) -> bool {
+        self.in_flight.iter().any(|(_, of)| *of == step)
+    }
+
+    /// Returns whether nothing is under way at the master.
+    pub(super) fn is_idle(&self) -> bool {
+        self.in_flight.is_empty() && self.leave_at.is_none()
+    }
+
+    /// Returns whether the master does not have the claim's record, and will not write it.
+    pub(super) fn is_settled(&self) -> bool {
+        self.sent.is_none() && self.is_idle()
+    }
+}
+
+impl Pursuit {
+    pub(super) fn new(masters: usize, request: Outgoing) -> Self {
+        Pursuit {
+            request,
+            masters: (0..masters).map(|_| Vote::default()).collect(),
+            number: None,
+            round: None,
+            told: None,
+            is_left: false,
+            ends: None,
+            seq: 0,
+        }
+    }
+
+    pub(super) fn ask(&mut self, master: usize, step: Step, verb: Verb, out: &mut QuorumOutput) {
+        self.seq += 1;
+        let mut outgoing = self.request.clone();
+        outgoing.tag = Tag {
+            claim: self.request.tag.claim,
+            seq: self.seq,
+        };
+        outgoing.request.verb = verb;
+        if step == Step::Leave {
+            outgoing.class = Class::Leave;
+        } else if step == Step::Raise {
+            outgoing.class = Class::OwnerRenewal;
+        }
+        self.masters[master].in_flight.push((self.seq, step));
+        out.sends.push((master, outgoing));
+    }
+
+    /// Sends a request to each master.
+    pub(super) fn ask_all(&mut self, step: Step, verb: Verb, out: &mut QuorumOutput) {
+        for master in 0..self.masters.len() {
+            self.ask(master, step, verb, out);
+        }
+    }
+
+    pub(super) fn take(&mut self, master: usize, seq: u32) -> Option<Step> {
+        let in_flight = &mut self.masters[master].in_flight;
+        let at = in_flight.iter().position(|(of, _)| *of == seq)?;
+        Some(in_flight.swap_remove(at).1)
+    }
+
+    /// Notes an answer of the present round. The answer to a request of an earlier round only changed the vote.
+    pub(super) fn note_answer(&mut self, master: usize, seq: u32, answer: VoteAnswer) {
+        if self.round.is_some_and(|round| round.first <= seq) {
+            self.masters[master].answer = Some(answer);
+        }
+    }
+
+    /// Returns from when the lease counts: the q-th youngest vote.
+    fn counts_from(&self, q: usize, plant: impl Plant) -> Option<Instant> {
+        let mut sent: Vec<_> = self.masters.iter().filter_map(|vote| vote.sent).collect();
+        sent.sort_unstable_by(|a, b| b.cmp(a));
+        let place = if plant.planted(Flaw::YoungestVote) {
+            0
+        } else {
+            q - 1
+        };
+        sent.get(q - 1).and(sent.get(place)).copied()
+    }
+
+    /// Returns whether the lease is over, as far as the key machine was told.
+    fn has_ended(&self, now: Instant) -> bool {
+        let lease = Duration::from_millis(self.request.request.term.lease_ms);
+        self.told.is_some_and(|told| now >= told + lease)
+    }
+
+    fn count(&self, is: impl Fn(&Vote) -> bool) -> usize {
+        self.masters.iter().filter(|vote| is(vote)).count()
+    }
+
+    /// Decides a claim. Returns whether it failed.
+    pub(super) fn decide_claim(
+        &mut self,
+        now: Instant,
+        tag: Tag,
+        q: usize,
+        plant: impl Plant,
+        out: &mut QuorumOutput,
+    ) -> bool {
+        let waits = |vote: &Vote| vote.is_pending(Step::Claim) || vote.is_pending(Step::Raise);
+        if self.number.is_none() {
+            let granted: Vec<_> = self.masters.iter().filter(|vote| vote.sent.is_some()).collect();
+            if granted.len() >= q {
+                let is_common =
+                    |number: &GrantNumber| granted.iter().filter(|vote| vote.number == *number).count() >= q;
+                let common = granted.iter().map(|vote| vote.number).find(is_common);
+                self.number = common.or(granted.iter().map(|vote| vote.number).max());
+                self.told = self.counts_from(q, plant);
+                if common.is_none() && !plant.planted(Flaw::NoSecondTrip) {
+                    self.raise(out);
+                }
+            }
+        }
+        let Some(number) = self.number else {
+            let granted = self.count(|vote| vote.sent.is_some());
+            if granted + self.count(|vote| vote.is_pending(Step::Claim)) >= q {
+                return false;
+            }
+            let busy = self.count(|vote| matches!(vote.answer, Some(VoteAnswer::Busy(_))));
+            if granted + busy >= q {
+                let lefts = self.masters.iter().filter_map(|vote| match vote.answer {
+                    Some(VoteAnswer::Busy(left)) => left,
+                    _ => None,
+                });
+                let reply = Reply::Busy(lefts.max());
+                self.answer(tag, now, reply, out);
+            } else {
+                self.fail(tag, now, out);
+            }
+            return true;
+        };
+        // A vote that another master gave before it was raised may be lower.
+        let is_raised = |vote: &Vote| vote.sent.is_some() && vote.number >= number;
+        if plant.planted(Flaw::NoSecondTrip) || self.count(is_raised) >= q {
+            if let Some(sent) = self.counts_from(q, plant).filter(|_| !self.has_ended(now)) {
+                self.told = Some(sent);
+                self.answer(tag, sent, Reply::Granted(number), out);
+                return false;
+            }
+        } else if self.count(|vote| is_raised(vote) || waits(vote)) >= q {
+            return false;
+        }
+        self.fail(tag, now, out);
+        true
+    }
+
+    /// Raises the numbers of the masters that have the record.
+    fn raise(&mut self, out: &mut QuorumOutput) {
+        let (Some(number), Some(round)) = (self.number, &mut self.round) else {
+            return;
+        };
+        round.step = Step::Raise;
+        for at in 0..self.masters.len() {
+            let vote = &self.masters[at];
+            if vote.sent.is_some() && vote.number < number {
+                self.ask(at, Step::Raise, Verb::Restore { number }, out);
+            }
+        }
+    }
+
+    /// Decides a renewal. Returns whether the lease is gone.
+    pub(super) fn decide_renewal(
+        &mut self,
+        now: Instant,
+        tag: Tag,
+        q: usize,
+        plant: impl Plant,
+        out: &mut QuorumOutput,
+    ) -> bool {
+        let granted = self.count(|vote| matches!(vote.answer, Some(VoteAnswer::Granted)));
+        let waits = self.count(|vote| vote.answer.is_none());
+        let others = self.count(|vote| matches!(vote.answer, Some(VoteAnswer::Busy(_))));
+        // After its end the lease may have been another's. Records that are written again then are of no use.
+        let is_held = others <= self.masters.len() - q && !self.has_ended(now);
+        let Some(number) = self.number.filter(|_| is_held) else {
+            self.answer(tag, now, Reply::Gone, out);
+            return true;
+        };
+        if granted < q && granted + waits >= q {
+            return false;
+        }
+        match self.counts_from(q, plant) {
+            // Votes of several rounds may make a majority.
+            Some(sent) if granted >= q || Some(sent) > self.told => {
+                self.told = Some(sent);
+                self.answer(tag, sent, Reply::Granted(number), out);
+            }
+            _ => self.fail(tag, now, out),
+        }
+        false
+    }
+
+    /// Decides a leave. It goes on at the other masters when q of them have no record.
+    pub(super) fn decide_leave(&mut self, now: Instant, tag: Tag, q: usize, out: &mut QuorumOutput) {
+        let gone = self.count(|vote| matches!(vote.answer, Some(VoteAnswer::Left(false))));
+        if self.count(Vote::is_settled) >= q {
+            let reply = if gone > self.masters.len() - q {
+                Reply::NotThere
+            } else {
+                Reply::Done
+            };
+            self.ends = None;
+            self.answer(tag, now, reply, out);
+        } else if self.count(|vote| vote.is_settled() || vote.answer.is_none()) < q {
+            let lasts = Duration::from_millis(self.request.request.term.hold_ms());
+            self.ends = Some(now + 2 * lasts);
+            self.fail(tag, now, out);
+        }
+    }
+
+    fn answer(&mut self, tag: Tag, sent: Instant, reply: Reply, out: &mut QuorumOutput) {
+        self.round = None;
+        let input = Input::Answered {
+            tag,
+            sent,
+            time: 0,
+            reply,
+        };
+        out.inputs.push_back((self.request.request.name.clone(), input));
+    }
+
+    /// Ends the round: too few masters have a vote.
+    fn fail(&mut self, tag: Tag, now: Instant, out: &mut QuorumOutput) {
+        self.round = None;
+        let masters = self.masters.len();
+        let failures = self.masters.iter().filter_map(|vote| match &vote.answer {
+            Some(VoteAnswer::NoVote(error) | VoteAnswer::Failed(_, error)) => Some(error),
+            _ => None,
+        });
+        let failures: Vec<_> = failures.collect();
+        let is_recovery =
+            |error: &&StoreError| *error.kind() == StoreErrorKind::Refused(StoreRefusal::Recovering);
+        let error = failures.iter().find(|error| !is_recovery(error));
+        let late = || StoreError::new(StoreErrorKind::TimedOut, "the answers came too late");
+        let error = error
+            .or(failures.first())
+            .map_or_else(late, |error| (*error).clone());
+        let error = error.within(format_args!(
+            "{} of {masters} masters have no vote",
+            failures.len()
+        ));
+        // Some masters may have executed a leave, now or in an earlier round.
+        let error = match self.is_left {
+            true => StoreError::new(StoreErrorKind::Interrupted, error),
+            false => error,
+        };
+        out.fail(self, tag, now, error);
+    }
+}
+
+impl QuorumOutput {
+    /// Reports a request of the key machine that too few masters executed.
+    pub(super) fn fail(&mut self, of: &Pursuit, tag: Tag, now: Instant, error: StoreError) {
+        let is_down = |vote: &Vote| matches!(vote.answer, Some(VoteAnswer::Failed(Unanswered::Down, _)));
+        let why = if 2 * of.count(is_down) > of.masters.len() {
+            Unanswered::Down
+        } else {
+            Unanswered::No
+        };
+        // A majority was heard since then.
+        let mut heard: Vec<_> = of.masters.iter().map(|vote| vote.heard).collect();
+        heard.sort_unstable_by(|a, b| b.cmp(a));
+        let heard = heard[of.masters.len() / 2];
+        let input = Input::Failed {
+            tag,
+            why,
+            late_after: now,
+            heard,
+            away: heard.or(Some(of.request.called)),
+            error,
+        };
+        self.inputs.push_back((of.request.request.name.clone(), input));
+    }
+}
