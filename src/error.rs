@@ -424,6 +424,11 @@ impl StoreError {
         StoreError::new(StoreErrorKind::Refused(refusal), message)
     }
 
+    /// Creates the error of a store that does not serve this, and says what to use instead.
+    pub(crate) fn unsupported(why: impl fmt::Display) -> Self {
+        StoreError::new(StoreErrorKind::Refused(StoreRefusal::Unsupported), why)
+    }
+
     /// Creates the error of a server that recovers.
     pub(crate) fn recovering() -> Self {
         StoreError::refused(StoreRefusal::Recovering)

@@ -757,7 +757,7 @@ impl Builder {
     #[cfg(feature = "redis")]
     pub async fn quorum(self, clients: Vec<redis::Client>, longest: Duration) -> Result<Locks, ConnectError> {
         let mut builder = self;
-        builder.options.recover_as_quorum(longest);
+        builder.options.recover_as_quorum(longest)?;
         builder.options.check()?;
         builder.connected(RedisStore::of_quorum(clients)?).await
     }

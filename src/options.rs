@@ -197,11 +197,24 @@ impl Options {
         });
     }
 
-    /// Sets when a master of a quorum has no vote: after each restart, for the longest lease.
+    /// Sets when a master of a quorum has no vote: after each restart, for the longest lease. Checks that the other settings
+    /// suit a quorum.
     #[cfg(feature = "redis")]
-    pub(crate) fn recover_as_quorum(&mut self, longest: Duration) {
+    pub(crate) fn recover_as_quorum(&mut self, longest: Duration) -> Result<(), OptionsError> {
         let lag = Duration::ZERO;
-        self.recovery = Some(Recovery::Always { longest, lag });
+        if self.recovery.replace(Recovery::Always { longest, lag }).is_some() {
+            return Err(OptionsError(
+                "a quorum has a recovery of its own: set `longest` of `Builder::quorum`, and no `recovery`"
+                    .to_owned(),
+            ));
+        }
+        if !self.poll_gap.is_zero() {
+            return Err(OptionsError(
+                "a quorum has no poll gap: each of its waiters polls, as other libraries do, so set none"
+                    .to_owned(),
+            ));
+        }
+        Ok(())
     }
 
     /// Checks that these settings suit a cluster.

@@ -338,17 +338,15 @@ impl Node {
             });
             let answers: Vec<_> = answers.collect();
             self.alarm.ring();
-            let mut spare = self.servers.store.masters().len() / 2;
+            let mut failures = Vec::new();
             for answer in answers {
                 let answer = answer.await.unwrap_or_else(|_| {
                     let ended = "the driver has ended";
                     Err(StoreError::new(StoreErrorKind::Unreachable, ended))
                 });
-                match answer {
-                    Err(_) if spare > 0 => spare -= 1,
-                    answer => answer?,
-                }
+                failures.extend(answer.err());
             }
+            self.servers.failure(failures).map_or(Ok(()), Err)?;
             asked = masters;
         }
         Ok(())

@@ -9,7 +9,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::driver::outage::Outage;
 use crate::driver::waiter::lock;
-use crate::error::StoreError;
+use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::options::Options;
 use crate::protocol::message::Name;
 use crate::protocol::session::Session;
@@ -123,6 +123,22 @@ impl Servers {
                 let names: Vec<_> = masters.map(|master| &*self.get(*master).text).collect();
                 names.join(", ").into()
             }
+        }
+    }
+
+    /// Returns the failure of a store of which some servers failed so. A quorum works without a minority of the masters, but not
+    /// with a master that refuses this process: it may belong to another quorum.
+    pub(crate) fn failure(&self, failures: Vec<StoreError>) -> Option<StoreError> {
+        let masters = self.store.masters().len();
+        let is_refused =
+            |error: &&StoreError| *error.kind() == StoreErrorKind::Refused(StoreRefusal::Unsupported);
+        let (failed, refused) = (failures.len(), failures.iter().find(is_refused));
+        match refused.or(failures.first()).cloned()? {
+            error if masters == 0 || is_refused(&&error) => Some(error),
+            error if failed > masters / 2 => {
+                Some(error.within(format_args!("{failed} of {masters} masters do not answer")))
+            }
+            _ => None,
         }
     }
 

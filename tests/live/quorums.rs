@@ -9,12 +9,12 @@ use crate::bad_input::tells;
 use crate::help::{Eyes, ms, soon};
 use crate::server::RedisServer;
 
-fn urls(masters: &[RedisServer]) -> Vec<String> {
+pub fn urls(masters: &[RedisServer]) -> Vec<String> {
     masters.iter().map(RedisServer::url).collect()
 }
 
 /// Masters that do not recover: their run was noted, and nothing was granted before.
-async fn masters(count: usize) -> Vec<RedisServer> {
+pub async fn masters(count: usize) -> Vec<RedisServer> {
     let masters: Vec<_> = (0..count).map(|_| RedisServer::start()).collect();
     drop(Locks::quorum(urls(&masters)).await.unwrap());
     for master in &masters {
@@ -92,28 +92,51 @@ async fn a_new_quorum_grants_nothing_until_earlier_leases_are_over() {
 async fn what_a_quorum_does_not_serve_is_refused_before_anything_is_sent() {
     let masters = masters(3).await;
     let locks = Locks::quorum(urls(&masters)).await.unwrap();
-    let mut errors = vec![
-        soon(locks.rw_lock("a").read()).await.map(drop).unwrap_err(),
-        soon(locks.semaphore("a", 2).acquire())
-            .await
-            .map(drop)
-            .unwrap_err(),
-        soon(locks.mutex("a").fair().lock()).await.map(drop).unwrap_err(),
-        soon(locks.election("a").campaign()).await.map(drop).unwrap_err(),
-        soon(locks.latch("a").try_set_count(1))
-            .await
-            .map(drop)
-            .unwrap_err(),
+    let calls = || -> Vec<_> {
+        let calls = masters.iter().map(|master| Eyes::on(master).calls());
+        calls.map(|calls| calls["evalsha"]).collect()
+    };
+    let before = calls();
+    let mut refused = vec![
+        ("read locks", soon(locks.rw_lock("a").read()).await.map(drop)),
+        (
+            "semaphores",
+            soon(locks.semaphore("a", 2).acquire()).await.map(drop),
+        ),
+        (
+            "semaphores",
+            soon(locks.semaphore("a", 2).try_acquire()).await.map(drop),
+        ),
+        ("fair locks", soon(locks.mutex("a").fair().lock()).await.map(drop)),
+        ("elections", soon(locks.election("a").campaign()).await.map(drop)),
+        ("elections", soon(locks.election("a").leader()).await.map(drop)),
+        ("latches", soon(locks.latch("a").try_set_count(1)).await.map(drop)),
+        ("latches", soon(locks.latch("a").wait()).await.map(drop)),
     ];
+    // Nothing was sent.
+    assert_eq!(calls(), before);
     let guard = soon(locks.mutex("b").lock()).await.unwrap();
-    errors.push(
-        soon(guard.into_transfer(ms(1_000)))
-            .await
-            .map(drop)
-            .unwrap_err()
-            .into(),
-    );
-    for error in errors {
-        tells(&error, &["a quorum"]);
+    let write = guard.atomically().command("SET").key("balance").arg(1);
+    let error = soon(write.query::<()>()).await.unwrap_err();
+    assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
+    tells(&error, &["a quorum", "send the fence"]);
+    let error = Error::from(soon(guard.into_transfer(ms(1_000))).await.map(drop).unwrap_err());
+    let Error::StillHeld { source, .. } = &error else {
+        panic!("{error:?}");
+    };
+    refused.push(("transfers", Err((**source).clone())));
+    for (what, result) in refused {
+        let Err(Error::Store { key, source, .. }) = result else {
+            panic!("{what}: {result:?}");
+        };
+        assert_eq!(source.kind(), &StoreErrorKind::Refused(StoreRefusal::Unsupported));
+        assert!(key == "a".into() || key == "b".into(), "{key:?}");
+        tells(
+            &source,
+            &[
+                &format!("a quorum serves no {what}, only mutexes"),
+                "use `Locks` on one Redis",
+            ],
+        );
     }
 }

@@ -12,10 +12,10 @@ use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::key::claim::Holding;
 use crate::protocol::key::context::{Seed, ShardContext, StepContext};
 use crate::protocol::key::key_state::KeyState;
-use crate::protocol::message::{ClaimId, Mode, Name, NodeId};
-use crate::protocol::quorum::{Quorum, QuorumOutput, unsupported};
+use crate::protocol::message::{ClaimId, Name, NodeId};
+use crate::protocol::quorum::{Quorum, QuorumOutput, not_served};
 use crate::protocol::session::server_clock::ServerClock;
-use crate::protocol::step::{AcquireError, Effect, InboxState, Input, LockOptions, Rules, Ticket};
+use crate::protocol::step::{AcquireError, Effect, InboxState, Input, Rules, Ticket};
 use crate::protocol::time::Instant;
 use crate::protocol::write::Precondition;
 
@@ -113,22 +113,13 @@ impl<P: Plant> Shard<P> {
             {
                 self.effects.push(Effect::Denied(ticket, AcquireError::Closed));
             }
-            Input::Lock(ticket, LockOptions { mode, solo, mark, .. })
-                if self.quorum.is_some() && (mode != Mode::Exclusive || solo || mark.is_some()) =>
-            {
-                self.effects
-                    .push(Effect::Denied(ticket, AcquireError::Store(unsupported())));
-            }
-            Input::Campaign(ticket, ..)
-            | Input::Call(ticket, _)
-            | Input::Act(ticket, ..)
-            | Input::Adopt(ticket, ..)
-                if self.quorum.is_some() =>
-            {
-                self.effects
-                    .push(Effect::Denied(ticket, AcquireError::Store(unsupported())));
-            }
-            input => self.take_in(now, name, input),
+            input => match self.quorum.as_ref().and_then(|_| not_served(name, &input)) {
+                Some((ticket, error)) => {
+                    let denied = Effect::Denied(ticket, AcquireError::Store(error));
+                    self.effects.push(denied);
+                }
+                None => self.take_in(now, name, input),
+            },
         }
         self.effects()
     }

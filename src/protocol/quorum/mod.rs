@@ -17,14 +17,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
+use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::message::{ClaimId, ClaimNumber, GrantNumber, Name, Reply, Verb};
+use crate::protocol::message::{ClaimId, ClaimNumber, GrantNumber, Kind, Mode, Name, Reply, Verb};
 pub(crate) use crate::protocol::quorum::pursuit::QuorumOutput;
 use crate::protocol::quorum::pursuit::{Pursuit, Round, Step, Vote, VoteAnswer};
 use crate::protocol::session::server_clock::ServerClock;
-use crate::protocol::step::{Outgoing, Tag};
+use crate::protocol::step::{Input, Outgoing, Tag, Ticket};
 use crate::protocol::time::Instant;
 
 mod pursuit;
@@ -106,7 +106,14 @@ impl<P: Plant> Quorum<P> {
         let step = match outgoing.request.verb {
             Verb::Claim { .. } => Step::Claim,
             Verb::Leave | Verb::Finish { .. } => Step::Leave,
-            Verb::Pass { .. } => return out.fail(&Pursuit::new(masters, outgoing), tag, now, unsupported()),
+            Verb::Pass { .. } => {
+                return out.fail(
+                    &Pursuit::new(masters, outgoing),
+                    tag,
+                    now,
+                    unsupported("transfers"),
+                );
+            }
             _ => Step::Renew,
         };
         let proposal = self.proposal(now);
@@ -361,10 +368,30 @@ impl<P: Plant> Quorum<P> {
     }
 }
 
-/// The error of everything that a quorum does not serve. With two permits and three masters, for example, three claims could
-/// each have a majority.
-pub(crate) fn unsupported() -> StoreError {
-    let why =
-        "a quorum serves mutexes only: use one Redis for this, with `Recovery::Always` if it may lose writes";
-    StoreError::new(StoreErrorKind::Refused(StoreRefusal::Unsupported), why)
+/// Returns the refusal of what a quorum does not serve. With two permits and three masters, for example, three claims could each
+/// have a majority.
+pub(crate) fn not_served(name: &Name, input: &Input) -> Option<(Ticket, StoreError)> {
+    let (ticket, options) = match input {
+        Input::Lock(ticket, options) => (ticket, Some(options)),
+        Input::Campaign(ticket, ..) | Input::Call(ticket, _) | Input::Act(ticket, ..) => (ticket, None),
+        Input::Adopt(ticket, ..) => return Some((*ticket, unsupported("transfers"))),
+        _ => return None,
+    };
+    let what = match (name.kind, options) {
+        (Kind::Lock, Some(options)) if options.mode == Mode::Read => "read locks",
+        (Kind::Lock, Some(options)) if options.solo => "fair locks",
+        (Kind::Lock, Some(_)) => return None,
+        (Kind::Lock, None) => "calls about a lock",
+        (Kind::Job, _) => "jobs",
+        (Kind::Semaphore, _) => "semaphores",
+        (Kind::Latch, _) => "latches",
+        (Kind::Election, _) => "elections",
+    };
+    Some((*ticket, unsupported(what)))
+}
+
+fn unsupported(what: &str) -> StoreError {
+    StoreError::unsupported(format_args!(
+        "a quorum serves no {what}, only mutexes: use `Locks` on one Redis for this, with `Recovery::Always` if it may lose writes"
+    ))
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use redis::{Value, from_redis_value};
 use tokio::time::{Instant, sleep_until, timeout};
 
-use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
+use crate::error::{StoreError, StoreErrorKind};
 use crate::store::redis::codec::{error_text, result};
 use crate::store::redis::config::Config;
 use crate::store::redis::connection::{cannot_open, connect};
@@ -160,13 +160,10 @@ async fn slots_of(server: &Arc<Config>) -> Result<Vec<SlotRange>, StoreError> {
     let answer = answer
         .and_then(result)
         .map_err(|error| match error_text(&error) {
-            Some(text) if text.contains("cluster support disabled") => StoreError::new(
-                StoreErrorKind::Refused(StoreRefusal::Unsupported),
-                format_args!(
-                    "{} is no server of a cluster (`cluster-enabled no`): use `Locks::redis`",
-                    server.address()
-                ),
-            ),
+            Some(text) if text.contains("cluster support disabled") => StoreError::unsupported(format_args!(
+                "{} is no server of a cluster (`cluster-enabled no`): use `Locks::redis`",
+                server.address()
+            )),
             _ => cannot_open(server, error),
         })?;
     let asked = match server.address() {

@@ -8,6 +8,7 @@ use std::time::Duration;
 use redis::{Client, ConnectionAddr, RedisError, RedisResult};
 
 use crate::store::ServerId;
+use crate::store::redis::masters::Masters;
 use crate::store::redis::names::Names;
 use crate::store::redis::run::RunPolicy;
 use crate::store::redis::script::{LuaScript, SCRIPTS, VOTE};
@@ -29,8 +30,8 @@ pub(super) struct Config {
     pub(super) sentinels: Option<Arc<Sentinels>>,
     /// The cluster of which the server is one. Then the address of `client` may be that of any of its servers.
     pub(super) cluster: Option<Arc<Cluster>>,
-    /// The clients of the masters of a quorum, of which the server is one. Empty for every other store.
-    pub(super) masters: Arc<[Client]>,
+    /// The masters of a quorum, of which the server is one.
+    pub(super) masters: Option<Arc<Masters>>,
     /// What is done about a server that was restarted or promoted. `None`: nothing.
     pub(super) run_policy: Option<RunPolicy>,
 }
@@ -51,7 +52,7 @@ impl Config {
 
     /// Returns the scripts that apply batches at the server.
     pub(super) fn scripts(&self) -> Vec<&'static LuaScript> {
-        if self.masters.is_empty() {
+        if self.masters.is_none() {
             SCRIPTS.iter().map(|script| &**script).collect()
         } else {
             vec![&VOTE]
@@ -61,7 +62,7 @@ impl Config {
     /// Returns the configuration for a server of the store: for a master, if the store is a quorum.
     pub(super) fn master(self: &Arc<Self>, server: ServerId) -> Arc<Config> {
         let index = usize::from(server.0).checked_sub(1);
-        match index.and_then(|index| self.masters.get(index)) {
+        match index.and_then(|index| self.masters.as_ref()?.clients.get(index)) {
             Some(client) => Arc::new(Config {
                 client: client.clone(),
                 ..(**self).clone()

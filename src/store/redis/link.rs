@@ -81,17 +81,15 @@ impl RedisLink {
         for script in store.scripts() {
             load(script, &mut questions);
         }
+        if let Some(masters) = &store.masters {
+            masters.leave_list(&mut questions);
+        }
         // On a cluster the key of the run would be in one slot, and a slot that moved looks like a promotion.
-        let run_key = if store.cluster.is_some() {
-            None
-        } else {
-            Some(names::RUN)
-        };
         questions.cmd("INFO").arg("memory");
         questions.cmd("INFO").arg("replication");
-        match run_key {
-            Some(key) => questions.cmd("GET").arg(key),
-            None => questions.cmd("PING"),
+        match &store.cluster {
+            Some(_) => questions.cmd("PING"),
+            None => questions.cmd("MGET").arg(names::RUN).arg(names::MASTERS),
         };
         // The name is for operators. A Redis user that may not set it can still use the store.
         questions
@@ -107,6 +105,11 @@ impl RedisLink {
         let run_id = run_id(&server);
         let run: Arc<str> = run_of(run_id.as_deref(), &replication).unwrap_or_default().into();
         check_info(store, [server, memory, replication], &mut warnings)?;
+        let [recorded, list] = recorded_texts(recorded);
+        match &store.masters {
+            Some(masters) => masters.compare(&store.client, list.as_deref(), run_id.as_deref())?,
+            None => warnings.extend(list.map(|_| is_master_of_quorum(store))),
+        }
         if store.cluster.is_none() {
             compare_run(store, &mut connection, &run, recorded).await?;
         }
@@ -174,13 +177,11 @@ async fn compare_run(
     store: &Config,
     connection: &mut MultiplexedConnection,
     run: &str,
-    recorded: Value,
+    recorded: Option<String>,
 ) -> Result<(), StoreError> {
     let Some(policy) = store.run_policy else {
         return Ok(());
     };
-    // A user that may not read the key has no right for it in the scripts either.
-    let recorded = result(recorded).ok().and_then(text);
     if policy.longest.is_none() && recorded.is_none_or(|recorded| recorded == run) {
         return Ok(());
     }
@@ -198,7 +199,26 @@ async fn compare_run(
     let answers: [Value; 2] = ask_all(store, connection, &questions).await?;
     let longest = second_answer(answers.into()).map_err(|error| cannot_open(store, error))?;
     let contradiction = text(longest).and_then(|longest| policy.contradiction(&longest));
-    contradiction.map_or(Ok(()), |why| Err(unsupported(why)))
+    contradiction.map_or(Ok(()), |why| Err(StoreError::unsupported(why)))
+}
+
+/// Returns the run and the list of masters that are recorded in a server. A user that may not read these keys has no right for
+/// them in the scripts either.
+fn recorded_texts(answer: Value) -> [Option<String>; 2] {
+    match result(answer) {
+        Ok(Value::Array(values)) => <[Value; 2]>::try_from(values).unwrap_or_default().map(text),
+        _ => [None, None],
+    }
+}
+
+/// Returns the warning of a client that uses one master of a quorum alone.
+fn is_master_of_quorum(store: &Config) -> String {
+    format!(
+        "{} is a master of a quorum: locks on it alone do not exclude those of the quorum. Use `Locks::quorum`; or \
+         `DEL {}`, if there is no quorum any more",
+        store.address(),
+        names::MASTERS
+    )
 }
 
 fn load(script: &LuaScript, pipeline: &mut Pipeline) {
@@ -218,7 +238,7 @@ impl Link for RedisLink {
             return Box::pin(sent.apply(batch));
         }
         let requests = batch.requests.len();
-        let (script, call) = if self.store.masters.is_empty() {
+        let (script, call) = if self.store.masters.is_none() {
             let call = codec::encode(&batch, &self.store.names, self.store.probe);
             (codec::script_of(&batch), call)
         } else {
@@ -262,6 +282,9 @@ impl Link for RedisLink {
 
     fn ended(&self) -> BoxFuture<'static, ()> {
         let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(masters) = self.store.masters.clone() {
+            return Box::pin(async move { masters.refused().await });
+        }
         match (watch, self.store.address()) {
             (Some(watch), ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. }) => {
                 Box::pin(watch.moved((host.clone(), *port)))
@@ -346,18 +369,14 @@ fn check_mode(store: &Config, server: &Value) -> Result<(), StoreError> {
     };
     let address = store.address();
     match (mode == "cluster", store.cluster.is_some()) {
-        (true, false) => Err(unsupported(format_args!(
+        (true, false) => Err(StoreError::unsupported(format_args!(
             "{address} is a server of a Redis Cluster: use `Locks::cluster` with the URL of one of its servers"
         ))),
-        (false, true) => Err(unsupported(format_args!(
+        (false, true) => Err(StoreError::unsupported(format_args!(
             "{address} is no server of a cluster (`cluster-enabled no`): use `Locks::redis`"
         ))),
         _ => Ok(()),
     }
-}
-
-fn unsupported(why: impl fmt::Display) -> StoreError {
-    StoreError::new(StoreErrorKind::Refused(StoreRefusal::Unsupported), why)
 }
 
 /// Returns the error for a Sentinel, which keeps no data. Its answer to ROLE lists the masters that it watches.
@@ -368,7 +387,7 @@ fn refuse_sentinel(store: &Config, watched: Option<Value>) -> StoreError {
     };
     let name = only.and_then(|[name]| text(name));
     let name = name.as_deref().unwrap_or("<name>");
-    unsupported(format_args!(
+    StoreError::unsupported(format_args!(
         "{} is a Sentinel and keeps no locks: use `Locks::sentinel(\"{name}\", urls)` with the URL of each Sentinel, which \
          follows the master",
         store.address()
@@ -399,7 +418,7 @@ fn check_role(store: &Config, role: Value, warnings: &mut Vec<String>) -> Result
         Some("master") => Ok(()),
         Some("slave") => Err(StoreError::refused(StoreRefusal::ReadOnly)),
         Some("sentinel") => Err(refuse_sentinel(store, parts.next())),
-        other => Err(unsupported(format_args!(
+        other => Err(StoreError::unsupported(format_args!(
             "{} is not a Redis master, its role is `{}`",
             store.address(),
             other.unwrap_or("unknown")
@@ -427,7 +446,7 @@ fn check_info(store: &Config, info: [Value; 3], warnings: &mut Vec<String>) -> R
     if let Some((version, numbers)) = version
         && numbers < MIN_REDIS_VERSION
     {
-        return Err(unsupported(format_args!(
+        return Err(StoreError::unsupported(format_args!(
             "{} is Redis {version}, 6.2 or newer is needed: upgrade it",
             store.address()
         )));

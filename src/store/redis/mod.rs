@@ -3,7 +3,6 @@
 //! Lua scripts (`lua/`) contain all rules, and give the replies of the [ledger](crate::protocol::ledger). The Rust files
 //! contain the names in Redis, the connections and the inbox.
 
-use std::collections::HashSet;
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +14,7 @@ use crate::options::is_prefix;
 use crate::protocol::message::{Name, NodeId};
 use crate::store::redis::config::Config;
 use crate::store::redis::link::RedisLink;
+use crate::store::redis::masters::Masters;
 use crate::store::redis::names::Names;
 #[cfg(feature = "bb8")]
 pub(crate) use crate::store::redis::pool::Pool;
@@ -29,6 +29,7 @@ mod config;
 mod connection;
 mod inbox;
 mod link;
+mod masters;
 mod names;
 #[cfg(feature = "bb8")]
 mod pool;
@@ -92,7 +93,7 @@ impl RedisStore {
                 warned: Arc::default(),
                 sentinels: None,
                 cluster: None,
-                masters: Arc::default(),
+                masters: None,
                 run_policy: None,
             }),
         })
@@ -155,26 +156,14 @@ impl RedisStore {
     ///
     /// Returns an error if there are not 3, 5 or 7 masters, or if two of them are one server.
     pub(crate) fn of_quorum(clients: Vec<Client>) -> Result<Self, OptionsError> {
-        if !matches!(clients.len(), 3 | 5 | 7) {
-            return Err(OptionsError(format!(
-                "a quorum has 3, 5 or 7 masters, not {}: an even number tolerates no more failures than the odd one below",
-                clients.len()
-            )));
-        }
-        let mut addresses = HashSet::new();
-        let mut masters = Vec::with_capacity(clients.len());
-        for client in clients {
-            let address = client.get_connection_info().addr().to_string();
-            if !addresses.insert(address.clone()) {
-                return Err(OptionsError(format!(
-                    "the quorum has {address} twice: each master must be a server of its own"
-                )));
-            }
-            masters.push(RedisStore::new(client)?);
-        }
-        let mut store = masters[0].clone();
+        let masters = Masters::new(clients)?;
+        let stores = masters.clients.iter().cloned().map(RedisStore::new);
+        let stores = stores.collect::<Result<Vec<_>, _>>()?;
+        let clients = stores.iter().map(|store| store.inner.client.clone());
+        let masters = masters.with_clients(clients.collect());
+        let mut store = stores[0].clone();
         let config = store.edit();
-        config.masters = masters.iter().map(|store| store.inner.client.clone()).collect();
+        config.masters = Some(Arc::new(masters));
         // Each slot has a clock of its own, so that the numbers of one key are seldom raised by other keys.
         config.names.has_slots = true;
         Ok(store)
@@ -222,8 +211,11 @@ impl RedisStore {
     pub(crate) fn with_node_name(mut self, node: Option<&str>) -> Result<Self, OptionsError> {
         let inner = self.edit();
         inner.connection_name = config::connection_name(node);
-        let mut masters = inner.masters.to_vec();
-        for client in [&mut inner.client].into_iter().chain(&mut masters) {
+        let mut masters = inner.masters.as_ref().map(|masters| masters.clients.clone());
+        for client in [&mut inner.client]
+            .into_iter()
+            .chain(masters.iter_mut().flatten())
+        {
             let info = client.get_connection_info();
             let settings = info.redis_settings().clone();
             if settings.lib_name().is_none() && !settings.skip_set_lib_name() {
@@ -231,7 +223,9 @@ impl RedisStore {
                 *client = open(info.clone().set_redis_settings(settings))?;
             }
         }
-        inner.masters = masters.into();
+        if let (Some(masters), Some(clients)) = (&mut inner.masters, masters) {
+            *masters = Arc::new(masters.with_clients(clients));
+        }
         Ok(self)
     }
 
@@ -264,11 +258,8 @@ impl fmt::Debug for RedisStore {
 /// Writes the server's address for messages, without a password.
 impl fmt::Display for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if !self.inner.masters.is_empty() {
-            let addresses = self.inner.masters.iter();
-            let addresses = addresses.map(|client| client.get_connection_info().addr().to_string());
-            let addresses: Vec<_> = addresses.collect();
-            return write!(f, "the quorum of {}", addresses.join(", "));
+        if let Some(masters) = &self.inner.masters {
+            return write!(f, "the quorum of {}", masters.addresses());
         }
         match (&self.inner.sentinels, &self.inner.cluster) {
             (Some(sentinels), _) => write!(f, "{sentinels}"),
@@ -288,7 +279,7 @@ impl Store for RedisStore {
     fn abilities(&self) -> Abilities {
         Abilities {
             // Each master would hand over in an order of its own.
-            queues: self.inner.masters.is_empty(),
+            queues: self.inner.masters.is_none(),
             final_push: true,
             remote: true,
         }
@@ -312,19 +303,20 @@ impl Store for RedisStore {
     fn servers(&self) -> Vec<ServerId> {
         match &self.inner.cluster {
             Some(cluster) => cluster.masters(),
-            None if self.inner.masters.is_empty() => vec![ServerId(0)],
+            None if self.inner.masters.is_none() => vec![ServerId(0)],
             None => self.masters().to_vec(),
         }
     }
 
     fn masters(&self) -> &[ServerId] {
-        &MASTERS[..self.inner.masters.len()]
+        let masters = self.inner.masters.as_ref();
+        &MASTERS[..masters.map_or(0, |masters| masters.clients.len())]
     }
 
     fn inbox_server(&self) -> Option<ServerId> {
         match self.inner.cluster {
             Some(_) => Some(slot_map::INBOX),
-            None => self.inner.masters.is_empty().then_some(ServerId(0)),
+            None => self.inner.masters.is_none().then_some(ServerId(0)),
         }
     }
 

@@ -18,6 +18,8 @@ pub(super) const RECOVERING: &str = "tenure1:recovering";
 pub(super) const RUN: &str = "tenure1:run";
 /// The key that holds the longest lease of any process, and the length of a recovery.
 pub(super) const LONGEST: &str = "tenure1:longest";
+/// The key that holds the list of the masters of a quorum, of which the server is one.
+pub(super) const MASTERS: &str = "tenure1:masters";
 
 /// The names of keys in Redis.
 #[derive(Debug, Clone)]

@@ -1,0 +1,226 @@
+//! The list of a quorum's masters is a contract, and one master that is away is one warning.
+
+use tenure::error::{StoreErrorKind, StoreRefusal};
+use tenure::{Error, Locks, Recovery};
+use tokio::runtime::Runtime;
+use tracing::Level;
+
+use crate::bad_input::{options, refused, tells};
+use crate::help::{Eyes, ms, soon, until};
+use crate::quorums::{masters, urls};
+use crate::server::RedisServer;
+use crate::support::alone::alone;
+use crate::support::events::Watch;
+
+const UNSUPPORTED: StoreErrorKind = StoreErrorKind::Refused(StoreRefusal::Unsupported);
+
+fn list(servers: &[RedisServer], which: &[usize]) -> Vec<String> {
+    which.iter().map(|at| servers[*at].url()).collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn another_list_is_refused_by_each_master_that_keeps_one() {
+    let servers: Vec<_> = (0..5).map(|_| RedisServer::start()).collect();
+    Locks::quorum(list(&servers, &[0, 1, 2])).await.unwrap();
+    // The order, credentials and a database that is spelled out are no difference.
+    let mut same = list(&servers, &[2, 0, 1]);
+    same[0] = same[0].replace("redis://", "redis://default:@") + "/0";
+    Locks::quorum(same).await.unwrap();
+    for which in [&[0, 1, 3][..], &[0, 3, 4], &[0, 1, 2, 3, 4]] {
+        let (text, error) = refused(Locks::quorum(list(&servers, which)).await);
+        assert_eq!(error.kind(), &UNSUPPORTED);
+        tells(&text, &["tenure1:masters", "`3:", "DEL", "the longest lease"]);
+    }
+    let mut database = list(&servers, &[0, 1, 2]);
+    database[0] += "/1";
+    let (text, _) = refused(Locks::quorum(database).await);
+    tells(&text, &["tenure1:masters", "databases"]);
+    let longest = Locks::builder().quorum(clients(&list(&servers, &[0, 1, 2])), ms(20_000));
+    let (text, _) = refused(longest.await);
+    tells(&text, &["10s", "20s", "tenure1:longest"]);
+}
+
+fn clients(urls: &[String]) -> Vec<redis::Client> {
+    urls.iter()
+        .map(|url| redis::Client::open(&**url).unwrap())
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_client_that_one_master_refuses_uses_none() {
+    let servers = masters(5).await;
+    // All five keep the list of five. These three then belong to the quorum of the first client alone.
+    for server in &servers {
+        Eyes::on(server).text::<u8>("DEL tenure1:masters");
+    }
+    let first = Locks::quorum(list(&servers, &[0, 1, 2])).await.unwrap();
+    soon(soon(first.mutex("a").lock()).await.unwrap().release())
+        .await
+        .unwrap();
+    servers[2].freeze();
+    let builder = Locks::builder().request_timeout(ms(500)).lease(ms(3_000));
+    let second = builder.quorum(clients(&list(&servers, &[2, 3, 4])), ms(10_000));
+    let second = second.await.unwrap();
+    let held = soon(second.mutex("a").lock()).await.unwrap();
+    servers[2].thaw();
+    let kind = |error: &Error| match error {
+        Error::Store { source, .. } => source.kind().clone(),
+        other => panic!("{other:?}"),
+    };
+    let mutex = second.mutex("b");
+    let is_refused = async || mutex.lock().await.is_err_and(|error| kind(&error) == UNSUPPORTED);
+    soon(async { while !is_refused().await {} }).await;
+    soon(held.lost()).await;
+    let error = soon(second.mutex("b").lock()).await.map(drop).unwrap_err();
+    tells(&error, &["tenure1:masters", "DEL"]);
+    assert!(soon(second.ping()).await.is_err());
+    // The operator corrects the list, and the client works again.
+    Eyes::on(&servers[2]).text::<u8>("DEL tenure1:masters");
+    let is_granted = async || match mutex.lock().await {
+        Ok(_) => true,
+        Err(error) => kind(&error) != UNSUPPORTED,
+    };
+    soon(async { while !is_granted().await {} }).await;
+    drop(soon(mutex.lock()).await.unwrap());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_list_that_cannot_be_a_quorum_is_refused() {
+    let servers = masters(3).await;
+    let urls = urls(&servers);
+    for count in [0, 1, 2] {
+        let error = options(Locks::quorum(&urls[..count]).await);
+        tells(&error, &["3, 5 or 7 masters", &format!("not {count}")]);
+    }
+    let error = options(Locks::quorum([&*urls[0], &urls[1], &urls[2], "redis://other"]).await);
+    tells(&error, &["3, 5 or 7 masters", "not 4"]);
+    let error = options(Locks::quorum([&urls[0], &urls[1], &urls[0]]).await);
+    tells(&error, &["twice", &servers[0].port().to_string()]);
+    // A name for the same server.
+    let other = urls[0].replace("127.0.0.1", "localhost");
+    for server in &servers {
+        Eyes::on(server).text::<u8>("DEL tenure1:masters");
+    }
+    let (text, error) = refused(Locks::quorum([&urls[0], &urls[1], &other]).await);
+    assert_eq!(error.kind(), &UNSUPPORTED);
+    tells(&text, &["are one server", "localhost", "127.0.0.1"]);
+    let builder = Locks::builder().recovery(Recovery::OnEvidence);
+    let error = options(builder.quorum(clients(&urls), ms(10_000)).await);
+    tells(&error, &["`longest`", "recovery"]);
+    let builder = Locks::builder().poll_gap(ms(100));
+    tells(
+        &options(builder.quorum(clients(&urls), ms(10_000)).await),
+        &["poll gap"],
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_longer_lease_than_the_longest_is_refused() {
+    let servers = masters(3).await;
+    let locks = Locks::quorum(urls(&servers)).await.unwrap();
+    let error = soon(locks.mutex("a").lease(ms(10_001)).lock())
+        .await
+        .map(drop)
+        .unwrap_err();
+    assert!(matches!(error, Error::Options(_)), "{error:?}");
+    tells(&error, &["10s", "10.001s"]);
+    let (servers, lease) = (urls(&servers), ms(20_000));
+    let builder = Locks::builder().lease(lease);
+    let error = options(builder.quorum(clients(&servers), ms(10_000)).await);
+    tells(&error, &["10s", "20s"]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fewer_masters_than_a_majority_are_an_error_at_the_start() {
+    let mut servers = masters(3).await;
+    let urls = urls(&servers);
+    servers.truncate(2);
+    Locks::quorum(&urls).await.unwrap();
+    servers.truncate(1);
+    let (text, error) = refused(Locks::quorum(&urls).await);
+    assert_eq!(error.kind(), &StoreErrorKind::Unreachable);
+    tells(
+        &text,
+        &["the quorum of", "2 of 3 masters do not answer", "refused"],
+    );
+}
+
+#[test]
+fn a_minority_that_is_away_is_one_warning_per_master() {
+    alone(
+        "quorums_list::a_minority_that_is_away_is_one_warning_per_master",
+        || {
+            Runtime::new().unwrap().block_on(a_minority_away());
+        },
+    );
+}
+
+async fn a_minority_away() {
+    let mut servers = masters(5).await;
+    let locks = Locks::builder().request_timeout(ms(300)).lease(ms(1_500));
+    let locks = locks.quorum(clients(&urls(&servers)), ms(10_000)).await.unwrap();
+    let kept = soon(locks.mutex("kept").lock()).await.unwrap();
+    let watch = Watch::of("");
+    servers[1].kill();
+    servers[4].freeze();
+    for n in 0..100 {
+        soon(
+            soon(locks.mutex(format!("key {n}")).lock())
+                .await
+                .unwrap()
+                .release(),
+        )
+        .await
+        .unwrap();
+    }
+    let begins = |port: u16| {
+        let told = watch.told();
+        let of = told.iter().filter(|told| told.event == "store_failing");
+        of.filter(|told| told.text.contains(&format!(":{port}"))).count()
+    };
+    until("both are noticed", || {
+        begins(servers[1].port()) > 0 && begins(servers[4].port()) > 0
+    })
+    .await;
+    soon(kept.renew()).await.unwrap();
+    let warnings: Vec<_> = watch
+        .told()
+        .into_iter()
+        .filter(|told| told.level <= Level::WARN)
+        .collect();
+    assert_eq!(warnings.len(), 2, "{warnings:#?}");
+    servers[4].thaw();
+    servers[1].restart();
+    let ends = || {
+        let told = watch.told();
+        told.iter().filter(|told| told.event == "store_recovered").count()
+    };
+    let mutex = locks.mutex("again");
+    soon(async {
+        while ends() < 2 {
+            drop(mutex.lock().await);
+        }
+    })
+    .await;
+    assert!(kept.is_held());
+}
+
+#[test]
+fn a_client_of_one_master_alone_is_warned() {
+    alone("quorums_list::a_client_of_one_master_alone_is_warned", || {
+        Runtime::new().unwrap().block_on(async {
+            let servers = masters(3).await;
+            Locks::quorum(urls(&servers)).await.unwrap();
+            let watch = Watch::of("");
+            Locks::redis(&servers[0].url()).await.unwrap();
+            let told = watch.told();
+            let warned = told.iter().filter(|told| told.level == Level::WARN);
+            let warned: Vec<_> = warned.map(|told| &told.text).collect();
+            assert_eq!(warned.len(), 1, "{told:?}");
+            tells(
+                warned[0],
+                &["is a master of a quorum", "Locks::quorum", "DEL tenure1:masters"],
+            );
+        });
+    });
+}
