@@ -176,16 +176,20 @@ impl Locks {
     /// `redis://user:password@host:port`.
     ///
     /// A lease stands on a majority of the masters, so it outlives the loss of the others, and no replication is trusted. This is
-    /// Redlock (Redis docs, "Distributed Locks with Redis") with fences. A master that was restarted has no vote until every
-    /// earlier lease is over.
+    /// Redlock (Redis docs, "Distributed Locks with Redis") with fences. A master that was restarted, or is used for the first
+    /// time, has no vote until every earlier lease is over: 11 s with the defaults. A lease lasts 10 s at most;
+    /// [`Builder::quorum`] sets another bound.
+    ///
+    /// All processes have the same list, in any order. Each master keeps it, and refuses a process with another one; a process
+    /// that one master refuses uses none. In most cases one Redis is enough; the README says when.
     ///
     /// A quorum serves [`mutex`](Self::mutex), also with a [fixed](Mutex::fixed) lease, and [`multi`](Self::multi), whose keys are
     /// locked one after the other. Nothing waits in the masters: a waiter claims again after 15 to 250 ms, in no order between
     /// processes. Everything else answers [`Error::Store`] with [`StoreRefusal::Unsupported`](crate::error::StoreRefusal).
     ///
     /// # Errors
-    /// [`ConnectError`] if a URL is wrong, a server is named twice, or no majority of the masters answers.
-    #[doc(hidden)] // Until the masters keep the list of masters, by which two lists are told apart.
+    /// [`ConnectError`] if a URL is wrong, there are not 3, 5 or 7, a server is named twice, no majority of the masters answers, or
+    /// a master keeps another list. If two URLs lead to one server by different names, the second connection is refused.
     #[cfg(feature = "redis")]
     pub async fn quorum<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Locks, ConnectError> {
         let clients = urls.into_iter().map(|url| RedisStore::client_of(url.as_ref()));
@@ -749,11 +753,12 @@ impl Builder {
     }
 
     /// Builds locks on a quorum of Redis masters; see [`Locks::quorum`]. A lease lasts at most `longest`, which must be the same
-    /// in all processes: a master that was restarted has no vote for so long, and the margin.
+    /// in all processes: a master that was restarted has no vote for so long, and the margin. Each client is one master; user,
+    /// password, database, TLS and socket settings are those of its client.
     ///
     /// # Errors
     /// As [`Locks::quorum`]. With [`lazy`](Self::lazy) only [`ConnectError::Options`], for an option or the masters.
-    #[doc(hidden)] // Until the masters keep the list of masters, by which two lists are told apart.
+    /// [`recovery`](Self::recovery) and [`poll_gap`](Self::poll_gap) are options errors: a quorum has its own.
     #[cfg(feature = "redis")]
     pub async fn quorum(self, clients: Vec<redis::Client>, longest: Duration) -> Result<Locks, ConnectError> {
         let mut builder = self;

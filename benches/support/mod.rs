@@ -4,6 +4,7 @@
 #![allow(dead_code)]
 #![allow(unreachable_pub)]
 
+pub mod masters;
 pub mod scenes;
 #[path = "../../tests/live/server.rs"]
 pub mod server;

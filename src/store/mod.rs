@@ -63,7 +63,8 @@ impl Abilities {
     };
 }
 
-/// The contract of a store. It is sealed until a quorum and a cluster have used it.
+/// The contract of a store. It is sealed: each topology has changed it, and an open contract would fix the requests of
+/// [`protocol`](crate::protocol) as well.
 pub trait Store: sealed::Sealed + Debug + Send + Sync + 'static {
     /// Returns the abilities of the store.
     fn abilities(&self) -> Abilities;
@@ -204,6 +205,6 @@ impl Debug for Inbox {
 }
 
 pub(crate) mod sealed {
-    /// Keeps other crates from implementing the contract until a quorum and a cluster have used it.
+    /// Keeps other crates from implementing the contract.
     pub trait Sealed {}
 }
