@@ -2,7 +2,7 @@
 //!
 //! `cargo bench --bench quorum -- trips`: round trips behind a wire of 0.25 ms each way. `bench-compare` prints them beside those of
 //! rslock and node-redlock.
-#![allow(clippy::disallowed_methods)]
+#![allow(clippy::type_complexity, clippy::disallowed_methods)]
 
 mod support;
 

@@ -2,7 +2,7 @@
 //! masters that it asks, as rslock does. Each uses the same masters behind the same wires.
 //!
 //! `cargo bench --manifest-path bench-compare/Cargo.toml --bench quorum`. Run `./test` first: it fetches node-redlock.
-#![allow(clippy::disallowed_methods)]
+#![allow(clippy::type_complexity, clippy::disallowed_methods)]
 
 #[path = "../../benches/support/mod.rs"]
 mod support;

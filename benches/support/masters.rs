@@ -40,14 +40,19 @@ impl Trips {
 impl Masters {
     pub async fn start(count: usize) -> Masters {
         let servers: Vec<_> = (0..count).map(|_| RedisServer::as_service()).collect();
-        let wires: Vec<_> = servers.iter().map(|server| Wire::start(server.port(), DELAY)).collect();
+        let wires: Vec<_> = servers
+            .iter()
+            .map(|server| Wire::start(server.port(), DELAY))
+            .collect();
         let urls = wires.iter().map(Wire::url);
         drop(Locks::quorum(urls).await.expect("the masters"));
         let mut raw = Vec::new();
         for server in &servers {
             let mut master = Raw::connect(&server.url()).await;
             // No lease was granted by it before.
-            master.run::<()>(redis::cmd("DEL").arg("tenure1:recovering")).await;
+            master
+                .run::<()>(redis::cmd("DEL").arg("tenure1:recovering"))
+                .await;
             raw.push(master);
         }
         Masters { servers, wires, raw }
@@ -140,7 +145,14 @@ impl Masters {
             guard.release().await.expect("still held");
         }
         // A slow master may not have executed its last request yet. Each request of this lock comes later.
-        locks.mutex("last").lock().await.expect("a lock").release().await.expect("still held");
+        locks
+            .mutex("last")
+            .lock()
+            .await
+            .expect("a lock")
+            .release()
+            .await
+            .expect("still held");
         let mut calls = 0.0;
         for master in &mut self.raw {
             calls += master.stats(|name| name == "evalsha").await.0;
@@ -160,14 +172,24 @@ pub async fn tenure(report: &mut Report) -> Masters {
     three.pings().await.report(report, what, Target::None);
     three.tenure(&locks).await.report(report, "three masters", most);
     let second = three.second_trips(&locks).await;
-    report.line("locks of 100 that need a second trip", second, Target::AtMost(1.0), &[]);
+    report.line(
+        "locks of 100 that need a second trip",
+        second,
+        Target::AtMost(1.0),
+        &[],
+    );
     three.mute_one();
-    three.tenure(&locks).await.report(report, "three masters, one of them mute", most);
+    three
+        .tenure(&locks)
+        .await
+        .report(report, "three masters, one of them mute", most);
     three.unmute();
     let five = Masters::start(5).await;
     let locks = Locks::quorum(five.urls()).await.expect("the masters");
     let what = "PINGs to five masters, until three have answered";
     five.pings().await.report(report, what, Target::None);
-    five.tenure(&locks).await.report(report, "five masters", Target::None);
+    five.tenure(&locks)
+        .await
+        .report(report, "five masters", Target::None);
     three
 }
