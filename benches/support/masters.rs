@@ -62,6 +62,21 @@ impl Masters {
         self.wires.iter().map(Wire::url).collect()
     }
 
+    pub async fn forget_stats(&mut self) {
+        for master in &mut self.raw {
+            master.forget_stats().await;
+        }
+    }
+
+    /// Returns the calls of a command at all masters since `forget_stats`.
+    pub async fn calls(&mut self, command: &str) -> f64 {
+        let mut calls = 0.0;
+        for master in &mut self.raw {
+            calls += master.stats(|name| name == command).await.0;
+        }
+        calls
+    }
+
     /// Stops the last master, which then accepts connections and answers nothing.
     pub fn mute_one(&self) {
         self.servers.last().expect("a master").freeze();
@@ -137,9 +152,7 @@ impl Masters {
     /// trip is one more at some.
     pub async fn second_trips(&mut self, locks: &Locks) -> f64 {
         let count = if is_quick() { 100 } else { 2_000 };
-        for master in &mut self.raw {
-            master.forget_stats().await;
-        }
+        self.forget_stats().await;
         for n in 0..count {
             let guard = locks.mutex(("second", n)).lock().await.expect("a lock");
             guard.release().await.expect("still held");
@@ -153,10 +166,7 @@ impl Masters {
             .release()
             .await
             .expect("still held");
-        let mut calls = 0.0;
-        for master in &mut self.raw {
-            calls += master.stats(|name| name == "evalsha").await.0;
-        }
+        let calls = self.calls("evalsha").await;
         let masters = self.servers.len();
         (calls - (2 * (count + 1) * masters) as f64).max(0.0) / count as f64 * 100.0
     }

@@ -4,7 +4,7 @@
 use std::io::BufRead;
 use std::time::Duration;
 
-use tenure::{Error, Locks};
+use tenure::{Builder, Error, Locks};
 use tokio_cron_scheduler::{Job, JobScheduler};
 use tracing::Level;
 
@@ -29,6 +29,9 @@ fn plays_a_role() {
         if role == "counts" {
             let (prefix, seconds) = (var("TENURE_PREFIX"), var("TENURE_SECONDS").parse().unwrap());
             return counts(&url, &key, lease, &prefix, Duration::from_secs_f64(seconds)).await;
+        }
+        if role == "contends" {
+            return contends(&url, &key, lease).await;
         }
         let locks = locks(&url, lease).await;
         match role.as_str() {
@@ -188,10 +191,10 @@ async fn hands_on(locks: Locks, url: &str, key: &str) {
 }
 
 /// Adds one to `counted`, in two steps under the lock, in two tasks and for so long. Says how often.
-async fn counts(url: &str, key: &str, lease: Duration, prefix: &str, span: Duration) {
+async fn counts(urls: &str, key: &str, lease: Duration, prefix: &str, span: Duration) {
     let builder = Locks::builder().prefix(prefix).lease(lease);
-    let locks = builder.request_timeout(ms(10_000)).redis(url).await.unwrap();
-    let client = redis::Client::open(url).unwrap();
+    let locks = on_all(builder.request_timeout(ms(10_000)), urls).await;
+    let client = redis::Client::open(urls.split(',').next().unwrap()).unwrap();
     let patient = redis::AsyncConnectionConfig::new().set_response_timeout(None);
     let connection = client.get_multiplexed_async_connection_with_config(&patient);
     let connection = connection.await.unwrap();
@@ -224,6 +227,32 @@ async fn counts(url: &str, key: &str, lease: Duration, prefix: &str, span: Durat
         added += task.await.unwrap();
     }
     println!("@counted {added}");
+}
+
+/// Acquires a lock for 5 ms again and again, and reports each grant. Nothing is handed on within the process.
+async fn contends(urls: &str, key: &str, lease: Duration) {
+    let builder = Locks::builder().lease(lease).burst(1, Duration::ZERO);
+    let locks = on_all(builder.request_timeout(ms(10_000)), urls).await;
+    println!("@ready");
+    nod().await;
+    loop {
+        let guard = soon(locks.mutex(key).lock()).await.unwrap();
+        println!("@granted");
+        tokio::time::sleep(ms(5)).await;
+        guard.release().await.unwrap();
+    }
+}
+
+/// Returns locks on one server, or on the masters of a quorum, whose URLs have commas between them.
+async fn on_all(builder: Builder, urls: &str) -> Locks {
+    let clients = urls.split(',').map(|url| redis::Client::open(url).unwrap());
+    let clients: Vec<_> = clients.collect();
+    match &clients[..] {
+        [client] => builder.client(client.clone()).await,
+        // The longest lease of `Locks::quorum`, which starts the masters.
+        _ => builder.quorum(clients, ms(10_000)).await,
+    }
+    .unwrap()
 }
 
 async fn waits(locks: Locks, key: &str) {

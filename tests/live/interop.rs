@@ -3,6 +3,7 @@
 
 mod foreign;
 mod pairs;
+mod pairs_on_masters;
 
 use std::time::Duration;
 

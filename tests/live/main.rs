@@ -54,6 +54,7 @@ mod outages;
 mod pools;
 mod quiet;
 mod quorums;
+mod quorums_contention;
 mod quorums_list;
 mod reconnect;
 mod recovery;

@@ -45,23 +45,23 @@ impl Library {
         }
     }
 
-    fn command(self, url: &str) -> Command {
+    fn command(self, urls: &str) -> Command {
         match self {
             Library::RedisPy | Library::PythonRedisLock => {
                 let mut command = Command::new(there(&PYTHON));
-                command.args([&format!("{SOURCES}/locks.py"), url, self.name()]);
+                command.args([&format!("{SOURCES}/locks.py"), urls, self.name()]);
                 command
             }
             Library::Rslock => {
                 let mut command = Command::new(there(&RSLOCK));
-                command.arg(url);
+                command.arg(urls);
                 command
             }
             _ => {
                 let mut command = Command::new("node");
                 command
                     .arg(there(&NODE_MODULES).join("locks.cjs"))
-                    .args([url, self.name()]);
+                    .args([urls, self.name()]);
                 command
             }
         }
@@ -78,7 +78,12 @@ pub struct Foreign(Other);
 
 impl Foreign {
     pub fn runs(library: Library, server: &RedisServer) -> Foreign {
-        let mut other = Other::runs(library.command(&server.url()));
+        Foreign::runs_on(library, &server.url())
+    }
+
+    /// Starts it on a server, or on the masters of a quorum, whose URLs have commas between them.
+    pub fn runs_on(library: Library, urls: &str) -> Foreign {
+        let mut other = Other::runs(library.command(urls));
         assert_eq!(other.hears("ready"), library.name());
         Foreign(other)
     }

@@ -9,7 +9,7 @@ use crate::interop::foreign::{Foreign, Library};
 use crate::server::RedisServer;
 
 /// `TENURE_INTEROP_SECONDS=15` for a long run.
-fn seconds() -> f64 {
+pub fn seconds() -> f64 {
     let told = std::env::var("TENURE_INTEROP_SECONDS").ok();
     told.map_or(3.0, |told| {
         told.parse().expect("TENURE_INTEROP_SECONDS is a number")
@@ -45,16 +45,7 @@ fn count_together(library: Library) {
     let server = RedisServer::start();
     let (prefix, seconds) = (library.prefix(), seconds());
     let mut theirs = [Foreign::runs(library, &server), Foreign::runs(library, &server)];
-    let mut ours = [(); 2].map(|()| {
-        let mut command = Other::command("counts", &server.url(), "counter", ms(4_000));
-        command
-            .env("TENURE_PREFIX", prefix)
-            .env("TENURE_SECONDS", seconds.to_string());
-        Other::runs(command)
-    });
-    for other in &mut ours {
-        other.hears("ready");
-    }
+    let mut ours = [(); 2].map(|()| counts(&server.url(), prefix, seconds));
     let since = now();
     ours.iter_mut().for_each(Other::nod);
     for other in &mut theirs {
@@ -76,6 +67,17 @@ fn count_together(library: Library) {
     );
     let sum = theirs.iter().chain(&ours).sum::<u64>();
     assert_eq!(Eyes::on(&server).text::<u64>("GET counted"), sum);
+}
+
+/// Starts a process of tenure that counts when it gets a nod.
+pub fn counts(urls: &str, prefix: &str, seconds: f64) -> Other {
+    let mut command = Other::command("counts", urls, "counter", ms(4_000));
+    command
+        .env("TENURE_PREFIX", prefix)
+        .env("TENURE_SECONDS", seconds.to_string());
+    let mut other = Other::runs(command);
+    other.hears("ready");
+    other
 }
 
 /// Two nodes hand a key on without a pause, and a redis-py polls every 100 ms.

@@ -13,10 +13,26 @@ const readline = require('node:readline');
 const { setTimeout: sleep } = require('node:timers/promises');
 const Redis = require('ioredis');
 
-const [url, library] = process.argv.slice(2);
-const client = new Redis(url);
+// Several URLs, with commas between them, are masters of a quorum.
+const [urls, library] = process.argv.slice(2);
+const clients = urls.split(',').map((url) => new Redis(url));
+const [client] = clients;
 const RETRY = { retryDelay: 20, retryJitter: 10 };
 const tries = (patience) => Math.ceil(patience / RETRY.retryDelay);
+
+// The retries of redlock 5 keep the records that a failed attempt wrote on a minority. Two processes with one record each
+// then block all others until these records end. So each attempt is a call, which removes its records when it fails.
+async function insist(attempt, patience) {
+  const end = performance.now() + patience;
+  for (;;) {
+    try {
+      return await attempt();
+    } catch (error) {
+      if (performance.now() >= end) throw error;
+    }
+    await sleep(RETRY.retryDelay + RETRY.retryJitter * (2 * Math.random() - 1));
+  }
+}
 
 // How each takes a lock: what it is known by, how it is extended and released.
 const LIBRARIES = {
@@ -27,9 +43,9 @@ const LIBRARIES = {
   },
   redlock5: async (name, length, patience) => {
     const Redlock = require('redlock5').default;
-    const redlock = new Redlock([client], { ...RETRY, retryCount: tries(patience) });
+    const redlock = new Redlock(clients, { ...RETRY, retryCount: 0 });
     redlock.on('error', () => {});
-    const lock = await redlock.acquire([name], length);
+    const lock = await insist(() => redlock.acquire([name], length), patience);
     return { value: lock.value, extend: (length) => lock.extend(length), release: () => lock.release() };
   },
   '@sesamecare-oss/redlock': async (name, length, patience) => {
@@ -55,7 +71,10 @@ const LIBRARIES = {
 };
 
 const locks = new Map();
-const owns = async (name) => (await client.get(name)) === locks.get(name).value;
+const owns = async (name) => {
+  const values = await Promise.all(clients.map((client) => client.get(name)));
+  return values.filter((value) => value === locks.get(name).value).length > clients.length / 2;
+};
 
 async function acquire(name, seconds, patience) {
   try {
@@ -100,7 +119,7 @@ async function obey(verb, name, ...words) {
 }
 
 (async () => {
-  await client.ping();
+  await Promise.all(clients.map((client) => client.ping()));
   console.log('@ready', library);
   for await (const line of readline.createInterface({ input: process.stdin })) {
     console.log('@said', await obey(...line.split(' ')));

@@ -22,7 +22,8 @@ const RETRY: Duration = Duration::from_millis(20);
 
 struct Program {
     manager: LockManager,
-    connection: MultiplexedConnection,
+    /// The first is to the server that has `counted`.
+    connections: Vec<MultiplexedConnection>,
     locks: HashMap<String, Lock>,
 }
 
@@ -39,8 +40,12 @@ impl Program {
     }
 
     async fn owned(&mut self, name: &str) -> bool {
-        let record: Option<Vec<u8>> = self.connection.get(name).await.unwrap();
-        record.is_some_and(|record| record == self.locks[name].val)
+        let (mut owned, value) = (0, &self.locks[name].val);
+        for connection in &mut self.connections {
+            let record: Option<Vec<u8>> = connection.get(name).await.unwrap();
+            owned += usize::from(record.as_ref() == Some(value));
+        }
+        owned > self.connections.len() / 2
     }
 
     async fn release(&mut self, name: &str) -> bool {
@@ -54,9 +59,9 @@ impl Program {
         while start.elapsed() < span {
             let got = self.acquire(name, Duration::from_secs(60), Duration::from_secs(20)).await;
             assert!(got, "20 seconds were not enough");
-            let counted: Option<u64> = self.connection.get("counted").await.unwrap();
+            let counted: Option<u64> = self.connections[0].get("counted").await.unwrap();
             sleep(Duration::from_millis(1)).await;
-            let _: () = self.connection.set("counted", counted.unwrap_or(0) + 1).await.unwrap();
+            let _: () = self.connections[0].set("counted", counted.unwrap_or(0) + 1).await.unwrap();
             assert!(self.owned(name).await, "the record is not ours while we hold it");
             self.release(name).await;
             added += 1;
@@ -82,11 +87,16 @@ impl Program {
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
-    let url = std::env::args().nth(1).expect("a URL");
-    let client = redis::Client::open(url.clone()).unwrap();
-    let manager = LockManager::new(vec![url]);
-    let connection = client.get_multiplexed_async_connection().await.unwrap();
-    let mut program = Program { manager, connection, locks: HashMap::new() };
+    // Several URLs, with commas between them, are masters of a quorum.
+    let urls = std::env::args().nth(1).expect("a URL");
+    let urls: Vec<&str> = urls.split(',').collect();
+    let mut connections = Vec::new();
+    for url in &urls {
+        let client = redis::Client::open(*url).unwrap();
+        connections.push(client.get_multiplexed_async_connection().await.unwrap());
+    }
+    let manager = LockManager::new(urls);
+    let mut program = Program { manager, connections, locks: HashMap::new() };
     println!("@ready rslock");
     for line in std::io::stdin().lock().lines() {
         let line = line.unwrap();

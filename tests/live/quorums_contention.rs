@@ -1,0 +1,35 @@
+//! Eight processes that want one key of a quorum all the time. The masters keep no queue of waiters.
+
+use std::sync::{Arc, Mutex};
+
+use crate::help::{Other, ms, until};
+use crate::quorums::{masters, urls};
+
+const PROCESSES: usize = 8;
+/// The grants of each process.
+const GRANTS: u64 = 5;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_process_gets_a_contended_key() {
+    let masters = masters(3).await;
+    let urls = urls(&masters).join(",");
+    let grants = Arc::new(Mutex::new([0; PROCESSES]));
+    let started: Vec<_> = (0..PROCESSES)
+        .map(|_| {
+            let mut other = Other::plays("contends", &urls, "a", ms(4_000));
+            other.hears("ready");
+            other
+        })
+        .collect();
+    let mut contenders = Vec::new();
+    for (at, mut other) in started.into_iter().enumerate() {
+        other.nod();
+        let grants = grants.clone();
+        contenders.push(other.told_to(move |_| grants.lock().unwrap()[at] += 1));
+    }
+    until("each process got the key", || {
+        grants.lock().unwrap().iter().all(|granted| *granted >= GRANTS)
+    })
+    .await;
+    println!("grants of each process: {:?}", grants.lock().unwrap());
+}
