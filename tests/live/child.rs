@@ -249,7 +249,7 @@ async fn on_all(builder: Builder, urls: &str) -> Locks {
     let clients: Vec<_> = clients.collect();
     match &clients[..] {
         [client] => builder.client(client.clone()).await,
-        // The longest lease of `Locks::quorum`, which starts the masters.
+        // The masters keep the longest lease of `quorums::masters`.
         _ => builder.quorum(clients, ms(10_000)).await,
     }
     .unwrap()
