@@ -12,7 +12,7 @@
 --                   next number of the slot is higher
 -- returns           {server time in µs, one reply per request}: integer = granted, its number; 0 = done; N = there was
 --                   nothing to leave; B<ms> or B = busy; R<ms> = the master recovers for so many ms; L = late; E<error>
-local call, find, format = redis.call, string.find, string.format
+local call, attempt, find, format = redis.call, redis.pcall, string.find, string.format
 local words, at = 6, 2
 local n = (#ARGV - at) / words
 local time = call('TIME')
@@ -20,7 +20,7 @@ local us = time[1] * 1000000 + time[2]
 local late = ARGV[1] + 0
 late = late > 0 and us > late
 
--- MGET answers nil also for a value of another type.
+-- MGET answers nil also for a value of another type, which GET refuses.
 local values = call('MGET', unpack(KEYS))
 local recovering = values[n + 1] and call('PTTL', KEYS[n + 1])
 -- Only a user writes the key without an end.
@@ -31,15 +31,16 @@ local clocks = {}
 
 -- Executes a request and returns its reply. A failing command raises its error.
 local function execute(i, verb, holder, hold, to)
-  local key, clock, record = KEYS[i], KEYS[n + 1 + i], values[i]
+  if verb == 'k' and late then return 'L' end
+  local key, clock, record = KEYS[i], KEYS[n + 1 + i], values[i] or call('GET', KEYS[i])
   local own = record and find(record, holder, 1, true) == 1
   if verb == 'l' then
     if own then call('DEL', key) end
     return own and 0 or 'N'
   end
   if recovering then return 'R' .. format('%d', recovering) end
-  if verb == 'k' and late then return 'L' end
-  local number, last = to + 0, clocks[clock] or tonumber(values[n + 1 + i] or 0) or -1
+  local number, last = to + 0, clocks[clock] or values[n + 1 + i] or attempt('GET', clock)
+  last = last and (tonumber(last) or -1) or 0
   -- Above 2^53 a Lua number plus 1 is the same number. And fences must not restart after a clock that is not a number.
   if last < 0 or last % 1 ~= 0 or last + n >= 9007199254740991 or number >= 9007199254740991 then
     error({ err = 'TENURECLOCK ' .. clock .. ' is no grant number: delete it' })
@@ -56,11 +57,11 @@ local function execute(i, verb, holder, hold, to)
     if number == 0 then number = us end
     if number <= last then number = last + 1 end
   end
-  if own then
+  if own and verb == 'b' then
     call('PEXPIRE', key, hold)
     return number
   end
-  if record or call('EXISTS', key) == 1 then
+  if record then
     local left = call('PTTL', key)
     return 'B' .. (left < 0 and '' or format('%d', left))
   end
