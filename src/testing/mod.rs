@@ -65,3 +65,16 @@ pub fn cluster_store(url: &str, timeout: Duration) -> Result<Arc<dyn Store>, Opt
     let store = RedisStore::of_cluster([url], like)?.with_connect_timeout(timeout);
     Ok(Arc::new(store))
 }
+
+/// Returns the store that [`Locks::quorum`](crate::Locks::quorum) uses, without locks on it, and without recoveries of its
+/// masters. A connection opens within `timeout`.
+///
+/// # Errors
+/// A number of URLs that is not 3, 5 or 7, or a URL that cannot be used.
+#[cfg(feature = "redis")]
+#[doc(hidden)]
+pub fn quorum_store(urls: &[&str], timeout: Duration) -> Result<Arc<dyn Store>, OptionsError> {
+    let clients = urls.iter().map(|url| RedisStore::client_of(url));
+    let store = RedisStore::of_quorum(clients.collect::<Result<_, _>>()?)?;
+    Ok(Arc::new(store.with_connect_timeout(timeout)))
+}

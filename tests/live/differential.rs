@@ -23,6 +23,7 @@ mod losses;
 mod meddling;
 mod slots;
 mod steps;
+mod votes;
 
 use comparing::same;
 use steps::Steps;
