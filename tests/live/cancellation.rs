@@ -167,6 +167,33 @@ pub async fn dropped_futures_of_readers_or_several_leave_nothing(
     }
 }
 
+/// The same for several keys, on a store without read locks.
+pub async fn dropped_futures_of_several_leave_nothing(one: &Locks, other: &Locks, eyes: &mut impl Contents) {
+    for times in 0..=9 {
+        // Free; one of the keys is held by another node, or here.
+        for held_by in [None, Some(other), Some(one)] {
+            let multi = one.multi(["a", "b", "c"]);
+            let blocker = match held_by {
+                Some(node) => Some(held(node, "b").await),
+                None => None,
+            };
+            drop(polled(multi.lock(), times).await);
+            drop(polled(multi.try_lock(), times).await);
+            drop(polled(multi.lock_timeout(ms(5000)), times).await);
+            drop(polled(multi.clone().fixed(ms(60_000)).lock(), times).await);
+            drop(polled(multi.with(async |_| tokio::time::sleep(ms(1)).await), times).await);
+            if let Some(guard) = blocker {
+                assert!(guard.is_held());
+                drop(polled(guard.release(), times).await);
+            }
+            nothing_left(eyes, [one, other]).await;
+            let guard = soon(other.multi(["a", "b", "c"]).lock()).await.unwrap();
+            drop(polled(guard.release(), times).await);
+        }
+    }
+    nothing_left(eyes, [one, other]).await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tasks_that_are_aborted_or_panic_leave_nothing() {
     let server = RedisServer::start();

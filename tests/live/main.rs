@@ -55,6 +55,7 @@ mod pools;
 mod quiet;
 mod quorums;
 mod quorums_contention;
+mod quorums_laws;
 mod quorums_list;
 mod reconnect;
 mod recovery;
@@ -74,6 +75,7 @@ mod server_faults;
 #[cfg(feature = "scheduler")]
 mod shutdown;
 mod silence;
+mod stage;
 mod store;
 mod subscribers;
 #[cfg(feature = "scheduler")]
