@@ -216,6 +216,22 @@ fn a_claim_without_a_majority_is_left_wherever_it_may_be() {
 }
 
 #[test]
+fn a_master_without_a_vote_does_not_hide_that_the_key_is_busy() {
+    let mut node = Node::new();
+    node.lock(false);
+    node.answer(0, Reply::Recovering(900));
+    node.answer(1, Reply::Busy(Some(500)));
+    let denied = |node: &Node, is: fn(&AcquireError) -> bool| {
+        let mut told = node.told.iter();
+        told.any(|effect| matches!(effect, Effect::Denied(_, why) if is(why)))
+    };
+    assert!(!denied(&node, |_| true), "a majority may still say busy");
+    node.answer(2, Reply::Busy(Some(500)));
+    assert!(denied(&node, |why| matches!(why, AcquireError::Busy)));
+    assert!(node.shard.is_empty());
+}
+
+#[test]
 fn without_enough_votes_the_caller_is_told_how_many_are_missing() {
     let mut node = Node::new();
     node.lock(false);

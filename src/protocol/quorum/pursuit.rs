@@ -204,10 +204,15 @@ impl Pursuit {
         }
         let Some(number) = self.number else {
             let granted = self.count(|vote| vote.sent.is_some());
-            if granted + self.count(|vote| vote.is_pending(Step::Claim)) >= q {
+            let pending = self.count(|vote| vote.is_pending(Step::Claim));
+            if granted + pending >= q {
                 return false;
             }
             let busy = self.count(|vote| matches!(vote.answer, Some(VoteAnswer::Busy(_))));
+            // A master without a vote may be the first to answer. The others may still say that the key is busy.
+            if granted + busy < q && granted + busy + pending >= q {
+                return false;
+            }
             if granted + busy >= q {
                 let lefts = self.masters.iter().filter_map(|vote| match vote.answer {
                     Some(VoteAnswer::Busy(left)) => left,
