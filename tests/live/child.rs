@@ -10,7 +10,7 @@ use tracing::Level;
 
 use crate::help::{locks, ms, now, soon, until};
 use crate::support::events::{Told, Watch};
-use crate::{multi, writes};
+use crate::{multi, quorums_clocks, writes};
 
 /// Not a test but the door for [`Other`](crate::help::Other).
 #[test]
@@ -32,6 +32,9 @@ fn plays_a_role() {
         }
         if role == "contends" {
             return contends(&url, &key, lease).await;
+        }
+        if role == "takes fences" {
+            return quorums_clocks::takes_fences(&url, &key, lease).await;
         }
         let locks = locks(&url, lease).await;
         match role.as_str() {

@@ -55,10 +55,10 @@ time_t time(time_t *time) {
 "#;
 
 /// A directory with the library and the file that it reads. Gone when dropped.
-struct WallClock(PathBuf);
+pub struct WallClock(PathBuf);
 
 impl WallClock {
-    fn new() -> WallClock {
+    pub fn new() -> WallClock {
         static MADE: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
         let n = MADE.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let clock = WallClock(std::env::temp_dir().join(format!("tenure-clock-{}-{n}", std::process::id())));
@@ -77,11 +77,12 @@ impl WallClock {
         clock
     }
 
-    fn library(&self) -> PathBuf {
+    pub fn library(&self) -> PathBuf {
         self.0.join("clock.so")
     }
 
-    fn step(&self, seconds: i64) {
+    /// Sets by how many seconds the clock is off.
+    pub fn step(&self, seconds: i64) {
         let file = std::fs::OpenOptions::new().write(true).open(self.0.join("off"));
         file.unwrap().write_all_at(&seconds.to_ne_bytes(), 0).unwrap();
     }

@@ -46,6 +46,7 @@ mod loss;
 mod many_keys;
 #[cfg(feature = "scheduler")]
 mod many_ticks;
+mod masters;
 #[cfg(feature = "metrics")]
 mod metrics;
 mod multi;
@@ -54,7 +55,9 @@ mod outages;
 mod pools;
 mod quiet;
 mod quorums;
+mod quorums_clocks;
 mod quorums_contention;
+mod quorums_faults;
 mod quorums_laws;
 mod quorums_list;
 mod reconnect;

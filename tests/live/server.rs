@@ -70,6 +70,11 @@ impl RedisServer {
         Self::wrapped(vec!["sh", "-c", script.leak()].leak(), &[])
     }
 
+    /// An empty one whose port is below 20000, where no other process finds it free while the server is dead.
+    pub fn with_reserved_port() -> Self {
+        Self::on_port(node_port, &[], &[])
+    }
+
     /// A node of a cluster. Its port is below 20000, as its bus listens 10,000 above, and stays reserved while the node
     /// is dead.
     pub fn cluster_node(args: &[&str]) -> Self {

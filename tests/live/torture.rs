@@ -10,7 +10,8 @@
 //!   nothing.
 //! * *Readers without locks*: only readers act so.
 //!
-//! `failovers.rs` has another variant, behind Sentinels, and `clusters.rs` has two, on a cluster.
+//! `failovers.rs` has another variant, behind Sentinels, `clusters.rs` has two, on a cluster, and `quorums.rs` has one, on a
+//! quorum of masters.
 //!
 //! `TENURE_TORTURE_SECONDS` is the length of the first two variants together, in rounds of at most a minute. `TENURE_SEED`
 //! replays the schedule of faults of the first round.
@@ -28,6 +29,7 @@ mod notes;
 mod orders;
 mod permits;
 mod promotions;
+mod quorums;
 mod referee;
 mod register;
 mod travel;
@@ -201,6 +203,7 @@ impl Variant {
             url: String::new(),
             sentinels: Vec::new(),
             cluster: Vec::new(),
+            quorum: Vec::new(),
             register: register.as_ref().map(RedisServer::url),
             counters: self.counter.then(|| dir.clone()),
             journal: PathBuf::new(),
@@ -296,7 +299,12 @@ impl Variant {
                 let keys: Vec<String> = redis::cmd("KEYS").arg("*").query(client).expect("the keys");
                 keys
             });
-            let stays = ["tenure1:clock", "tenure1:run", "tenure1:longest"];
+            let stays = [
+                "tenure1:clock",
+                "tenure1:run",
+                "tenure1:longest",
+                "tenure1:masters",
+            ];
             let prefixes = ["tenure1:clock:{", notes::PREFIX];
             let is_left = |key: &String| {
                 !stays.contains(&&**key) && !prefixes.iter().any(|prefix| key.starts_with(prefix))

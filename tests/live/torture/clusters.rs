@@ -109,6 +109,7 @@ impl Variant {
             url: String::new(),
             sentinels: Vec::new(),
             cluster: scene.cluster.urls(),
+            quorum: Vec::new(),
             register: None,
             counters: Some(dir.clone()),
             journal: Default::default(),

@@ -182,6 +182,7 @@ impl Scene {
             url: String::new(),
             sentinels: deployment.urls(),
             cluster: Vec::new(),
+            quorum: Vec::new(),
             register: None,
             counters: Some(dir.to_owned()),
             journal: PathBuf::new(),

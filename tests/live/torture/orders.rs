@@ -18,6 +18,8 @@ pub struct Orders {
     pub sentinels: Vec<String>,
     /// Servers of the cluster of the locks, instead of the URL.
     pub cluster: Vec<String>,
+    /// The masters of the quorum of the locks, instead of the URL.
+    pub quorum: Vec<String>,
     /// The Redis of the register, which has no faults.
     pub register: Option<String>,
     /// The directory of the counters.
@@ -30,6 +32,11 @@ pub struct Orders {
 }
 
 impl Orders {
+    /// Returns whether the locks are on a quorum, which serves only exclusive locks.
+    pub fn is_quorum(&self) -> bool {
+        !self.quorum.is_empty()
+    }
+
     /// Returns the key of the permits, after the last lock.
     pub fn permits_key(&self) -> usize {
         self.keys
@@ -49,10 +56,11 @@ impl Orders {
         let register = self.register.as_deref().unwrap_or_default();
         let counters = self.counters.clone().unwrap_or_default();
         format!(
-            "{}|{}|{}|{register}|{}|{}|{}|{}|{}|{:?}",
+            "{}|{}|{}|{}|{register}|{}|{}|{}|{}|{}|{:?}",
             self.url,
             self.sentinels.join(","),
             self.cluster.join(","),
+            self.quorum.join(","),
             counters.display(),
             self.journal.display(),
             self.seed,
@@ -67,6 +75,7 @@ impl Orders {
             url,
             sentinels,
             cluster,
+            quorum,
             register,
             counters,
             journal,
@@ -78,13 +87,14 @@ impl Orders {
             .split('|')
             .collect::<Vec<_>>()
             .try_into()
-            .expect("ten orders");
+            .expect("eleven orders");
         let some = |text: &str| (!text.is_empty()).then(|| text.to_owned());
         let list = |text: &str| text.split(',').filter_map(some).collect();
         Orders {
             url: url.into(),
             sentinels: list(sentinels),
             cluster: list(cluster),
+            quorum: list(quorum),
             register: some(register),
             counters: some(counters).map(PathBuf::from),
             journal: journal.into(),
@@ -136,7 +146,11 @@ pub async fn build(orders: &Orders) -> Locks {
         Locked::Everybody | Locked::Writers => {
             let builder = Locks::builder().lease(orders.lease).lazy();
             let like = redis::Client::open("redis://127.0.0.1/").expect("a good URL");
-            if !orders.cluster.is_empty() {
+            if orders.is_quorum() {
+                let clients = orders.quorum.iter().map(|url| redis::Client::open(&**url));
+                let clients = clients.collect::<Result<_, _>>().expect("good URLs");
+                builder.quorum(clients, orders.lease).await
+            } else if !orders.cluster.is_empty() {
                 builder.cluster(&orders.cluster, like).await
             } else if orders.sentinels.is_empty() {
                 builder.redis(&orders.url).await

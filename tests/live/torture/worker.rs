@@ -132,17 +132,27 @@ impl Worker {
                         task if task < 2 * keys => (task - keys, AcquireWay::Lock, Mode::Read),
                         _ => (rng.usize(..keys), AcquireWay::any(&mut rng), Mode::any(&mut rng)),
                     };
+                    let mode = if worker.orders.is_quorum() {
+                        Mode::Write
+                    } else {
+                        mode
+                    };
                     worker.cycle(key, how, mode, &mut rng).await;
                 }
             })
         });
         let mut tasks: Vec<_> = tasks.collect();
-        tasks.extend((0..2).map(|task| {
+        // A quorum serves nothing else.
+        let (permits, others) = match worker.orders.is_quorum() {
+            true => (0..0, 4..5),
+            false => (0..2, 0..6),
+        };
+        tasks.extend(permits.map(|task| {
             let worker = worker.clone();
             let mut rng = fastrand::Rng::with_seed(worker.orders.seed ^ (1_000 + task));
             tokio::spawn(async move { worker.wants_permits(&mut rng).await })
         }));
-        tasks.extend((0..6).map(|task| {
+        tasks.extend(others.map(|task| {
             let worker = worker.clone();
             let mut rng = fastrand::Rng::with_seed(worker.orders.seed ^ (2_000 + task));
             tokio::spawn(async move {
@@ -273,7 +283,7 @@ impl Worker {
                 self.work_as(to, &reader, key, true, wrote, rng).await;
                 return self.end(to, reader, rng).await;
             }
-            (Held::Real(guard), _) if rng.u32(..6) == 0 => {
+            (Held::Real(guard), _) if !self.orders.is_quorum() && rng.u32(..6) == 0 => {
                 return self.send(id, guard, key, mode == Mode::Read, rng).await;
             }
             (held, _) => held,
