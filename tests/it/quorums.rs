@@ -232,6 +232,26 @@ fn a_master_without_a_vote_does_not_hide_that_the_key_is_busy() {
 }
 
 #[test]
+fn a_mute_master_does_not_keep_a_claim_whose_key_is_busy() {
+    let mut node = Node::new();
+    node.lock(false);
+    node.answer(0, number(7));
+    node.answer(1, Reply::Busy(Some(500)));
+    let busy = |effect: &Effect| matches!(effect, Effect::Denied(_, AcquireError::Busy));
+    node.wake();
+    assert!(!node.told.iter().any(busy), "master 2 may still grant");
+    node.now = node.now + Duration::from_millis(100);
+    node.wake();
+    assert!(node.told.iter().any(busy));
+    // The claim is left at master 2, too, if that grants it after all.
+    node.answer(0, Reply::Done);
+    node.answer(2, number(7));
+    assert_eq!(node.verbs(), [(2, Verb::Leave)]);
+    node.answer(2, Reply::Done);
+    assert!(node.shard.is_empty());
+}
+
+#[test]
 fn without_enough_votes_the_caller_is_told_how_many_are_missing() {
     let mut node = Node::new();
     node.lock(false);

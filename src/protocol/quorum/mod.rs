@@ -37,7 +37,7 @@ const LEAVE_PAUSE: Duration = Duration::from_millis(250);
 pub(crate) struct Quorum<P> {
     masters: usize,
     pursuits: BTreeMap<ClaimNumber, Pursuit>,
-    /// When a claim must be left again at a master.
+    /// When a claim must be left again at a master, or is given up as busy.
     dues: BTreeSet<(Instant, ClaimNumber)>,
     /// The latest reading of each master's clock.
     clocks: Vec<Option<ServerClock>>,
@@ -133,6 +133,7 @@ impl<P: Plant> Quorum<P> {
         pursuit.request = outgoing;
         pursuit.round = Some(Round { tag, step, first });
         pursuit.ends = None;
+        pursuit.busy_at = None;
         for vote in &mut pursuit.masters {
             vote.answer = None;
         }
@@ -336,7 +337,12 @@ impl<P: Plant> Quorum<P> {
             return self.forget(number);
         };
         let is_over = match step {
-            Step::Claim | Step::Raise => pursuit.decide_claim(now, tag, q, plant, out),
+            Step::Claim | Step::Raise => {
+                let is_over = pursuit.decide_claim(now, tag, q, plant, out);
+                let busy_at = pursuit.busy_at.filter(|at| now < *at);
+                self.dues.extend(busy_at.map(|at| (at, number)));
+                is_over
+            }
             Step::Renew => pursuit.decide_renewal(now, tag, q, plant, out),
             Step::Leave => {
                 pursuit.decide_leave(now, tag, q, out);

@@ -9,6 +9,9 @@ use crate::protocol::message::{GrantNumber, Name, Reply, Unanswered, Verb};
 use crate::protocol::step::{Class, Input, Outgoing, Tag};
 use crate::protocol::time::Instant;
 
+/// How long a claim waits for a majority after a majority has answered, if one of these answers was busy.
+const PATIENCE: Duration = Duration::from_millis(50);
+
 /// What the quorum has to say after an input.
 #[derive(Debug, Default)]
 pub(crate) struct QuorumOutput {
@@ -29,6 +32,8 @@ pub(super) struct Pursuit {
     pub(super) round: Option<Round>,
     /// From when the lease counts, as the key machine was told.
     told: Option<Instant>,
+    /// When a claim is given up as busy although some masters have not answered.
+    pub(super) busy_at: Option<Instant>,
     /// The claim is over, and is left at each master.
     pub(super) is_left: bool,
     /// When the claim is forgotten, although it was left at too few masters. Its records have ended then.
@@ -114,6 +119,7 @@ impl Pursuit {
             number: None,
             round: None,
             told: None,
+            busy_at: None,
             is_left: false,
             ends: None,
             seq: 0,
@@ -205,12 +211,14 @@ impl Pursuit {
         let Some(number) = self.number else {
             let granted = self.count(|vote| vote.sent.is_some());
             let pending = self.count(|vote| vote.is_pending(Step::Claim));
-            if granted + pending >= q {
-                return false;
-            }
             let busy = self.count(|vote| matches!(vote.answer, Some(VoteAnswer::Busy(_))));
             // A master without a vote may be the first to answer. The others may still say that the key is busy.
             if granted + busy < q && granted + busy + pending >= q {
+                return false;
+            }
+            // The answer of a mute or dead master may take as long as a request may. Until then this claim's votes keep all
+            // rivals from a majority, and theirs this claim.
+            if granted + pending >= q && now < *self.busy_at.get_or_insert(now + PATIENCE) {
                 return false;
             }
             if granted + busy >= q {
