@@ -660,7 +660,7 @@ fn finds_an_unsent_request_that_is_forgotten_when_the_map_changes() {
 
 #[test]
 fn finds_a_clock_that_stays_behind_when_its_slot_moves() {
-    finds(with(Flaw::ClockLeftBehind), Violation::FenceOrder, 205);
+    finds(with(Flaw::ClockLeftBehind), Violation::FenceOrder, 700);
 }
 
 #[test]
@@ -679,7 +679,7 @@ fn finds_gone_that_is_believed_from_the_server_that_a_slot_leaves() {
 
 #[test]
 fn finds_a_renewal_with_the_record_alone_that_creates() {
-    finds(with(Flaw::AloneCreates), Violation::OrphanRecord, 355);
+    finds(with(Flaw::AloneCreates), Violation::OrphanRecord, 1_500);
 }
 
 #[test]
@@ -696,12 +696,12 @@ fn finds_a_minority_that_is_enough_for_a_grant() {
 
 #[test]
 fn finds_a_lease_that_counts_from_the_youngest_vote() {
-    finds(with(Flaw::YoungestVote), Violation::RecordOfAnother, 1_000);
+    finds(with(Flaw::YoungestVote), Violation::RecordOfAnother, 2_700);
 }
 
 #[test]
 fn finds_a_master_that_votes_although_it_may_have_lost_records() {
-    finds(with(Flaw::RecoveringVotes), Violation::TwoHolders, 840);
+    finds(with(Flaw::RecoveringVotes), Violation::TwoHolders, 3_660);
 }
 
 #[test]
