@@ -301,6 +301,36 @@ fn a_renewal_goes_to_all_and_brings_a_master_back() {
     assert!(node.told.iter().any(lost), "one master is no majority");
 }
 
+/// A leave of an earlier round may be under way when the key machine leaves again. The round waits for it.
+#[test]
+fn a_leave_to_masters_that_stay_down_comes_to_an_end() {
+    let mut node = Node::new();
+    let ticket = node.lock(true);
+    for master in 0..3 {
+        node.answer(master, number(7));
+    }
+    node.feed(Input::Release(ticket));
+    node.answer(0, Reply::Done);
+    let end = node.now + Duration::from_millis(20_000);
+    let mut rounds = 0;
+    while !node.shard.is_empty() {
+        assert!(node.now < end, "the claim is never forgotten: {:?}", node.told);
+        // Each request fails after half a second. What is sent meanwhile fails with the next ones.
+        let under_way: Vec<_> = node.verbs();
+        node.now = node.now + Duration::from_millis(500);
+        node.wake();
+        for (master, verb) in under_way {
+            assert_eq!(verb, Verb::Leave);
+            node.fail(master, Unanswered::Down);
+        }
+        rounds += 1;
+    }
+    assert!(
+        rounds > 4,
+        "the leave is repeated while a record may exist: {rounds}"
+    );
+}
+
 #[test]
 fn what_a_quorum_does_not_serve_is_denied_before_anything_is_sent() {
     let mut node = Node::new();

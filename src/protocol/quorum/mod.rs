@@ -206,10 +206,10 @@ impl<P: Plant> Quorum<P> {
             // It may have been executed after the leave.
             pursuit.ask(master, Step::Leave, Verb::Leave, out);
         } else if step == Step::Leave && matches!(answer, VoteAnswer::NoVote(_)) {
-            pursuit.note_answer(master, tag.seq, answer);
+            pursuit.note_answer(master, (tag.seq, step), answer);
             self.leave_again(now + LEAVE_PAUSE, tag.claim, master);
         } else if !is_over {
-            pursuit.note_answer(master, tag.seq, answer);
+            pursuit.note_answer(master, (tag.seq, step), answer);
             if step == Step::Leave {
                 self.leave_late(now, tag.claim, master);
             }
@@ -239,7 +239,8 @@ impl<P: Plant> Quorum<P> {
             vote.executable_until = vote.executable_until.max(Some(late_after));
         }
         if !is_left || step == Step::Leave {
-            pursuit.note_answer(master, tag.seq, VoteAnswer::Failed(failure.why, failure.error));
+            let answer = VoteAnswer::Failed(failure.why, failure.error);
+            pursuit.note_answer(master, (tag.seq, step), answer);
         }
         if step == Step::Leave {
             self.leave_again(late_after.max(now + LEAVE_PAUSE), tag.claim, master);

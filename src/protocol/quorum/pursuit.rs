@@ -156,9 +156,11 @@ impl Pursuit {
         Some(in_flight.swap_remove(at).1)
     }
 
-    /// Notes an answer of the present round. The answer to a request of an earlier round only changed the vote.
-    pub(super) fn note_answer(&mut self, master: usize, seq: u32, answer: VoteAnswer) {
-        if self.round.is_some_and(|round| round.first <= seq) {
+    /// Notes an answer of the present round. The answer to a request of an earlier round only changed the vote, except that
+    /// leaves wait for a leave that is under way.
+    pub(super) fn note_answer(&mut self, master: usize, (seq, step): (u32, Step), answer: VoteAnswer) {
+        let is_of = |round: Round| round.first <= seq || step == Step::Leave && round.step == step;
+        if self.round.is_some_and(is_of) {
             self.masters[master].answer = Some(answer);
         }
     }
