@@ -335,7 +335,8 @@ impl Locks {
         Multi::new(self.handle.clone(), keys.into_iter().map(Into::into))
     }
 
-    /// Checks that the store answers, for a readiness probe. Takes one round trip.
+    /// Checks that the store answers, for a readiness probe. Takes one round trip. Of a quorum, a majority of the masters is
+    /// enough.
     ///
     /// # Errors
     /// [`Error::Connect`] with the reason why the store does not answer, or with
@@ -344,7 +345,7 @@ impl Locks {
     pub async fn ping(&self) -> Result<(), Error> {
         self.handle.not_forked(&Key::from("ping"))?;
         let node = self.handle.node();
-        node.ping().await.map_err(|source| Error::Connect {
+        node.ping(false).await.map_err(|source| Error::Connect {
             store: node.servers.text().to_string(),
             source,
         })
@@ -459,7 +460,7 @@ impl Locks {
     #[cfg(feature = "redis")]
     async fn connect(&self) -> Result<(), StoreError> {
         let node = self.handle.node();
-        node.ping().await?;
+        node.ping(true).await?;
         if node.servers.inbox().is_none() {
             return Ok(());
         }

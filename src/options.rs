@@ -269,7 +269,7 @@ impl Options {
         };
         if let Some(longest) = self.longest_lease().filter(|longest| lease > *longest) {
             return Err(OptionsError(format!(
-                "a lease lasts at most {longest:?}, the `longest` of `Recovery::Always`, not {lease:?}: a server that lost grants waits no longer; use a shorter lease, or a larger `longest` in all processes"
+                "a lease lasts at most {longest:?}, the `longest` of `Recovery::Always` or of `Builder::quorum`, not {lease:?}: a server that lost grants waits no longer; use a shorter lease, or a larger `longest` in all processes"
             )));
         }
         if (shortest..=LONGEST_LEASE).contains(&lease) {

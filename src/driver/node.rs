@@ -6,9 +6,12 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
+use std::future::poll_fn;
 use std::hash::BuildHasher;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::task::Poll;
 
 use foldhash::quality::RandomState;
 use tokio::sync::{Notify, oneshot, watch};
@@ -321,8 +324,8 @@ impl Node {
     }
 
     /// Asks every server that answers for names for a sign of life, all at once. The error is that of the first server
-    /// without one. Of a quorum, a majority of the masters is enough.
-    pub(crate) async fn ping(self: &Arc<Self>) -> Result<(), StoreError> {
+    /// without one. Of a quorum, a majority of the masters is enough, and the others are waited for only if `all` is set.
+    pub(crate) async fn ping(self: &Arc<Self>, all: bool) -> Result<(), StoreError> {
         // The first answer may show which servers there are.
         let mut asked = Vec::new();
         for _ in 0..MAX_PING_ROUNDS {
@@ -336,16 +339,27 @@ impl Node {
                 self.feed(server, probed);
                 answer
             });
-            let answers: Vec<_> = answers.collect();
+            let mut answers: Vec<_> = answers.collect();
             self.alarm.ring();
-            let mut failures = Vec::new();
-            for answer in answers {
-                let answer = answer.await.unwrap_or_else(|_| {
-                    let ended = "the driver has ended";
-                    Err(StoreError::new(StoreErrorKind::Unreachable, ended))
-                });
-                failures.extend(answer.err());
+            let (mut failures, mut spare) = (Vec::new(), self.servers.store.masters().len() / 2);
+            if all {
+                spare = 0;
             }
+            poll_fn(|cx| {
+                answers.retain_mut(|answer| match Pin::new(answer).poll(cx) {
+                    Poll::Ready(answer) => {
+                        let ended = || StoreError::new(StoreErrorKind::Unreachable, "the driver has ended");
+                        failures.extend(answer.unwrap_or_else(|_| Err(ended())).err());
+                        false
+                    }
+                    Poll::Pending => true,
+                });
+                match answers.len() + failures.len() <= spare || answers.is_empty() {
+                    true => Poll::Ready(()),
+                    false => Poll::Pending,
+                }
+            })
+            .await;
             self.servers.failure(failures).map_or(Ok(()), Err)?;
             asked = masters;
         }

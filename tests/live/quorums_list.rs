@@ -37,7 +37,35 @@ async fn another_list_is_refused_by_each_master_that_keeps_one() {
     tells(&text, &["tenure1:masters", "databases"]);
     let longest = Locks::builder().quorum(clients(&list(&servers, &[0, 1, 2])), ms(20_000));
     let (text, _) = refused(longest.await);
-    tells(&text, &["10s", "20s", "tenure1:longest"]);
+    tells(&text, &["10000:11000", "20000:22000", "tenure1:longest"]);
+}
+
+/// Otherwise one process with a wrong list would stop all others, where a master has lost its data.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_client_leaves_its_list_nowhere() {
+    let mut servers = masters(4).await;
+    for server in &servers {
+        Eyes::on(server).text::<u8>("DEL tenure1:masters");
+    }
+    let right = Locks::quorum(list(&servers, &[0, 1, 2])).await.unwrap();
+    let wrong = list(&servers, &[0, 1, 3]);
+    refused(Locks::quorum(&wrong).await);
+    let lazy = Locks::builder().lazy().request_timeout(ms(1_000));
+    let lazy = lazy.quorum(clients(&wrong), ms(10_000)).await.unwrap();
+    for master in [0, 1] {
+        servers[master].restart();
+        let error = soon(lazy.mutex("a").lock()).await.map(drop).unwrap_err();
+        assert!(matches!(error, Error::Store { .. }), "{error:?}");
+        soon(right.ping()).await.unwrap();
+        // The right list is there again, as soon as a process with it connects.
+        until("it is left", || {
+            Eyes::on(&servers[master]).text::<bool>("EXISTS tenure1:masters")
+        })
+        .await;
+        refused(Locks::quorum(&wrong).await);
+    }
+    assert!(!Eyes::on(&servers[3]).text::<bool>("EXISTS tenure1:masters"));
+    drop(soon(right.mutex("b").lock_timeout(ms(20_000))).await.unwrap());
 }
 
 fn clients(urls: &[String]) -> Vec<redis::Client> {

@@ -132,7 +132,8 @@ impl<P: Plant> Quorum<P> {
         let first = pursuit.seq + 1;
         pursuit.request = outgoing;
         pursuit.round = Some(Round { tag, step, first });
-        pursuit.ends = None;
+        // A leave that is repeated does not take longer.
+        pursuit.ends.take_if(|_| step != Step::Leave);
         pursuit.busy_at = None;
         for vote in &mut pursuit.masters {
             vote.answer = None;
@@ -176,7 +177,7 @@ impl<P: Plant> Quorum<P> {
             return;
         };
         let (vote, is_left) = (&mut pursuit.masters[master], pursuit.is_left);
-        vote.heard = Some(now);
+        (vote.heard, vote.has_answered) = (Some(now), true);
         let answer = match reply {
             Reply::Granted(number) => {
                 vote.sent = vote.sent.max(Some(sent));
@@ -189,7 +190,9 @@ impl<P: Plant> Quorum<P> {
             }
             Reply::Done | Reply::NotThere | Reply::Gone => {
                 (vote.sent, vote.number) = (None, GrantNumber::default());
-                VoteAnswer::Left(reply == Reply::Done)
+                // A second leave finds nothing where the first one found the record.
+                let was_there = matches!(vote.answer, Some(VoteAnswer::Left(true)));
+                VoteAnswer::Left(was_there || reply == Reply::Done)
             }
             // The record may be lost. The vote counts on: the master grants nothing before the lease that it gave has
             // ended.
@@ -270,6 +273,7 @@ impl<P: Plant> Quorum<P> {
             }
             self.dues.remove(&(due, number));
             if pursuit.ends.is_some_and(|ends| ends <= now) {
+                pursuit.end(now, out);
                 self.pursuits.remove(&number);
                 continue;
             }

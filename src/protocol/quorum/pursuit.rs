@@ -79,6 +79,8 @@ pub(super) struct Vote {
     pub(super) has_repeated: bool,
     /// When the master last answered.
     pub(super) heard: Option<Instant>,
+    /// The master has answered a request of this claim.
+    pub(super) has_answered: bool,
 }
 
 /// A master's answer in a round.
@@ -296,10 +298,15 @@ impl Pursuit {
         false
     }
 
-    /// Decides a leave. It goes on at the other masters when q of them have no record.
+    /// Decides a leave. It goes on at the other masters when q of them have said that they have no record. A master that was
+    /// away from the beginning has said nothing, and others may not get its vote.
     pub(super) fn decide_leave(&mut self, now: Instant, tag: Tag, q: usize, out: &mut QuorumOutput) {
         let gone = self.count(|vote| matches!(vote.answer, Some(VoteAnswer::Left(false))));
-        if self.count(Vote::is_settled) >= q {
+        let has_said = |vote: &Vote| vote.is_settled() && vote.has_answered;
+        let has_failed =
+            |vote: &Vote| matches!(vote.answer, Some(VoteAnswer::NoVote(_) | VoteAnswer::Failed(..)));
+        let may_say = |vote: &Vote| has_said(vote) || !vote.is_idle() && !has_failed(vote);
+        if self.count(has_said) >= q || self.masters.iter().all(Vote::is_settled) {
             let reply = if gone > self.masters.len() - q {
                 Reply::NotThere
             } else {
@@ -307,10 +314,21 @@ impl Pursuit {
             };
             self.ends = None;
             self.answer(tag, now, reply, out);
-        } else if self.count(|vote| vote.is_settled() || vote.answer.is_none()) < q {
+        } else if self.count(may_say) < q {
+            // No request writes or extends a record later than this.
+            let latest = |vote: &Vote| vote.sent.max(vote.executable_until).max(vote.leave_at);
+            let latest = self.masters.iter().filter_map(latest).max();
             let lasts = Duration::from_millis(self.request.request.term.hold_ms());
-            self.ends = Some(now + 2 * lasts);
+            self.ends
+                .get_or_insert(latest.map_or(now, |latest| latest.max(now)) + lasts);
             self.fail(tag, now, out);
+        }
+    }
+
+    /// Ends a claim whose records have ended by themselves.
+    pub(super) fn end(&mut self, now: Instant, out: &mut QuorumOutput) {
+        if let Some(round) = self.round {
+            self.answer(round.tag, now, Reply::NotThere, out);
         }
     }
 
@@ -337,14 +355,19 @@ impl Pursuit {
         let is_recovery =
             |error: &&StoreError| *error.kind() == StoreErrorKind::Refused(StoreRefusal::Recovering);
         let error = failures.iter().find(|error| !is_recovery(error));
-        let late = || StoreError::new(StoreErrorKind::TimedOut, "the answers came too late");
+        let late = || {
+            StoreError::new(
+                StoreErrorKind::TimedOut,
+                "no majority of the masters answered in time",
+            )
+        };
         let error = error
             .or(failures.first())
             .map_or_else(late, |error| (*error).clone());
-        let error = error.within(format_args!(
-            "{} of {masters} masters have no vote",
-            failures.len()
-        ));
+        let error = match failures.len() {
+            0 => error,
+            failed => error.within(format_args!("{failed} of {masters} masters have no vote")),
+        };
         // Some masters may have executed a leave, now or in an earlier round.
         let error = match self.is_left {
             true => StoreError::new(StoreErrorKind::Interrupted, error),

@@ -107,7 +107,9 @@ impl<P: Plant> Session<P> {
     /// Gives up a connection that ended by itself.
     pub(super) fn connection_ended(&mut self, attempt: Attempt, cx: &mut SessionContext<'_>) {
         let address = self.place.as_ref().map_or("", |place| &place.address);
-        let text = format_args!("{address} is no longer the master");
+        let text = format_args!(
+            "{address} is no longer the master, or another master of its quorum refuses this process"
+        );
         let error = StoreError::new(StoreErrorKind::Interrupted, text);
         self.give_up(attempt, cx.now, error, cx);
     }

@@ -13,6 +13,7 @@ use crate::protocol::write::Action;
 pub(super) use crate::store::redis::codec::{error_text, result, text};
 use crate::store::redis::config::Config;
 use crate::store::redis::connection::{cannot_open, connect, failure, load_command, read_time, too_slow};
+use crate::store::redis::masters::Masters;
 use crate::store::redis::script::{LuaScript, VOTE};
 use crate::store::redis::sentinel::SentinelWatch;
 use crate::store::redis::slots::{self, SlotBatch};
@@ -81,9 +82,6 @@ impl RedisLink {
         for script in store.scripts() {
             load(script, &mut questions);
         }
-        if let Some(masters) = &store.masters {
-            masters.leave_list(&mut questions);
-        }
         // On a cluster the key of the run would be in one slot, and a slot that moved looks like a promotion.
         questions.cmd("INFO").arg("memory");
         questions.cmd("INFO").arg("replication");
@@ -107,7 +105,7 @@ impl RedisLink {
         check_info(store, [server, memory, replication], &mut warnings)?;
         let [recorded, list] = recorded_texts(recorded);
         match &store.masters {
-            Some(masters) => masters.compare(&store.client, list.as_deref(), run_id.as_deref())?,
+            Some(masters) => join(masters, store, &mut connection, (list, run_id.as_deref())).await?,
             None => warnings.extend(list.map(|_| is_master_of_quorum(store))),
         }
         if store.cluster.is_none() {
@@ -188,7 +186,7 @@ async fn compare_run(
     if run.is_empty() {
         let refusal = StoreErrorKind::Refused(StoreRefusal::NoPermission);
         let why = format_args!(
-            "{} does not tell its run, by which `Recovery::Always` knows a restart or a promotion: allow +info",
+            "{} does not tell its run, by which a restart or a promotion is known: allow +info",
             store.address()
         );
         return Err(StoreError::new(refusal, why));
@@ -200,6 +198,31 @@ async fn compare_run(
     let longest = second_answer(answers.into()).map_err(|error| cannot_open(store, error))?;
     let contradiction = text(longest).and_then(|longest| policy.contradiction(&longest));
     contradiction.map_or(Ok(()), |why| Err(StoreError::unsupported(why)))
+}
+
+/// Compares the contract of a quorum with the one that a master keeps, and leaves it with a master that keeps none.
+async fn join(
+    masters: &Masters,
+    store: &Config,
+    connection: &mut MultiplexedConnection,
+    (recorded, run_id): (Option<String>, Option<&str>),
+) -> Result<(), StoreError> {
+    let contract = masters.contract(store.run_policy);
+    masters.compare(&store.client, &contract, recorded.as_deref(), run_id)?;
+    if recorded.is_some() {
+        return Ok(());
+    }
+    let agreed = tokio::time::timeout(store.timeout / 2, masters.agreed()).await;
+    agreed.map_err(|_| {
+        let text = format_args!("{} answers, and too few of the other masters do", store.address());
+        StoreError::new(StoreErrorKind::Unreachable, text)
+    })??;
+    let mut questions = redis::pipe();
+    questions.cmd("SET").arg(names::MASTERS).arg(&contract).arg("NX");
+    questions.cmd("GET").arg(names::MASTERS);
+    let [left, recorded] = ask_all(store, connection, &questions).await?;
+    result(left).map_err(|error| cannot_open(store, error))?;
+    masters.compare(&store.client, &contract, text(recorded).as_deref(), run_id)
 }
 
 /// Returns the run and the list of masters that are recorded in a server. A user that may not read these keys has no right for

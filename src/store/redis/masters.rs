@@ -1,23 +1,25 @@
 //! The masters of a quorum: the list of them on which all clients agree, and which server is behind each address.
 //!
-//! Two clients with different lists could each have a majority at one time. So each master keeps the list of the first client,
-//! and a client that one master refuses uses none. One server behind two addresses would have two votes.
+//! Two clients with different lists could each have a majority at one time, and so could two clients with different longest
+//! leases, after restarts. So each master keeps the list of the first client, and a client that one master refuses uses none. One
+//! server behind two addresses would have two votes.
 
 use std::hash::Hasher;
 
-use redis::{Client, Pipeline};
+use redis::Client;
 use siphasher::sip::SipHasher24;
 use tokio::sync::watch;
 
 use crate::error::{OptionsError, StoreError};
 use crate::store::redis::names;
+use crate::store::redis::run::RunPolicy;
 
 /// The masters of a quorum.
 #[derive(Debug)]
 pub(super) struct Masters {
     /// A client for each master.
     pub(super) clients: Vec<Client>,
-    /// What each master keeps: the number of masters, and a fingerprint of their sorted addresses and databases.
+    /// The number of masters, and a fingerprint of their sorted addresses and databases.
     list: String,
     seen: watch::Sender<Vec<Seen>>,
 }
@@ -26,6 +28,8 @@ pub(super) struct Masters {
 #[derive(Debug, Clone, Default)]
 struct Seen {
     run_id: Option<String>,
+    /// The master keeps this client's list, or none.
+    agrees: bool,
     /// Why the master refuses this client's list.
     refusal: Option<StoreError>,
 }
@@ -77,19 +81,21 @@ impl Masters {
         addresses.join(", ")
     }
 
-    /// Leaves the list with a master that has none.
-    pub(super) fn leave_list(&self, questions: &mut Pipeline) {
-        questions.cmd("SET").arg(names::MASTERS).arg(&self.list).arg("NX");
+    /// Returns what each master keeps: the list, and the contract about the longest lease and the length of a recovery.
+    pub(super) fn contract(&self, policy: Option<RunPolicy>) -> String {
+        let times = policy.map(RunPolicy::contract).unwrap_or_default();
+        format!("{}:{times}", self.list)
     }
 
-    /// Compares the list of a master with this client's, and its run with those of the other masters.
+    /// Compares the contract of a master, if it keeps one, with this client's, and its run with those of the other masters.
     ///
     /// # Errors
     ///
-    /// Returns an error if this master or another one keeps another list, or if another address led to this server.
+    /// Returns an error if this master or another one keeps another contract, or if another address led to this server.
     pub(super) fn compare(
         &self,
         client: &Client,
+        contract: &str,
         recorded: Option<&str>,
         run_id: Option<&str>,
     ) -> Result<(), StoreError> {
@@ -99,27 +105,28 @@ impl Masters {
             .iter()
             .position(|client| self::address(client) == address);
         let Some(own) = own else { return Ok(()) };
-        let refusal = (recorded != Some(&*self.list)).then(|| {
+        let refusal = recorded.filter(|recorded| *recorded != contract).map(|recorded| {
             StoreError::unsupported(format_args!(
-                "{address} is a master of another quorum, or of none, by its `{key}`: `{}` there, `{}` here (the number of masters, \
-                 and a fingerprint of their addresses and databases). Use the same list in all processes, or stop them for the \
-                 longest lease, `DEL {key}` on each master, and start them with the new list",
-                recorded.unwrap_or_default(),
-                self.list,
+                "{address} keeps another list of masters, or another longest lease, in its `{key}`: `{recorded}` there, \
+                 `{contract}` here (the number of masters, a fingerprint of their addresses and databases, the longest lease \
+                 and a recovery in ms). Use the same in all processes, or stop them for the longest lease, `DEL {key} {longest}` \
+                 on each master, and start them with the new ones",
                 key = names::MASTERS,
+                longest = names::LONGEST,
             ))
         });
         let mut result = refusal.clone().map_or(Ok(()), Err);
         self.seen.send_modify(|seen| {
-            seen[own].refusal = refusal;
-            let is_same =
-                |other: &usize| *other != own && run_id.is_some() && seen[*other].run_id.as_deref() == run_id;
+            (seen[own].agrees, seen[own].refusal) = (refusal.is_none(), refusal);
+            let is_same = |other: &usize| {
+                *other != own && run_id.is_some() && seen[*other].run_id.as_deref() == run_id
+            };
             if result.is_err() {
                 return;
             }
             if let Some(other) = (0..seen.len()).find(is_same) {
                 result = Err(StoreError::unsupported(format_args!(
-                    "{address} and {} are one server: each master of a quorum must be a server of its own",
+                    "{address} and {} are one server: each master of a quorum must be a server of its own, correct the list",
                     self::address(&self.clients[other])
                 )));
                 return;
@@ -131,6 +138,28 @@ impl Masters {
                 .map_or(Ok(()), Err);
         });
         result
+    }
+
+    /// Resolves when a majority of the masters agrees. A client that is alone with its contract leaves it nowhere: a master that
+    /// lost its data would then refuse all other clients.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a master keeps another contract.
+    pub(super) async fn agreed(&self) -> Result<(), StoreError> {
+        let mut seen = self.seen.subscribe();
+        let decides = |seen: &Vec<Seen>| {
+            let agree = seen.iter().filter(|seen| seen.agrees).count();
+            agree > seen.len() / 2 || seen.iter().any(|seen| seen.refusal.is_some())
+        };
+        match seen.wait_for(decides).await {
+            Ok(seen) => seen
+                .iter()
+                .find_map(|seen| seen.refusal.clone())
+                .map_or(Ok(()), Err),
+            // The sender is part of `self`.
+            Err(_) => Ok(()),
+        }
     }
 
     /// Resolves when a master refuses this client's list.

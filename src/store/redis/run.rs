@@ -26,7 +26,7 @@ pub(crate) struct RunPolicy {
 
 impl RunPolicy {
     /// Returns the text by which the server compares the policies of nodes, or an empty text.
-    fn contract(self) -> String {
+    pub(super) fn contract(self) -> String {
         let longest = self.longest.map(|longest| Contract {
             longest,
             recovery: self.recovery,
@@ -46,7 +46,7 @@ impl RunPolicy {
         };
         let key = names::LONGEST;
         Some(format!(
-            "the longest lease of `Recovery::Always` is {} here and {} in other processes: use equal values, or stop all \
+            "the longest lease (`longest` of `Recovery::Always` or of `Builder::quorum`) is {} here and {} in other processes: use equal values, or stop all \
              processes, `DEL {key}`, and start them with the new value",
             show(&own),
             show(recorded)
