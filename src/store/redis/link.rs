@@ -186,7 +186,7 @@ async fn compare_run(
     if run.is_empty() {
         let refusal = StoreErrorKind::Refused(StoreRefusal::NoPermission);
         let why = format_args!(
-            "{} does not tell its run, by which a restart or a promotion is known: allow +info",
+            "{} does not tell its run, by which `Recovery::Always` and a quorum know a restart or a promotion: allow +info",
             store.address()
         );
         return Err(StoreError::new(refusal, why));
