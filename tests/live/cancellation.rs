@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use tenure::{Guard, Locks};
+use tenure::{Guard, Locks, Multi};
 use tokio::sync::oneshot;
 
 use crate::help::{Eyes, held, locks, ms, soon, until};
@@ -130,22 +130,12 @@ pub async fn dropped_futures_of_readers_or_several_leave_nothing(
                 None => None,
             };
             drop(polled(lock.read(), times).await);
-            drop(polled(multi.lock(), times).await);
             drop(polled(lock.write(), times).await);
             drop(polled(lock.try_read(), times).await);
-            drop(polled(multi.try_lock(), times).await);
             drop(polled(lock.read_timeout(ms(5000)), times).await);
-            drop(polled(multi.lock_timeout(ms(5000)), times).await);
             drop(polled(lock.clone().fixed(ms(60_000)).read(), times).await);
-            drop(polled(multi.clone().fixed(ms(60_000)).lock(), times).await);
-            drop(polled(multi.with(async |_| tokio::time::sleep(ms(1)).await), times).await);
-            if let Some(guard) = blocker {
-                assert!(guard.is_held());
-                drop(polled(guard.release(), times).await);
-            }
-            nothing_left(eyes, [one, other]).await;
-            let guard = soon(other.multi(["a", "b", "c"]).lock()).await.unwrap();
-            drop(polled(guard.release(), times).await);
+            drop_futures_of(&multi, times).await;
+            nothing_left_of_several(blocker, times, eyes, [one, other]).await;
         }
         // Whoever waits for what it is given up by gets it.
         for reads in [false, true] {
@@ -167,6 +157,31 @@ pub async fn dropped_futures_of_readers_or_several_leave_nothing(
     }
 }
 
+/// Drops each kind of future that locks several keys.
+async fn drop_futures_of(multi: &Multi, times: usize) {
+    drop(polled(multi.lock(), times).await);
+    drop(polled(multi.try_lock(), times).await);
+    drop(polled(multi.lock_timeout(ms(5000)), times).await);
+    drop(polled(multi.clone().fixed(ms(60_000)).lock(), times).await);
+    drop(polled(multi.with(async |_| tokio::time::sleep(ms(1)).await), times).await);
+}
+
+/// Releases the key that was held meanwhile, and checks that the keys can be locked and nothing else is left.
+async fn nothing_left_of_several(
+    blocker: Option<Guard>,
+    times: usize,
+    eyes: &mut impl Contents,
+    [one, other]: [&Locks; 2],
+) {
+    if let Some(guard) = blocker {
+        assert!(guard.is_held());
+        drop(polled(guard.release(), times).await);
+    }
+    nothing_left(eyes, [one, other]).await;
+    let guard = soon(other.multi(["a", "b", "c"]).lock()).await.unwrap();
+    drop(polled(guard.release(), times).await);
+}
+
 /// The same for several keys, on a store without read locks.
 pub async fn dropped_futures_of_several_leave_nothing(one: &Locks, other: &Locks, eyes: &mut impl Contents) {
     for times in 0..=9 {
@@ -177,18 +192,8 @@ pub async fn dropped_futures_of_several_leave_nothing(one: &Locks, other: &Locks
                 Some(node) => Some(held(node, "b").await),
                 None => None,
             };
-            drop(polled(multi.lock(), times).await);
-            drop(polled(multi.try_lock(), times).await);
-            drop(polled(multi.lock_timeout(ms(5000)), times).await);
-            drop(polled(multi.clone().fixed(ms(60_000)).lock(), times).await);
-            drop(polled(multi.with(async |_| tokio::time::sleep(ms(1)).await), times).await);
-            if let Some(guard) = blocker {
-                assert!(guard.is_held());
-                drop(polled(guard.release(), times).await);
-            }
-            nothing_left(eyes, [one, other]).await;
-            let guard = soon(other.multi(["a", "b", "c"]).lock()).await.unwrap();
-            drop(polled(guard.release(), times).await);
+            drop_futures_of(&multi, times).await;
+            nothing_left_of_several(blocker, times, eyes, [one, other]).await;
         }
     }
     nothing_left(eyes, [one, other]).await;

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use redis::RedisResult;
 use tenure::locks::Builder;
-use tenure::{Locks, Mutex};
+use tenure::{Guard, Locks, Mutex};
 
 use crate::deployment::{eventually, info, query};
-use crate::help::ms;
+use crate::help::{Canary, ms};
 use crate::server::RedisServer;
 
 /// Independent masters. All are killed when it is dropped.
@@ -103,6 +103,18 @@ impl Masters {
             });
         }
     }
+}
+
+/// Returns whether no lease was lost. A machine that stalled for a part of a lease gets another round, three in all.
+pub fn is_none_lost(guards: &[Guard], lease: Duration, canary: &Canary, round: u32) -> bool {
+    let lost = guards.iter().filter(|guard| !guard.is_held()).count();
+    let stall = canary.worst();
+    println!("{lost} of {} leases lost, largest stall {stall:?}", guards.len());
+    assert!(
+        lost == 0 || stall > lease / 4 && round < 3,
+        "{lost} leases are lost"
+    );
+    lost == 0
 }
 
 /// Returns a node on the quorum of these masters.

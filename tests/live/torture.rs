@@ -35,7 +35,6 @@ mod register;
 mod travel;
 mod worker;
 
-use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -71,7 +70,7 @@ struct Variant {
 fn torture_without_pauses() {
     let variant = Variant {
         title: "without pauses",
-        locked: Locked::Everybody,
+        locked: Locked::All,
         lease: Duration::from_secs(2),
         faults: WITHOUT_PAUSES,
         counter: true,
@@ -84,7 +83,7 @@ fn torture_without_pauses() {
 fn torture_with_pauses() {
     let variant = Variant {
         title: "with pauses",
-        locked: Locked::Everybody,
+        locked: Locked::All,
         lease: Duration::from_secs(1),
         faults: WITH_PAUSES,
         counter: false,
@@ -98,7 +97,7 @@ fn torture_with_pauses() {
 fn torture_without_locks_is_noticed() {
     must_notice(
         "without locks",
-        Locked::Nobody,
+        Locked::None,
         &[
             "two guards held at one instant",
             "a reader beside a writer",
@@ -137,7 +136,7 @@ fn must_notice(title: &'static str, locked: Locked, noticed: &[&str]) -> Finding
         lease: Duration::from_secs(1),
         faults: &[],
         counter: true,
-        register: locked == Locked::Nobody,
+        register: locked == Locked::None,
     };
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let mut found = Findings::default();
@@ -200,17 +199,9 @@ impl Variant {
         let (canary, server) = (Canary::start(), RedisServer::start());
         let register = self.register.then(RedisServer::start);
         let orders = Orders {
-            url: String::new(),
-            sentinels: Vec::new(),
-            cluster: Vec::new(),
-            quorum: Vec::new(),
             register: register.as_ref().map(RedisServer::url),
             counters: self.counter.then(|| dir.clone()),
-            journal: PathBuf::new(),
-            seed,
-            keys: KEYS,
-            lease: self.lease,
-            locked: self.locked,
+            ..Orders::counting(&dir, seed, KEYS, self.lease, self.locked)
         };
         let mut nodes = Nodes::start(orders, dir.clone(), Some(&server), NODES);
         let mut findings = Findings::default();
@@ -223,7 +214,7 @@ impl Variant {
             sleep(span);
         }
         faults.rage(&mut nodes, span);
-        if self.locked == Locked::Everybody {
+        if self.locked == Locked::All {
             // All faults have ended: every caller gets its lock.
             sleep(self.bound() + canary.worst());
         }
@@ -234,7 +225,7 @@ impl Variant {
         for fault in faults.missing() {
             findings.add("a fault that did not happen", format!("{fault:?}"));
         }
-        if self.locked == Locked::Everybody {
+        if self.locked == Locked::All {
             self.leftovers(&server, &canary, &mut findings);
         }
         let stall = canary.worst();
@@ -277,7 +268,7 @@ impl Variant {
             self.registered(register, &tally, &mut findings);
         }
         let summary = self.summary(seed, began, &tally, &faults, stall, &nodes);
-        if self.locked == Locked::Everybody && !findings.is_empty() {
+        if self.locked == Locked::All && !findings.is_empty() {
             findings.add("where to look", dir.display().to_string());
         } else {
             let _ = std::fs::remove_dir_all(&dir);

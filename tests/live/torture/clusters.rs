@@ -50,7 +50,7 @@ const MOVES: [Move; 3] = [Move::Whole, Move::HalfAtSource, Move::HalfAtTarget];
 fn torture_on_a_cluster() {
     let variant = |title, lease| Variant {
         title,
-        locked: Locked::Everybody,
+        locked: Locked::All,
         lease,
         faults: &[],
         counter: true,
@@ -106,17 +106,8 @@ impl Variant {
         std::fs::create_dir_all(&dir).expect("a directory for the journals");
         let canary = Canary::start();
         let orders = Orders {
-            url: String::new(),
-            sentinels: Vec::new(),
             cluster: scene.cluster.urls(),
-            quorum: Vec::new(),
-            register: None,
-            counters: Some(dir.clone()),
-            journal: Default::default(),
-            seed,
-            keys: KEYS,
-            lease: self.lease,
-            locked: self.locked,
+            ..Orders::counting(&dir, seed, KEYS, self.lease, self.locked)
         };
         let mut nodes = Nodes::start(orders, dir.clone(), None, NODES);
         let mut findings = Findings::default();

@@ -40,7 +40,7 @@ impl Worker {
 
     /// Returns a guard, or `None` if the task has already led, or gave up.
     async fn stand(&self, election: &Election, rng: &mut fastrand::Rng) -> Result<Option<Held>, Error> {
-        if self.orders.locked == Locked::Nobody {
+        if self.orders.locked == Locked::None {
             sleep(Duration::from_millis(rng.u64(0..4))).await;
             return Ok(Some(self.pretended()));
         }
@@ -121,7 +121,7 @@ impl Worker {
             self.journal.write(now(), format_args!("leader {fence} {value}"));
         };
         while !*self.stop.borrow() {
-            if self.orders.locked == Locked::Nobody {
+            if self.orders.locked == Locked::None {
                 sleep(Duration::from_millis(rng.u64(0..20))).await;
                 sees(rng.u64(1..100), "of another");
                 continue;

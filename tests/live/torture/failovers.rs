@@ -8,7 +8,7 @@
 //! master whose last grants no replica has, and `SENTINEL FAILOVER`. `TENURE_SEED` replays what the nodes draw.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::PoisonError;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -59,7 +59,7 @@ const FAILOVERS: [Failover; 3] = [Failover::KillUnreplicated, Failover::Planned,
 fn torture_with_failovers() {
     let variant = Variant {
         title: "with failovers",
-        locked: Locked::Everybody,
+        locked: Locked::All,
         // Leases outlive the election of a master, and its first replica.
         lease: Duration::from_secs(8),
         faults: &[],
@@ -132,7 +132,7 @@ impl Variant {
         let trouble = |promotion: &Promotion| Trouble {
             from: promotion.from,
             to: promotion.to,
-            scope: Scope::Everybody,
+            scope: Scope::All,
         };
         Case {
             journals: scene.nodes.journals.clone(),
@@ -179,17 +179,8 @@ impl Scene {
         let deployment = Deployment::start();
         deployment.servers.iter().for_each(publish_keys);
         let orders = Orders {
-            url: String::new(),
             sentinels: deployment.urls(),
-            cluster: Vec::new(),
-            quorum: Vec::new(),
-            register: None,
-            counters: Some(dir.to_owned()),
-            journal: PathBuf::new(),
-            seed,
-            keys: KEYS,
-            lease: variant.lease,
-            locked: variant.locked,
+            ..Orders::counting(dir, seed, KEYS, variant.lease, variant.locked)
         };
         Scene {
             ears: Ears::on(deployment.servers.iter().chain(&deployment.sentinels)),

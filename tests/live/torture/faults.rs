@@ -509,9 +509,9 @@ impl<'a> Faults<'a> {
             _ => self.bound,
         };
         match fault {
-            PauseAll | PauseWrites => self.begin(span, began, Scope::Everybody, Cure::Wait(fault)),
-            StopServer => self.begin(span, began, Scope::Everybody, Cure::Thaw),
-            Demote => self.begin(span, began, Scope::Everybody, Cure::Promote),
+            PauseAll | PauseWrites => self.begin(span, began, Scope::All, Cure::Wait(fault)),
+            StopServer => self.begin(span, began, Scope::All, Cure::Thaw),
+            Demote => self.begin(span, began, Scope::All, Cure::Promote),
             Quiet => {
                 self.begin(span, began, Scope::Passing, Cure::Wait(fault));
                 return span;

@@ -76,7 +76,7 @@ impl Worker {
                 .write(now(), format_args!("latch {name} {what} {answer}"));
         };
         says("asked");
-        if self.orders.locked == Locked::Nobody {
+        if self.orders.locked == Locked::None {
             sleep(Duration::from_micros(rng.u64(0..500))).await;
             return says(&pretended.to_string());
         }

@@ -16,7 +16,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 impl Worker {
     pub async fn builds_and_shuts_down(&self, rng: &mut fastrand::Rng) {
-        while !*self.stop.borrow() && self.orders.locked != Locked::Nobody {
+        while !*self.stop.borrow() && self.orders.locked != Locked::None {
             self.neighbour(&self.orders, rng).await;
         }
     }

@@ -37,7 +37,7 @@ pub struct Plain(MultiplexedConnection);
 
 impl Plain {
     pub async fn connect(orders: &Orders) -> Option<Plain> {
-        if orders.locked != Locked::Nobody {
+        if orders.locked != Locked::None {
             return None;
         }
         let client = redis::Client::open(&*orders.url).expect("a good URL");

@@ -2,7 +2,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use tenure::{Locks, Recovery};
@@ -32,6 +32,23 @@ pub struct Orders {
 }
 
 impl Orders {
+    /// Returns orders without a server, for tasks that count in files of this directory.
+    pub fn counting(dir: &Path, seed: u64, keys: usize, lease: Duration, locked: Locked) -> Self {
+        Orders {
+            url: String::new(),
+            sentinels: Vec::new(),
+            cluster: Vec::new(),
+            quorum: Vec::new(),
+            register: None,
+            counters: Some(dir.to_owned()),
+            journal: PathBuf::new(),
+            seed,
+            keys,
+            lease,
+            locked,
+        }
+    }
+
     /// Returns whether the locks are on a quorum, which serves only exclusive locks.
     pub fn is_quorum(&self) -> bool {
         !self.quorum.is_empty()
@@ -102,11 +119,11 @@ impl Orders {
             keys: keys.parse().expect("a number of keys"),
             lease: Duration::from_millis(lease.parse().expect("a lease")),
             locked: match locked {
-                "Everybody" => Locked::Everybody,
+                "All" => Locked::All,
                 "Writers" => Locked::Writers,
                 other => {
-                    assert_eq!(other, "Nobody");
-                    Locked::Nobody
+                    assert_eq!(other, "None");
+                    Locked::None
                 }
             },
         }
@@ -116,17 +133,17 @@ impl Orders {
 /// The tasks that take locks. The other tasks act as holders of the keys that they ask for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Locked {
-    Everybody,
+    All,
     Writers,
-    Nobody,
+    None,
 }
 
 impl Locked {
     pub fn is_real(self, reads: bool) -> bool {
         match self {
-            Locked::Everybody => true,
+            Locked::All => true,
             Locked::Writers => !reads,
-            Locked::Nobody => false,
+            Locked::None => false,
         }
     }
 }
@@ -142,8 +159,8 @@ pub fn name(key: usize) -> String {
 /// If the locks cannot be built.
 pub async fn build(orders: &Orders) -> Locks {
     let built = match orders.locked {
-        Locked::Nobody => Ok(Locks::memory()),
-        Locked::Everybody | Locked::Writers => {
+        Locked::None => Ok(Locks::memory()),
+        Locked::All | Locked::Writers => {
             let builder = Locks::builder().lease(orders.lease).lazy();
             let like = redis::Client::open("redis://127.0.0.1/").expect("a good URL");
             if orders.is_quorum() {

@@ -42,7 +42,7 @@ impl Worker {
         many: u32,
         rng: &mut fastrand::Rng,
     ) -> Result<Option<Held>, tenure::Error> {
-        if self.orders.locked != Locked::Everybody {
+        if self.orders.locked != Locked::All {
             sleep(Duration::from_millis(rng.u64(0..4))).await;
             return Ok(Some(self.pretended()));
         }

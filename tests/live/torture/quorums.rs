@@ -67,7 +67,7 @@ const FAULTS: [Fault; 8] = [
 fn torture_on_a_quorum() {
     let variant = Variant {
         title: "on a quorum",
-        locked: Locked::Everybody,
+        locked: Locked::All,
         // The recovery of a master is as long.
         lease: Duration::from_secs(1),
         faults: &[],
@@ -95,17 +95,8 @@ impl Variant {
         let canary = Canary::start();
         let mut scene = Scene::start(seed, self.lease);
         let orders = Orders {
-            url: String::new(),
-            sentinels: Vec::new(),
-            cluster: Vec::new(),
             quorum: scene.masters.urls(),
-            register: None,
-            counters: Some(dir.clone()),
-            journal: Default::default(),
-            seed,
-            keys: KEYS,
-            lease: self.lease,
-            locked: self.locked,
+            ..Orders::counting(&dir, seed, KEYS, self.lease, self.locked)
         };
         let mut nodes = Nodes::start(orders, dir.clone(), None, NODES);
         let mut findings = Findings::default();
@@ -329,7 +320,7 @@ impl Scene {
                 sleep((self.lease / 2).saturating_sub(since));
                 holder.inspect(|node| nodes.resume(*node));
                 self.masters.until_votes(&masters[..many]);
-                let scope = Scope::Everybody;
+                let scope = Scope::All;
                 let to = now();
                 self.outages.push(Trouble { from, to, scope });
             }

@@ -69,7 +69,7 @@ pub enum Scope {
     /// A single node is dead, stopped or cut off.
     Node,
     /// The server answers no node.
-    Everybody,
+    All,
     /// The slot of this key is on its way to another server, or has no master.
     Slot(usize),
     /// No lasting effect.
@@ -551,7 +551,7 @@ fn recovery(case: &Case, key: usize, holds: &[&Hold], tally: &mut Tally, finding
         let blocked: u64 = case
             .troubles
             .iter()
-            .filter(|trouble| [Scope::Everybody, Scope::Slot(key)].contains(&trouble.scope))
+            .filter(|trouble| [Scope::All, Scope::Slot(key)].contains(&trouble.scope))
             .map(|trouble| trouble.to.min(granted).saturating_sub(trouble.from.max(from)))
             .sum();
         let took = Duration::from_nanos(waited.saturating_sub(blocked));

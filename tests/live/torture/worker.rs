@@ -355,7 +355,7 @@ impl Worker {
         self.check(id, held);
         let span = Duration::from_micros(match rng.u32(..10) {
             // Long enough for renewals and losses.
-            0..5 if key == LONG && self.orders.locked == Locked::Everybody => {
+            0..5 if key == LONG && self.orders.locked == Locked::All => {
                 rng.u64(..self.orders.lease.as_micros() as u64 * 3 / 2)
             }
             0..5 => rng.u64(..2_000),
