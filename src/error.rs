@@ -429,6 +429,11 @@ impl StoreError {
         StoreError::new(StoreErrorKind::Refused(StoreRefusal::Unsupported), why)
     }
 
+    /// Returns whether the store does not serve this, or does not serve this process.
+    pub(crate) fn is_unsupported(&self) -> bool {
+        self.kind == StoreErrorKind::Refused(StoreRefusal::Unsupported)
+    }
+
     /// Creates the error of a server that recovers.
     pub(crate) fn recovering() -> Self {
         StoreError::refused(StoreRefusal::Recovering)

@@ -32,7 +32,7 @@ use crate::protocol::session::server_clock::ServerClock;
 use crate::protocol::session::step::{SessionInput, SessionRole};
 use crate::protocol::step::{AcquireError, Effect, InboxState, Input, Outgoing, Rules, Ticket};
 use crate::protocol::time::Instant;
-use crate::store::Store;
+use crate::store::{ServerId, Store};
 
 /// The number of shards: more than the cores that may contend for one.
 const SHARDS: u64 = 16;
@@ -206,7 +206,7 @@ impl Node {
             long_hold: options.long_hold,
             queues: abilities.queues,
             final_push: abilities.final_push,
-            masters: store.masters().len(),
+            masters: usize::from(store.masters()),
         };
         let id = NodeId::random();
         #[cfg(all(feature = "scheduler", feature = "testing"))]
@@ -341,10 +341,8 @@ impl Node {
             });
             let mut answers: Vec<_> = answers.collect();
             self.alarm.ring();
-            let (mut failures, mut spare) = (Vec::new(), self.servers.store.masters().len() / 2);
-            if all {
-                spare = 0;
-            }
+            let minority = usize::from(self.servers.store.masters() / 2);
+            let (mut failures, spare) = (Vec::new(), if all { 0 } else { minority });
             poll_fn(|cx| {
                 answers.retain_mut(|answer| match Pin::new(answer).poll(cx) {
                     Poll::Ready(answer) => {
@@ -428,7 +426,8 @@ impl Node {
             }
             Effect::SendTo(master, outgoing) => {
                 after.has_requests = true;
-                lock(&self.servers.master(*master).session).queue(outgoing);
+                let id = ServerId(*master as u16);
+                lock(&self.servers.get(id).session).queue(outgoing);
             }
             Effect::Act(action) => {
                 after.has_requests = true;
@@ -530,7 +529,7 @@ impl Node {
     ) {
         let is_served = |name: &Name| self.servers.serves(server, name);
         self.step_every_key(|shard, now, perform| {
-            clock.inspect(|clock| shard.note_clock(server.master, *clock));
+            clock.inspect(|clock| shard.note_clock(server.master(), *clock));
             shard.reachable(now, is_elsewhere, is_served, perform);
         });
     }

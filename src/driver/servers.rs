@@ -9,7 +9,7 @@ use tokio::task::{AbortHandle, JoinSet};
 
 use crate::driver::outage::Outage;
 use crate::driver::waiter::lock;
-use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
+use crate::error::StoreError;
 use crate::options::Options;
 use crate::protocol::message::Name;
 use crate::protocol::session::Session;
@@ -39,8 +39,6 @@ struct ServerSlot {
 pub(crate) struct Server {
     pub(crate) id: ServerId,
     pub(crate) role: SessionRole,
-    /// Its index among the masters of a quorum.
-    pub(crate) master: usize,
     pub(crate) session: Mutex<Session>,
     pub(crate) io: Mutex<Io>,
     /// The name of the server in errors and events.
@@ -119,8 +117,8 @@ impl Servers {
         match self.store.inbox_server() {
             Some(inbox) => self.get(inbox).text.clone(),
             None => {
-                let masters = self.store.masters().iter();
-                let names: Vec<_> = masters.map(|master| &*self.get(*master).text).collect();
+                let masters = (0..self.store.masters()).map(ServerId);
+                let names: Vec<_> = masters.map(|master| &*self.get(master).text).collect();
                 names.join(", ").into()
             }
         }
@@ -129,12 +127,11 @@ impl Servers {
     /// Returns the failure of a store of which some servers failed so. A quorum works without a minority of the masters, but not
     /// with a master that refuses this process: it may belong to another quorum.
     pub(crate) fn failure(&self, failures: Vec<StoreError>) -> Option<StoreError> {
-        let masters = self.store.masters().len();
-        let is_refused =
-            |error: &&StoreError| *error.kind() == StoreErrorKind::Refused(StoreRefusal::Unsupported);
-        let (failed, refused) = (failures.len(), failures.iter().find(is_refused));
+        let masters = usize::from(self.store.masters());
+        let refused = failures.iter().find(|error| error.is_unsupported());
+        let failed = failures.len();
         match refused.or(failures.first()).cloned()? {
-            error if masters == 0 || is_refused(&&error) => Some(error),
+            error if masters == 0 || error.is_unsupported() => Some(error),
             error if failed > masters / 2 => {
                 Some(error.within(format_args!("{failed} of {masters} masters do not answer")))
             }
@@ -149,12 +146,7 @@ impl Servers {
 
     /// Returns whether each of several masters answers for every name.
     pub(crate) fn is_quorum(&self) -> bool {
-        !self.store.masters().is_empty()
-    }
-
-    /// Returns the master of a quorum with this index.
-    pub(crate) fn master(&self, index: usize) -> &Arc<Server> {
-        self.get(self.store.masters()[index])
+        self.store.masters() > 0
     }
 
     /// Returns whether a server answers for `name`.
@@ -185,8 +177,6 @@ impl Servers {
             Some(inbox) if inbox == id => SessionRole::Inbox,
             _ => SessionRole::Member,
         };
-        let masters = self.store.masters();
-        let master = masters.iter().position(|master| *master == id);
         let session = Session::new(SessionOptions {
             request_timeout: self.timeout,
             server: text.clone(),
@@ -200,7 +190,6 @@ impl Servers {
         Server {
             id,
             role,
-            master: master.unwrap_or_default(),
             session: Mutex::new(session),
             io: Mutex::default(),
             text,
@@ -211,6 +200,11 @@ impl Servers {
 }
 
 impl Server {
+    /// Returns its index among the masters of a quorum.
+    pub(crate) fn master(&self) -> usize {
+        usize::from(self.id.0)
+    }
+
     /// Asks for a sign of life. The caller must wake the driver afterwards.
     pub(crate) fn probe(&self) -> (SessionInput, oneshot::Receiver<Result<(), StoreError>>) {
         let (tell, answer) = oneshot::channel();

@@ -6,7 +6,7 @@ use crate::driver::node::Node;
 use crate::driver::outage::{FailureKind, InboxLoss, OutageEnd};
 use crate::driver::servers::Server;
 use crate::driver::waiter::lock;
-use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
+use crate::error::{StoreError, StoreErrorKind};
 use crate::observe;
 use crate::protocol::message::{Reply, Unanswered};
 use crate::protocol::session::step::{SessionEvent, SessionRole};
@@ -17,7 +17,7 @@ impl Node {
     /// Notes a failure at a server, which may begin an outage.
     pub(crate) fn note_server_failure(&self, server: &Server, what: FailureKind, error: &StoreError) {
         // A server that recovers answers its requests, and has an event of its own.
-        if *error.kind() == StoreErrorKind::Refused(StoreRefusal::Recovering) {
+        if error.is_recovering() {
             return;
         }
         // A failure that a process finds after it stood still says nothing about the server. A server that really

@@ -26,7 +26,7 @@ impl Node {
     /// Feeds what a server answered to the key machine of `name`, at a time that was read for this.
     pub(crate) fn drive_from(self: &Arc<Self>, server: &Server, now: Instant, name: &Name, input: Input) {
         self.in_shard(name, |keys, after| {
-            self.step_from(server.master, keys, now, name, input, after);
+            self.step_from(server.master(), keys, now, name, input, after);
         });
     }
 

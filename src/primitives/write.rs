@@ -7,7 +7,7 @@ use std::time::Duration;
 use redis::{FromRedisValue, ToRedisArgs, Value};
 
 use crate::driver::node::Node;
-use crate::error::{Error, OptionsError, StoreError, StoreErrorKind, StoreRefusal};
+use crate::error::{Error, OptionsError};
 use crate::key::Key;
 use crate::primitives::call::CallFuture;
 use crate::primitives::held::Held;
@@ -253,7 +253,7 @@ async fn write(held: &[Arc<Held>], body: WriteBody) -> Result<Value, Error> {
             let place = places.first().and_then(|place| held.get(*place));
             Err(place.unwrap_or(&held[0]).gone())
         }
-        Err(Error::Store { source, .. }) if is_unsupported(&source) => Err(unsupported(keeps_leases_only)),
+        Err(Error::Store { source, .. }) if source.is_unsupported() => Err(unsupported(keeps_leases_only)),
         // Nothing was executed. If a lease is lost, the caller must not repeat the write.
         Err(error @ Error::Store { .. }) => Err(lost().unwrap_or(error)),
         Err(error) => Err(error),
@@ -295,10 +295,6 @@ fn begin(held: &[Arc<Held>]) -> Option<(Arc<[Precondition]>, Duration)> {
 
 fn keys(held: &[Arc<Held>]) -> Vec<&Key> {
     held.iter().map(|held| &held.name.key).collect()
-}
-
-fn is_unsupported(error: &StoreError) -> bool {
-    *error.kind() == StoreErrorKind::Refused(StoreRefusal::Unsupported)
 }
 
 impl fmt::Debug for Atomically {

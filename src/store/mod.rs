@@ -88,9 +88,9 @@ pub trait Store: sealed::Sealed + Debug + Send + Sync + 'static {
         vec![ServerId(0)]
     }
 
-    /// Returns the masters of a quorum, each of which has every name. Empty for every other store.
-    fn masters(&self) -> &[ServerId] {
-        &[]
+    /// Returns the number of masters of a quorum, each of which has every name. Their ids begin with 0. Zero for every other store.
+    fn masters(&self) -> u16 {
+        0
     }
 
     /// Returns the server of the inbox. A cluster has an id of its own for it, and opens each inbox at one of its servers.

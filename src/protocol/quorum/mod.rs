@@ -338,19 +338,19 @@ impl<P: Plant> Quorum<P> {
         let Some(pursuit) = self.pursuits.get_mut(&number) else {
             return;
         };
-        let Some(Round { tag, step, .. }) = pursuit.round else {
+        let Some(Round { step, .. }) = pursuit.round else {
             return self.forget(number);
         };
         let is_over = match step {
             Step::Claim | Step::Raise => {
-                let is_over = pursuit.decide_claim(now, tag, q, plant, out);
+                let is_over = pursuit.decide_claim(now, q, plant, out);
                 let busy_at = pursuit.busy_at.filter(|at| now < *at);
                 self.dues.extend(busy_at.map(|at| (at, number)));
                 is_over
             }
-            Step::Renew => pursuit.decide_renewal(now, tag, q, plant, out),
+            Step::Renew => pursuit.decide_renewal(now, q, plant, out),
             Step::Leave => {
-                pursuit.decide_leave(now, tag, q, out);
+                pursuit.decide_leave(now, q, out);
                 if pursuit.round.is_none() && pursuit.ends.is_some() {
                     self.dues.extend(pursuit.ends.map(|ends| (ends, number)));
                 }

@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
+use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::message::{GrantNumber, Name, Reply, Unanswered, Verb};
 use crate::protocol::step::{Class, Input, Outgoing, Tag};
@@ -193,7 +193,6 @@ impl Pursuit {
     pub(super) fn decide_claim(
         &mut self,
         now: Instant,
-        tag: Tag,
         q: usize,
         plant: impl Plant,
         out: &mut QuorumOutput,
@@ -231,9 +230,9 @@ impl Pursuit {
                     _ => None,
                 });
                 let reply = Reply::Busy(lefts.max());
-                self.answer(tag, now, reply, out);
+                self.answer(now, reply, out);
             } else {
-                self.fail(tag, now, out);
+                self.fail(now, out);
             }
             return true;
         };
@@ -242,13 +241,13 @@ impl Pursuit {
         if plant.planted(Flaw::NoSecondTrip) || self.count(is_raised) >= q {
             if let Some(sent) = self.counts_from(q, plant).filter(|_| !self.has_ended(now)) {
                 self.told = Some(sent);
-                self.answer(tag, sent, Reply::Granted(number), out);
+                self.answer(sent, Reply::Granted(number), out);
                 return false;
             }
         } else if self.count(|vote| is_raised(vote) || waits(vote)) >= q {
             return false;
         }
-        self.fail(tag, now, out);
+        self.fail(now, out);
         true
     }
 
@@ -270,7 +269,6 @@ impl Pursuit {
     pub(super) fn decide_renewal(
         &mut self,
         now: Instant,
-        tag: Tag,
         q: usize,
         plant: impl Plant,
         out: &mut QuorumOutput,
@@ -281,7 +279,7 @@ impl Pursuit {
         // After its end the lease may have been another's. Records that are written again then are of no use.
         let is_held = others <= self.masters.len() - q && !self.has_ended(now);
         let Some(number) = self.number.filter(|_| is_held) else {
-            self.answer(tag, now, Reply::Gone, out);
+            self.answer(now, Reply::Gone, out);
             return true;
         };
         if granted < q && granted + waits >= q {
@@ -291,16 +289,16 @@ impl Pursuit {
             // Votes of several rounds may make a majority.
             Some(sent) if granted >= q || Some(sent) > self.told => {
                 self.told = Some(sent);
-                self.answer(tag, sent, Reply::Granted(number), out);
+                self.answer(sent, Reply::Granted(number), out);
             }
-            _ => self.fail(tag, now, out),
+            _ => self.fail(now, out),
         }
         false
     }
 
     /// Decides a leave. It goes on at the other masters when q of them have said that they have no record. A master that was
     /// away from the beginning has said nothing, and others may not get its vote.
-    pub(super) fn decide_leave(&mut self, now: Instant, tag: Tag, q: usize, out: &mut QuorumOutput) {
+    pub(super) fn decide_leave(&mut self, now: Instant, q: usize, out: &mut QuorumOutput) {
         let gone = self.count(|vote| matches!(vote.answer, Some(VoteAnswer::Left(false))));
         let has_said = |vote: &Vote| vote.is_settled() && vote.has_answered;
         let has_failed =
@@ -313,7 +311,7 @@ impl Pursuit {
                 Reply::Done
             };
             self.ends = None;
-            self.answer(tag, now, reply, out);
+            self.answer(now, reply, out);
         } else if self.count(may_say) < q {
             // No request writes or extends a record later than this.
             let latest = |vote: &Vote| vote.sent.max(vote.executable_until).max(vote.leave_at);
@@ -321,19 +319,20 @@ impl Pursuit {
             let lasts = Duration::from_millis(self.request.request.term.hold_ms());
             self.ends
                 .get_or_insert(latest.map_or(now, |latest| latest.max(now)) + lasts);
-            self.fail(tag, now, out);
+            self.fail(now, out);
         }
     }
 
     /// Ends a claim whose records have ended by themselves.
     pub(super) fn end(&mut self, now: Instant, out: &mut QuorumOutput) {
-        if let Some(round) = self.round {
-            self.answer(round.tag, now, Reply::NotThere, out);
-        }
+        self.answer(now, Reply::NotThere, out);
     }
 
-    fn answer(&mut self, tag: Tag, sent: Instant, reply: Reply, out: &mut QuorumOutput) {
-        self.round = None;
+    /// Ends the round, if there is one, with an answer to the key machine.
+    fn answer(&mut self, sent: Instant, reply: Reply, out: &mut QuorumOutput) {
+        let Some(Round { tag, .. }) = self.round.take() else {
+            return;
+        };
         let input = Input::Answered {
             tag,
             sent,
@@ -344,17 +343,17 @@ impl Pursuit {
     }
 
     /// Ends the round: too few masters have a vote.
-    fn fail(&mut self, tag: Tag, now: Instant, out: &mut QuorumOutput) {
-        self.round = None;
+    fn fail(&mut self, now: Instant, out: &mut QuorumOutput) {
+        let Some(Round { tag, .. }) = self.round.take() else {
+            return;
+        };
         let masters = self.masters.len();
         let failures = self.masters.iter().filter_map(|vote| match &vote.answer {
             Some(VoteAnswer::NoVote(error) | VoteAnswer::Failed(_, error)) => Some(error),
             _ => None,
         });
         let failures: Vec<_> = failures.collect();
-        let is_recovery =
-            |error: &&StoreError| *error.kind() == StoreErrorKind::Refused(StoreRefusal::Recovering);
-        let error = failures.iter().find(|error| !is_recovery(error));
+        let error = failures.iter().find(|error| !error.is_recovering());
         let late = || {
             StoreError::new(
                 StoreErrorKind::TimedOut,

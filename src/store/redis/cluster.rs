@@ -11,9 +11,9 @@ use redis::{Value, from_redis_value};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::error::{StoreError, StoreErrorKind};
-use crate::store::redis::codec::{error_text, result};
 use crate::store::redis::config::Config;
 use crate::store::redis::connection::{cannot_open, connect};
+use crate::store::redis::decode::{error_text, result};
 use crate::store::redis::link::RedisLink;
 use crate::store::redis::names::SLOTS;
 use crate::store::redis::sentinel::Address;

@@ -61,10 +61,9 @@ impl Config {
 
     /// Returns the configuration for a server of the store: for a master, if the store is a quorum.
     pub(super) fn master(self: &Arc<Self>, server: ServerId) -> Arc<Config> {
-        let index = usize::from(server.0).checked_sub(1);
-        match index.and_then(|index| self.masters.as_ref()?.clients.get(index)) {
-            Some(client) => Arc::new(Config {
-                client: client.clone(),
+        match &self.masters {
+            Some(masters) => Arc::new(Config {
+                client: masters.clients[usize::from(server.0)].clone(),
                 ..(**self).clone()
             }),
             None => self.clone(),

@@ -7,8 +7,8 @@ use redis::{AsyncConnectionConfig, Cmd, ErrorKind, RedisError, RedisResult, Valu
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::message::{Executed, Failure};
-use crate::store::redis::codec::{self, error_text};
 use crate::store::redis::config::Config;
+use crate::store::redis::decode::{self, error_text};
 use crate::store::redis::script::LuaScript;
 use crate::store::redis::tls;
 
@@ -45,7 +45,7 @@ pub(super) fn failure(error: RedisError) -> Failure {
     }
     if let Some(text) = error_text(&error) {
         // Any other error may come from a script that was stopped halfway.
-        let executed = match (codec::refusal(&text), error.code()) {
+        let executed = match (decode::refusal(&text), error.code()) {
             (StoreRefusal::Other(_), Some("TRYAGAIN" | "CLUSTERDOWN" | "MOVED" | "ASK" | "CROSSSLOT")) => {
                 Executed::No
             }
@@ -73,7 +73,7 @@ pub(super) fn failure(error: RedisError) -> Failure {
 
 /// Returns the error of a server that refused, from its text.
 pub(super) fn refused(text: &str) -> StoreError {
-    let refusal = codec::refusal(text);
+    let refusal = decode::refusal(text);
     match refusal {
         StoreRefusal::NoPermission => {
             let message = format!("{refusal}; the server said: {text}");

@@ -10,10 +10,10 @@ use redis::aio::{PubSubSink, PubSubStream};
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::message::{InboxEvent, NodeId};
-use crate::store::redis::codec::error_text;
 use crate::store::redis::config::Config;
 use crate::store::redis::connection::cannot_open;
-use crate::store::redis::{codec, names, tls};
+use crate::store::redis::decode::error_text;
+use crate::store::redis::{decode, names, tls};
 use crate::store::{BoxFuture, Inbox, Ping, Sink};
 
 /// Opens a connection and subscribes it to the node's channel.
@@ -47,7 +47,7 @@ pub(super) async fn open(store: Arc<Config>, node: NodeId, sink: Sink) -> Result
 
 async fn listen(store: Arc<Config>, node: NodeId, sink: Sink, mut stream: PubSubStream) -> StoreError {
     while let Some(message) = poll_fn(|cx| Pin::new(&mut stream).poll_next(cx)).await {
-        match codec::decode_push(message.get_payload_bytes(), node, &store.names) {
+        match decode::push(message.get_payload_bytes(), node, &store.names) {
             Some(push) => sink(InboxEvent::Pushed(push)),
             None => sink(InboxEvent::Warning(format!(
                 "ignored a push to {node} of an unknown format: another release, another prefix, or a forgery"

@@ -10,15 +10,15 @@ use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Name, Reply, WriteAnswer};
 use crate::protocol::session::step::Place;
 use crate::protocol::write::Action;
-pub(super) use crate::store::redis::codec::{error_text, result, text};
 use crate::store::redis::config::Config;
 use crate::store::redis::connection::{cannot_open, connect, failure, load_command, read_time, too_slow};
+pub(super) use crate::store::redis::decode::{error_text, result, text};
 use crate::store::redis::masters::Masters;
 use crate::store::redis::script::{LuaScript, VOTE};
 use crate::store::redis::sentinel::SentinelWatch;
 use crate::store::redis::slots::{self, SlotBatch};
 use crate::store::redis::write::{self, ActionCall};
-use crate::store::redis::{codec, names, run};
+use crate::store::redis::{decode, encode, names, run};
 use crate::store::{BoxFuture, Link};
 
 /// The oldest supported version: older servers lack commands that the scripts use.
@@ -82,9 +82,9 @@ impl RedisLink {
         for script in store.scripts() {
             load(script, &mut questions);
         }
-        // On a cluster the key of the run would be in one slot, and a slot that moved looks like a promotion.
         questions.cmd("INFO").arg("memory");
         questions.cmd("INFO").arg("replication");
+        // On a cluster the key of the run would be in one slot, and a slot that moved looks like a promotion.
         match &store.cluster {
             Some(_) => questions.cmd("PING"),
             None => questions.cmd("MGET").arg(names::RUN).arg(names::MASTERS),
@@ -145,7 +145,7 @@ async fn ask(
 }
 
 fn answered<const N: usize>(answers: Vec<Value>) -> Result<[Value; N], StoreError> {
-    let unanswered = |_| codec::malformed("the server did not answer every command").error;
+    let unanswered = |_| decode::malformed("the server did not answer every command").error;
     answers.try_into().map_err(unanswered)
 }
 
@@ -262,14 +262,14 @@ impl Link for RedisLink {
         }
         let requests = batch.requests.len();
         let (script, call) = if self.store.masters.is_none() {
-            let call = codec::encode(&batch, &self.store.names, self.store.probe);
-            (codec::script_of(&batch), call)
+            let call = encode::batch(&batch, &self.store.names, self.store.probe);
+            (encode::script_of(&batch), call)
         } else {
-            (&*VOTE, codec::encode_votes(&batch, &self.store.names))
+            (&*VOTE, encode::votes(&batch, &self.store.names))
         };
         Box::pin(async move {
             let answer = send(&mut connection, script, call).await?;
-            codec::decode(answer.map_err(failure)?, requests)
+            decode::batch(answer.map_err(failure)?, requests)
         })
     }
 
@@ -304,10 +304,10 @@ impl Link for RedisLink {
     }
 
     fn ended(&self) -> BoxFuture<'static, ()> {
-        let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(masters) = self.store.masters.clone() {
             return Box::pin(async move { masters.refused().await });
         }
+        let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take();
         match (watch, self.store.address()) {
             (Some(watch), ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. }) => {
                 Box::pin(watch.moved((host.clone(), *port)))
@@ -423,7 +423,8 @@ fn check_role(store: &Config, role: Value, warnings: &mut Vec<String>) -> Result
     let role = match result(role) {
         Ok(role) => role,
         Err(error)
-            if error_text(&error).is_some_and(|text| codec::refusal(&text) == StoreRefusal::NoPermission) =>
+            if error_text(&error)
+                .is_some_and(|text| decode::refusal(&text) == StoreRefusal::NoPermission) =>
         {
             warnings.push(format!(
                 "the user may not ask {} for ROLE: a replica is only noticed at the first write; allow +role",
@@ -434,7 +435,7 @@ fn check_role(store: &Config, role: Value, warnings: &mut Vec<String>) -> Result
         Err(error) => return Err(cannot_open(store, error)),
     };
     let Value::Array(parts) = role else {
-        return Err(codec::malformed("the answer to ROLE is not a list").error);
+        return Err(decode::malformed("the answer to ROLE is not a list").error);
     };
     let mut parts = parts.into_iter();
     match parts.next().and_then(text).as_deref() {

@@ -66,15 +66,6 @@ impl Masters {
         })
     }
 
-    /// Returns the masters with other settings of their connections.
-    pub(super) fn with_clients(&self, clients: Vec<Client>) -> Self {
-        Masters {
-            list: self.list.clone(),
-            seen: watch::Sender::new(self.seen.borrow().clone()),
-            clients,
-        }
-    }
-
     /// Returns the addresses, without users and passwords.
     pub(super) fn addresses(&self) -> String {
         let addresses: Vec<_> = self.clients.iter().map(address).collect();

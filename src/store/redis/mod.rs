@@ -24,9 +24,10 @@ use crate::store::redis::slot_map::Cluster;
 use crate::store::{Abilities, BoxFuture, Inbox, Link, MapSink, ServerId, Sink, Store, sealed};
 
 mod cluster;
-mod codec;
 mod config;
 mod connection;
+mod decode;
+mod encode;
 mod inbox;
 mod link;
 mod masters;
@@ -41,17 +42,6 @@ mod slots;
 mod tls;
 mod url;
 mod write;
-
-/// The masters of a quorum.
-const MASTERS: [ServerId; 7] = [
-    ServerId(1),
-    ServerId(2),
-    ServerId(3),
-    ServerId(4),
-    ServerId(5),
-    ServerId(6),
-    ServerId(7),
-];
 
 /// A store of leases on a Redis server, 6.2 or newer. It connects at the first use. Clones are the same store.
 #[derive(Clone)]
@@ -156,11 +146,10 @@ impl RedisStore {
     ///
     /// Returns an error if there are not 3, 5 or 7 masters, or if two of them are one server.
     pub(crate) fn of_quorum(clients: Vec<Client>) -> Result<Self, OptionsError> {
-        let masters = Masters::new(clients)?;
-        let stores = masters.clients.iter().cloned().map(RedisStore::new);
+        let stores = clients.into_iter().map(RedisStore::new);
         let stores = stores.collect::<Result<Vec<_>, _>>()?;
         let clients = stores.iter().map(|store| store.inner.client.clone());
-        let masters = masters.with_clients(clients.collect());
+        let masters = Masters::new(clients.collect())?;
         let mut store = stores[0].clone();
         let config = store.edit();
         config.masters = Some(Arc::new(masters));
@@ -223,9 +212,7 @@ impl RedisStore {
                 *client = open(info.clone().set_redis_settings(settings))?;
             }
         }
-        if let (Some(masters), Some(clients)) = (&mut inner.masters, masters) {
-            *masters = Arc::new(masters.with_clients(clients));
-        }
+        inner.masters = masters.map(Masters::new).transpose()?.map(Arc::new);
         Ok(self)
     }
 
@@ -288,7 +275,7 @@ impl Store for RedisStore {
     fn server(&self, name: &Name) -> ServerId {
         match &self.inner.cluster {
             Some(cluster) => cluster.server(self.inner.names.slot(name)),
-            None => self.masters().first().copied().unwrap_or(ServerId(0)),
+            None => ServerId(0),
         }
     }
 
@@ -303,14 +290,13 @@ impl Store for RedisStore {
     fn servers(&self) -> Vec<ServerId> {
         match &self.inner.cluster {
             Some(cluster) => cluster.masters(),
-            None if self.inner.masters.is_none() => vec![ServerId(0)],
-            None => self.masters().to_vec(),
+            None => (0..self.masters().max(1)).map(ServerId).collect(),
         }
     }
 
-    fn masters(&self) -> &[ServerId] {
+    fn masters(&self) -> u16 {
         let masters = self.inner.masters.as_ref();
-        &MASTERS[..masters.map_or(0, |masters| masters.clients.len())]
+        masters.map_or(0, |masters| masters.clients.len() as u16)
     }
 
     fn inbox_server(&self) -> Option<ServerId> {

@@ -9,6 +9,9 @@ use std::sync::LazyLock;
 
 use crate::protocol::message::Kind;
 
+/// The largest power of two up to which a number in Lua represents every integer.
+pub(super) const MAX_EXACT_INTEGER: u64 = 1 << 53;
+
 /// A script and the hash by which a server knows it.
 #[derive(Debug)]
 pub(super) struct LuaScript {

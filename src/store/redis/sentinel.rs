@@ -16,7 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::{MissedTickBehavior, interval, timeout};
 
 use crate::error::{OptionsError, StoreError, StoreErrorKind, StoreRefusal};
-use crate::store::redis::{codec, tls, url};
+use crate::store::redis::{decode, tls, url};
 
 /// How long the answers of the Sentinels are awaited.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
@@ -256,7 +256,7 @@ async fn ask_one(
         questions.cmd("SENTINEL").arg(question).arg(name);
     }
     let answers = connection.send_packed_commands(&questions, 0, 2).await;
-    let mut answers = answers.map_err(failed)?.into_iter().map(codec::result);
+    let mut answers = answers.map_err(failed)?.into_iter().map(decode::result);
     let mut next = || answers.next().unwrap_or(Ok(Value::Nil));
     let found = next().and_then(|value| Ok(from_redis_value::<Option<Address>>(value)?));
     let Some(found) = found.map_err(failed)? else {
@@ -294,7 +294,7 @@ fn address(client: &Client) -> &redis::ConnectionAddr {
 /// Returns why a Sentinel gave no address.
 fn failure(client: &Client, error: &RedisError) -> NoAddress {
     let at = address(client);
-    let said = codec::error_text(error);
+    let said = decode::error_text(error);
     let refusal = match &said {
         Some(said) if said.to_ascii_lowercase().contains("unknown command") => {
             let text = format!(
@@ -304,7 +304,7 @@ fn failure(client: &Client, error: &RedisError) -> NoAddress {
             let kind = StoreErrorKind::Refused(StoreRefusal::Unsupported);
             return NoAddress { kind, text };
         }
-        Some(said) => Some(codec::refusal(said)),
+        Some(said) => Some(decode::refusal(said)),
         None => (error.kind() == ErrorKind::AuthenticationFailed).then_some(StoreRefusal::WrongPassword),
     };
     match refusal {

@@ -13,9 +13,10 @@ use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::flaw::Sound;
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Redirect, Reply, Request};
 use crate::protocol::redirects::{Fallback, Side, SlotRefusal, after_alone, after_script, is_believed};
-use crate::store::redis::codec::{self, error_text, result};
 use crate::store::redis::config::Config;
 use crate::store::redis::connection::{cannot_open, connect, failure, load_command, read_time};
+use crate::store::redis::decode::{self, error_text, result};
+use crate::store::redis::encode;
 use crate::store::redis::script::ALONE;
 use crate::store::redis::sentinel::Address;
 use crate::store::redis::slot_map::Cluster;
@@ -56,7 +57,7 @@ impl SlotBatch {
         let mut alone = Vec::new();
         for (part, answer) in parts.into_iter().zip(answers) {
             match answer.map_err(|error| self.refusal(error)) {
-                Ok(answer) => match codec::decode(answer, part.places.len()) {
+                Ok(answer) => match decode::batch(answer, part.places.len()) {
                     Ok(reply) => {
                         time = reply.time.max(time);
                         for (place, reply) in part.places.into_iter().zip(reply.replies) {
@@ -86,7 +87,7 @@ impl SlotBatch {
             self.apply_alone(alone, &mut replies).await?;
         }
         let replies: Option<Vec<Reply>> = replies.into_iter().collect();
-        let replies = replies.ok_or_else(|| codec::malformed("a request of the batch has no answer"))?;
+        let replies = replies.ok_or_else(|| decode::malformed("a request of the batch has no answer"))?;
         Ok(BatchReply { time, replies })
     }
 
@@ -125,7 +126,7 @@ impl SlotBatch {
     /// the script was loaded.
     async fn call(&mut self, parts: &[Part]) -> Result<Vec<RedisResult<Value>>, Failure> {
         let store = self.store.clone();
-        let encode = |part: &Part| codec::encode(&part.batch, &store.names, store.probe);
+        let encode = |part: &Part| encode::batch(&part.batch, &store.names, store.probe);
         let calls: Vec<Cmd> = parts.iter().map(encode).collect();
         let mut answers = self.send(&calls).await?;
         let is_unknown = |answer: &RedisResult<Value>| {
@@ -140,7 +141,7 @@ impl SlotBatch {
         }
         let mut again = Vec::with_capacity(2 * missing.len());
         for at in &missing {
-            again.push(load_command(codec::script_of(&parts[*at].batch)));
+            again.push(load_command(encode::script_of(&parts[*at].batch)));
             again.push(encode(&parts[*at]));
         }
         let answered = self.send(&again).await?;
@@ -167,11 +168,7 @@ impl SlotBatch {
         let names = &self.store.names;
         let mut calls = Vec::with_capacity(alone.len() + 1);
         calls.push(load_command(&ALONE));
-        calls.extend(
-            alone
-                .iter()
-                .map(|alone| codec::encode_alone(&alone.request, names)),
-        );
+        calls.extend(alone.iter().map(|alone| encode::alone(&alone.request, names)));
         let answers = self.send(&calls).await?.into_iter().skip(1);
         for (alone, answer) in alone.into_iter().zip(answers) {
             let place = alone.place;
@@ -193,7 +190,7 @@ impl SlotBatch {
 
     /// Executes a request with its record alone at the server that its slot is on its way to.
     async fn apply_at(&self, target: &Address, request: &Request) -> Reply {
-        let call = codec::encode_alone(request, &self.store.names);
+        let call = encode::alone(request, &self.store.names);
         match self.ask_target(target, call).await {
             Ok(answer) => believed(Side::Target, &answer),
             // A renewal that may have been executed does no harm, and a leave is repeated.
@@ -296,13 +293,13 @@ pub(super) fn action_failure(cluster: &Cluster, store: &Config, error: RedisErro
 
 /// Returns the reply to a request that a server executed with its record alone.
 fn believed(at: Side, answer: &Value) -> Reply {
-    match codec::decode_reply(answer) {
+    match decode::reply(answer) {
         Some(reply) if is_believed(at, &reply, Sound) => reply,
         Some(_) => {
-            let failure = codec::malformed("the slot of the key is on its way to another server");
+            let failure = decode::malformed("the slot of the key is on its way to another server");
             elsewhere(Redirect::Pending, &failure)
         }
-        None => Reply::Failed(Box::new(codec::malformed(
+        None => Reply::Failed(Box::new(decode::malformed(
             "the answer of a script cannot be read",
         ))),
     }

@@ -4,7 +4,7 @@ use redis::{Cmd, Value};
 
 use crate::protocol::message::{Failure, Mode, Name, Permits, Reply, WriteAnswer};
 use crate::protocol::write::{Action, GuardedWrite, WriteBody};
-use crate::store::redis::codec::malformed;
+use crate::store::redis::decode::malformed;
 use crate::store::redis::names::Names;
 use crate::store::redis::script::LuaScript;
 

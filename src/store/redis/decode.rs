@@ -1,0 +1,362 @@
+//! The decoding of replies, errors and pushes.
+
+use std::fmt::Display;
+use std::str::FromStr;
+
+use redis::{RedisError, RedisResult, Value};
+
+use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
+use crate::options::LONGEST_LEASE;
+use crate::protocol::message::{
+    BatchReply, ClaimId, Executed, Failure, Grant, GrantNumber, JobReport, Kind, LatchReport, LeaderReport,
+    NodeId, Payload, Push, Reply, TickTime,
+};
+use crate::store::redis::names::Names;
+use crate::store::redis::script::MAX_EXACT_INTEGER;
+
+/// Decodes the answer of the script to a batch.
+pub(super) fn batch(value: Value, requests: usize) -> Result<BatchReply, Failure> {
+    let Value::Array(values) = value else {
+        return Err(malformed("the script's answer is not a list"));
+    };
+    let mut values = values.into_iter();
+    let Some(Value::Int(time)) = values.next() else {
+        return Err(malformed("the script's answer has no time"));
+    };
+    let mut replies = Vec::with_capacity(requests);
+    for value in values {
+        let reply = reply(&value).ok_or_else(|| unreadable(&value))?;
+        if reply == Reply::Refused(StoreRefusal::ReadOnly) {
+            // The server refused every write of the batch. It is not a master, so its other replies mean nothing.
+            return Err(Failure {
+                executed: Executed::No,
+                error: StoreError::refused(StoreRefusal::ReadOnly),
+            });
+        }
+        replies.push(reply);
+    }
+    if replies.len() != requests {
+        return Err(malformed(format_args!(
+            "the script answered {} of {requests} requests",
+            replies.len()
+        )));
+    }
+    Ok(BatchReply {
+        time: time.unsigned_abs(),
+        replies,
+    })
+}
+
+/// Returns the error for an unknown reply. It names the letter only, because the rest may be the caller's data.
+fn unreadable(value: &Value) -> Failure {
+    let letter = match value {
+        Value::BulkString(text) => text.first().map(|letter| char::from(*letter)),
+        _ => None,
+    };
+    malformed(format_args!(
+        "a reply of the script cannot be read (letter: {letter:?})"
+    ))
+}
+
+/// Decodes the reply to one request, or returns `None` if it is unknown. The files in `lua/` list the replies.
+pub(super) fn reply(value: &Value) -> Option<Reply> {
+    let text = match value {
+        Value::Int(0) => return Some(Reply::Done),
+        Value::Int(number) if *number > 0 => {
+            return Some(Reply::Granted(GrantNumber(number.unsigned_abs())));
+        }
+        Value::BulkString(text) => text,
+        _ => return None,
+    };
+    let (letter, rest) = text.split_first()?;
+    match letter {
+        b'E' => return Some(Reply::Refused(refusal(&String::from_utf8_lossy(rest)))),
+        b'T' if rest.is_empty() => return Some(Reply::Leader(None)),
+        b'T' => return leader(rest).map(|report| Reply::Leader(Some(report))),
+        b'U' => return report(rest).map(|report| Reply::Report(Box::new(report))),
+        _ => {}
+    }
+    let rest = std::str::from_utf8(rest).ok()?;
+    let (first, second) = rest.split_once(':').unwrap_or((rest, ""));
+    Some(match letter {
+        b'Q' => match second.parse() {
+            Ok(node) => Reply::QueuedBehind(optional_number(first)?, node),
+            Err(_) => Reply::Queued(optional_number(first)?),
+        },
+        b'P' => Reply::QueuedBehindForeign(optional_number(first)?),
+        b'R' => Reply::Recovering(first.parse().ok()?),
+        b'B' => Reply::Busy(optional_number(first)?),
+        b'W' => Reply::Won(first.parse().ok()?, second.parse().ok()?),
+        b'A' => Reply::GroupRefused,
+        b'O' => Reply::Over,
+        b'S' => Reply::Skipped,
+        b'V' => Reply::Overtook(first.parse().ok()?, second.parse().ok()?),
+        b'J' => Reply::EarlierTickDue {
+            latest: first.parse().ok()?,
+            is_open: second == "1",
+        },
+        b'G' => Reply::CapacityDiffers(first.parse().ok()?, second.parse().ok()?),
+        b'I' => Reply::InUse(optional_number(first)?),
+        b'F' => Reply::Early(first.parse().ok()?),
+        b'L' => Reply::Late,
+        b'X' => Reply::Gone,
+        b'N' => Reply::NotThere,
+        b'Y' => Reply::Latch(LatchReport::Set),
+        b'D' => Reply::Latch(LatchReport::Left(first.parse().ok()?)),
+        b'K' => Reply::Latch(LatchReport::Unset),
+        b'M' => Reply::Latch(LatchReport::SetMeanwhile(first.parse().ok()?)),
+        b'C' => Reply::Latch(LatchReport::Uncertain),
+        b'Z' => Reply::Latch(LatchReport::Over),
+        b'H' => Reply::Watching(first.parse().ok()?),
+        _ => return None,
+    })
+}
+
+/// Reads a number, or an empty text as no number.
+fn optional_number(text: &str) -> Option<Option<u64>> {
+    match text {
+        "" => Some(None),
+        text => text.parse().ok().map(Some),
+    }
+}
+
+/// Reads the next part of a reply.
+fn next_part<'a, T: FromStr>(parts: &mut impl Iterator<Item = &'a [u8]>) -> Option<T> {
+    std::str::from_utf8(parts.next()?).ok()?.parse().ok()
+}
+
+/// Reads the caller's bytes: the last part of a reply, if there are any.
+fn bytes(part: Option<&[u8]>) -> Option<Payload> {
+    part?.strip_prefix(b"=").map(|bytes| Payload(bytes.into()))
+}
+
+/// Decodes the leader, as `lua/elect.lua` lists the parts.
+fn leader(text: &[u8]) -> Option<LeaderReport> {
+    let mut parts = text.splitn(4, |byte| *byte == b':');
+    Some(LeaderReport {
+        number: next_part(&mut parts)?,
+        version: next_part(&mut parts)?,
+        node: next_part(&mut parts)?,
+        value: bytes(parts.next()),
+    })
+}
+
+/// Decodes the report on a job, as `lua/ask.lua` lists the parts: seven numbers, three numbers that the store keeps as
+/// text, and the bytes that the runs of a tick have saved.
+fn report(text: &[u8]) -> Option<JobReport> {
+    let mut parts = text.splitn(11, |byte| *byte == b':');
+    let mut numbers = [0; 7];
+    for number in &mut numbers {
+        *number = next_part(&mut parts)?;
+    }
+    let [open, ahead_ms, differs, now_ms, lost, owns, mark] = numbers;
+    let mut kept = || next_part(&mut parts).filter(|number: &u64| *number <= MAX_EXACT_INTEGER);
+    let (well, before, latest) = (kept(), kept(), kept());
+    let tick = |ms: u64| (ms > 0).then_some(TickTime(ms));
+    Some(JobReport {
+        open: tick(open),
+        ahead_ms,
+        differs: differs > 0,
+        now_ms,
+        lost: lost > 0,
+        owns: owns > 0,
+        mark: tick(mark),
+        well: well.and_then(tick),
+        after: before
+            .filter(|_| latest == tick(mark).map(|tick| tick.0))
+            .map(TickTime),
+        saved: bytes(parts.next()),
+    })
+}
+
+/// Returns the error for an answer that cannot be understood. The server may have executed the request.
+pub(super) fn malformed(why: impl Display) -> Failure {
+    Failure {
+        executed: Executed::Unknown,
+        error: StoreError::new(StoreErrorKind::Interrupted, why),
+    }
+}
+
+/// Returns the code and the text of a server's error, or `None` if the error is not from the server.
+pub(super) fn error_text(error: &RedisError) -> Option<String> {
+    let code = error.code()?;
+    Some(format!("{code} {}", error.detail().unwrap_or_default()))
+}
+
+/// Converts a server's error that redis-rs returns as a value.
+pub(super) fn result(value: Value) -> RedisResult<Value> {
+    match value {
+        Value::ServerError(error) => Err(error.into()),
+        value => Ok(value),
+    }
+}
+
+/// Returns a text that the server sent, or `None` if the value is not a text.
+pub(super) fn text(value: Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => String::from_utf8(bytes).ok(),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => Some(text),
+        _ => None,
+    }
+}
+
+/// Returns the refusal that an error text of the server means.
+///
+/// In Redis 6.2 an error inside a script begins with the script's line and a dash:
+/// `@user_script: 19: -OOM command not allowed …`.
+pub(super) fn refusal(text: &str) -> StoreRefusal {
+    let inside = text
+        .strip_prefix("@user_script: ")
+        .and_then(|rest| rest.split_once(": "));
+    let text = inside.map_or(text, |(_, rest)| rest);
+    let text = text.trim_start_matches('-').trim_end();
+    match text.split(' ').next().unwrap_or_default() {
+        "WRONGTYPE" => StoreRefusal::WrongType,
+        "OOM" => StoreRefusal::OutOfMemory,
+        "READONLY" => StoreRefusal::ReadOnly,
+        "LOADING" => StoreRefusal::Loading,
+        "BUSY" => StoreRefusal::Busy,
+        "MISCONF" => StoreRefusal::Misconfigured,
+        "NOREPLICAS" => StoreRefusal::NoReplicas,
+        "NOAUTH" => StoreRefusal::NoAuth,
+        "WRONGPASS" => StoreRefusal::WrongPassword,
+        "NOPERM" => StoreRefusal::NoPermission,
+        // The text of Redis 7 inside a script.
+        _ if text.contains("The user executing the script can't") => StoreRefusal::NoPermission,
+        _ => StoreRefusal::Other(text.to_owned()),
+    }
+}
+
+/// Decodes a push to `node`, or returns `None` if its format is unknown.
+///
+/// * `1 <kind> <claim> <nonce> <number> <lease> <record>`: a grant of a lock, a semaphore or an election.
+/// * `1 job <claim> <nonce> <number> <lease> <attempt> <record>`: a grant of a tick.
+/// * `1 latch <record>` and `1 changed election <record>`: the record has changed.
+pub(super) fn push(payload: &[u8], node: NodeId, names: &Names) -> Option<Push> {
+    let mut rest = payload;
+    let mut word = || {
+        let end = rest.iter().position(|&b| b == b' ')?;
+        let word = std::str::from_utf8(&rest[..end]).ok();
+        rest = &rest[end + 1..];
+        word
+    };
+    if word()? != "1" {
+        return None;
+    }
+    let (first, kind_of) = (word()?, |text: &str| text.parse::<Kind>().ok());
+    let is_news = first == "changed";
+    let kind = kind_of(if is_news { word()? } else { first })?;
+    if is_news || kind == Kind::Latch {
+        return Some(Push::Changed(node, names.name(kind, rest)?));
+    }
+    let claim = word()?.parse().ok()?;
+    let nonce = u64::from_str_radix(word()?, 16).ok()?;
+    let number = word()?.parse().ok()?;
+    let lease_ms = word()?
+        .parse()
+        .ok()
+        .filter(|ms| *ms <= LONGEST_LEASE.as_millis() as u64)?;
+    let attempt = match kind {
+        Kind::Job => word()?.parse().ok()?,
+        _ => 0,
+    };
+    Some(Push::Granted(Grant {
+        name: names.name(kind, rest)?,
+        claim_id: ClaimId { node, claim, nonce },
+        number,
+        lease_ms,
+        attempt,
+    }))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::Key;
+    use crate::protocol::message::{ClaimNumber, Name};
+
+    #[test]
+    fn a_refusal_is_recognized_in_the_text_of_each_redis_version() {
+        for (text, kind) in [
+            (
+                "OOM command not allowed when used memory > 'maxmemory'.",
+                StoreRefusal::OutOfMemory,
+            ),
+            (
+                "@user_script: 19: -OOM command not allowed when used memory > 'maxmemory'.\r\n",
+                StoreRefusal::OutOfMemory,
+            ),
+            (
+                "@user_script: 129: -READONLY You can't write against a read only replica.\r\n",
+                StoreRefusal::ReadOnly,
+            ),
+            (
+                "-MISCONF Redis is configured to save RDB snapshots",
+                StoreRefusal::Misconfigured,
+            ),
+            (
+                "@user_script: 7: The user executing the script can't run this command or subcommand",
+                StoreRefusal::NoPermission,
+            ),
+            ("WRONGTYPE the record is not a string", StoreRefusal::WrongType),
+            (
+                "@user_script: none",
+                StoreRefusal::Other("@user_script: none".to_owned()),
+            ),
+        ] {
+            assert_eq!(refusal(text), kind, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_push_of_an_unknown_format_is_ignored() {
+        let node = NodeId::numbered(7);
+        let names = Names::new(b"lock:");
+        let decoded = |text: &str| super::push(text.as_bytes(), node, &names);
+        let push = |text: &str| match decoded(text) {
+            Some(Push::Granted(grant)) => Some(grant),
+            other => {
+                assert_eq!(other, None, "{text}");
+                None
+            }
+        };
+        let news = decoded("1 latch tenure1:l:{0abc}lock:a b");
+        assert_eq!(news, Some(Push::Changed(node, Name::latch(Key::from("a b")))));
+        let grant = push("1 lock 3 00000000000000ff 17 1000 lock:a b").unwrap();
+        assert_eq!(grant.name.key, Key::from("a b"));
+        assert_eq!(
+            (
+                grant.claim_id.claim,
+                grant.claim_id.nonce,
+                grant.number,
+                grant.lease_ms
+            ),
+            (ClaimNumber(3), 255, GrantNumber(17), 1000)
+        );
+        assert_eq!(grant.attempt, 0);
+        let grant = push("1 job 3 ff 17 1000 2 tenure1:o:{0abc}lock:a b").unwrap();
+        assert_eq!(
+            (grant.name, grant.attempt, grant.number),
+            (Name::job(Key::from("a b")), 2, GrantNumber(17))
+        );
+        for other in [
+            "",
+            "1 job 3 ff 17 1000 tenure1:o:{0abc}lock:a",
+            "1 job 3 ff 17 1000 2 lock:a",
+            "1 job 3 ff 17 1000 2 tenure1:o:{0abc}lock:",
+            "1 job 3 ff 17 1000 2 tenure1:o:{0a",
+            "2 lock 3 ff 17 1000 lock:a",
+            "1 latch 3 ff 17 1000 lock:a",
+            "1 latch tenure1:s:{0abc}lock:a",
+            "1 latch tenure1:l:{0abc}lock:",
+            "1 lock 3 ff 17 1000",
+            "1 lock 3 ff 17 1000 lock:",
+            "1 lock 3 ff 17 1000 other:a",
+            "1 lock x ff 17 1000 lock:a",
+            "1 lock 3 ff 17 -1 lock:a",
+            "1 lock 3 ff 17 18446744073709551615 lock:a",
+        ] {
+            assert_eq!(push(other), None, "{other}");
+        }
+    }
+}
