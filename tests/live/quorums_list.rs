@@ -66,6 +66,19 @@ async fn a_refused_client_leaves_its_list_nowhere() {
         .await;
         refused(Locks::quorum(&wrong).await);
     }
+    // Two of its masters keep no list, and the one that does answers last.
+    servers[0].restart();
+    servers[1].freeze();
+    let slow = Locks::builder().request_timeout(ms(20_000)).node_name("slow");
+    let slow = tokio::spawn(slow.quorum(clients(&wrong), ms(10_000)));
+    for master in [0, 3] {
+        let mut eyes = Eyes::on(&servers[master]);
+        let what = format!("a connection to master {master}");
+        until(&what, || eyes.text::<String>("CLIENT LIST").contains("slow")).await;
+    }
+    servers[1].thaw();
+    refused(slow.await.unwrap());
+    assert!(!Eyes::on(&servers[0]).text::<bool>("EXISTS tenure1:masters"));
     assert!(!Eyes::on(&servers[3]).text::<bool>("EXISTS tenure1:masters"));
     drop(soon(right.mutex("b").lock_timeout(ms(20_000))).await.unwrap());
 }

@@ -50,6 +50,14 @@ impl fmt::Debug for RedisLink {
     }
 }
 
+impl Drop for RedisLink {
+    fn drop(&mut self) {
+        if let Some(masters) = &self.store.masters {
+            masters.ended(&self.store.client);
+        }
+    }
+}
+
 impl RedisLink {
     /// Connects and checks the server, both within the store's connect timeout.
     pub(super) async fn open(store: Arc<Config>) -> Result<Self, StoreError> {
@@ -57,7 +65,11 @@ impl RedisLink {
         let timeout = store.timeout - store.timeout / 10;
         let Some(sentinels) = &store.sentinels else {
             let opened = tokio::time::timeout(timeout, Self::open_unbounded(&store)).await;
-            return opened.map_err(|_| too_slow(&store))?;
+            let opened = opened.unwrap_or_else(|_| Err(too_slow(&store)));
+            if let (Err(_), Some(masters)) = (&opened, &store.masters) {
+                masters.could_not_ask(&store.client);
+            }
+            return opened;
         };
         let mut watch = sentinels.watch(store.timeout);
         let located = watch.locate().await?;
@@ -212,11 +224,10 @@ async fn join(
     if recorded.is_some() {
         return Ok(());
     }
-    let agreed = tokio::time::timeout(store.timeout / 2, masters.agreed()).await;
-    agreed.map_err(|_| {
+    if !masters.agree_within(store.timeout / 2).await? {
         let text = format_args!("{} answers, and too few of the other masters do", store.address());
-        StoreError::new(StoreErrorKind::Unreachable, text)
-    })??;
+        return Err(StoreError::new(StoreErrorKind::Unreachable, text));
+    }
     let mut questions = redis::pipe();
     questions.cmd("SET").arg(names::MASTERS).arg(&contract).arg("NX");
     questions.cmd("GET").arg(names::MASTERS);

@@ -5,6 +5,7 @@
 //! server behind two addresses would have two votes.
 
 use std::hash::Hasher;
+use std::time::Duration;
 
 use redis::Client;
 use siphasher::sip::SipHasher24;
@@ -28,10 +29,16 @@ pub(super) struct Masters {
 #[derive(Debug, Clone, Default)]
 struct Seen {
     run_id: Option<String>,
-    /// The master keeps this client's list, or none.
-    agrees: bool,
-    /// Why the master refuses this client's list.
-    refusal: Option<StoreError>,
+    /// What the master said about this client's list, while the connection lasts, or that it could not be asked.
+    vote: Option<Vote>,
+}
+
+#[derive(Debug, Clone)]
+enum Vote {
+    /// The master keeps this list, or none.
+    Agrees,
+    Refuses(StoreError),
+    Unreachable,
 }
 
 impl Masters {
@@ -91,11 +98,9 @@ impl Masters {
         run_id: Option<&str>,
     ) -> Result<(), StoreError> {
         let address = address(client);
-        let own = self
-            .clients
-            .iter()
-            .position(|client| self::address(client) == address);
-        let Some(own) = own else { return Ok(()) };
+        let Some(own) = self.position(client) else {
+            return Ok(());
+        };
         let refusal = recorded.filter(|recorded| *recorded != contract).map(|recorded| {
             StoreError::unsupported(format_args!(
                 "{address} keeps another list of masters, or another longest lease, in its `{key}`: `{recorded}` there, \
@@ -108,7 +113,7 @@ impl Masters {
         });
         let mut result = refusal.clone().map_or(Ok(()), Err);
         self.seen.send_modify(|seen| {
-            (seen[own].agrees, seen[own].refusal) = (refusal.is_none(), refusal);
+            seen[own].vote = Some(refusal.map_or(Vote::Agrees, Vote::Refuses));
             let is_same = |other: &usize| {
                 *other != own && run_id.is_some() && seen[*other].run_id.as_deref() == run_id
             };
@@ -123,44 +128,78 @@ impl Masters {
                 return;
             }
             seen[own].run_id = run_id.map(str::to_owned);
-            result = seen
-                .iter()
-                .find_map(|seen| seen.refusal.clone())
-                .map_or(Ok(()), Err);
+            result = refusal_in(seen).map_or(Ok(()), Err);
         });
         result
     }
 
-    /// Resolves when a majority of the masters agrees. A client that is alone with its contract leaves it nowhere: a master that
-    /// lost its data would then refuse all other clients.
+    /// Notes that no connection to a master could be opened.
+    pub(super) fn could_not_ask(&self, client: &Client) {
+        self.change_vote(
+            client,
+            |vote| matches!(vote, None | Some(Vote::Agrees)),
+            Some(Vote::Unreachable),
+        );
+    }
+
+    /// Notes that a connection to a master has ended. Its list may be another one by the next.
+    pub(super) fn ended(&self, client: &Client) {
+        self.change_vote(client, |vote| matches!(vote, Some(Vote::Agrees)), None);
+    }
+
+    fn change_vote(&self, client: &Client, is_old: fn(&Option<Vote>) -> bool, vote: Option<Vote>) {
+        let Some(own) = self.position(client) else { return };
+        self.seen.send_if_modified(|seen| {
+            let changes = is_old(&seen[own].vote);
+            if changes {
+                seen[own].vote = vote;
+            }
+            changes
+        });
+    }
+
+    fn position(&self, client: &Client) -> Option<usize> {
+        let address = address(client);
+        self.clients
+            .iter()
+            .position(|client| self::address(client) == address)
+    }
+
+    /// Resolves when all masters that can be asked agree, or when a majority agrees and the time is over. A client that is alone
+    /// with its contract leaves it nowhere: a master that lost its data would then refuse all other clients.
     ///
     /// # Errors
     ///
-    /// Returns an error if a master keeps another contract.
-    pub(super) async fn agreed(&self) -> Result<(), StoreError> {
+    /// Returns an error if a master keeps another contract, or `Ok(false)` if fewer than a majority agree.
+    pub(super) async fn agree_within(&self, time: Duration) -> Result<bool, StoreError> {
         let mut seen = self.seen.subscribe();
         let decides = |seen: &Vec<Seen>| {
-            let agree = seen.iter().filter(|seen| seen.agrees).count();
-            agree > seen.len() / 2 || seen.iter().any(|seen| seen.refusal.is_some())
+            let all_voted = seen.iter().all(|seen| seen.vote.is_some());
+            all_voted && is_majority(seen) || refusal_in(seen).is_some()
         };
-        match seen.wait_for(decides).await {
-            Ok(seen) => seen
-                .iter()
-                .find_map(|seen| seen.refusal.clone())
-                .map_or(Ok(()), Err),
-            // The sender is part of `self`.
-            Err(_) => Ok(()),
-        }
+        let _ = tokio::time::timeout(time, seen.wait_for(decides)).await;
+        let seen = seen.borrow();
+        refusal_in(&seen).map_or(Ok(is_majority(&seen)), Err)
     }
 
     /// Resolves when a master refuses this client's list.
     pub(super) async fn refused(&self) {
         let mut seen = self.seen.subscribe();
         // The sender is part of `self`.
-        let _ = seen
-            .wait_for(|seen| seen.iter().any(|seen| seen.refusal.is_some()))
-            .await;
+        let _ = seen.wait_for(|seen| refusal_in(seen).is_some()).await;
     }
+}
+
+fn is_majority(seen: &[Seen]) -> bool {
+    let agrees = |seen: &&Seen| matches!(seen.vote, Some(Vote::Agrees));
+    seen.iter().filter(agrees).count() > seen.len() / 2
+}
+
+fn refusal_in(seen: &[Seen]) -> Option<StoreError> {
+    seen.iter().find_map(|seen| match &seen.vote {
+        Some(Vote::Refuses(error)) => Some(error.clone()),
+        _ => None,
+    })
 }
 
 fn address(client: &Client) -> String {
