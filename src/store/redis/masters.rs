@@ -30,11 +30,11 @@ pub(super) struct Masters {
 struct Seen {
     run_id: Option<String>,
     /// What the master said about this client's list, while the connection lasts, or that it could not be asked.
-    vote: Option<Vote>,
+    vote: Option<ListVote>,
 }
 
 #[derive(Debug, Clone)]
-enum Vote {
+enum ListVote {
     /// The master keeps this list, or none.
     Agrees,
     Refuses(StoreError),
@@ -113,7 +113,7 @@ impl Masters {
         });
         let mut result = refusal.clone().map_or(Ok(()), Err);
         self.seen.send_modify(|seen| {
-            seen[own].vote = Some(refusal.map_or(Vote::Agrees, Vote::Refuses));
+            seen[own].vote = Some(refusal.map_or(ListVote::Agrees, ListVote::Refuses));
             let is_same = |other: &usize| {
                 *other != own && run_id.is_some() && seen[*other].run_id.as_deref() == run_id
             };
@@ -137,17 +137,17 @@ impl Masters {
     pub(super) fn could_not_ask(&self, client: &Client) {
         self.change_vote(
             client,
-            |vote| matches!(vote, None | Some(Vote::Agrees)),
-            Some(Vote::Unreachable),
+            |vote| matches!(vote, None | Some(ListVote::Agrees)),
+            Some(ListVote::Unreachable),
         );
     }
 
     /// Notes that a connection to a master has ended. Its list may be another one by the next.
     pub(super) fn ended(&self, client: &Client) {
-        self.change_vote(client, |vote| matches!(vote, Some(Vote::Agrees)), None);
+        self.change_vote(client, |vote| matches!(vote, Some(ListVote::Agrees)), None);
     }
 
-    fn change_vote(&self, client: &Client, is_old: fn(&Option<Vote>) -> bool, vote: Option<Vote>) {
+    fn change_vote(&self, client: &Client, is_old: fn(&Option<ListVote>) -> bool, vote: Option<ListVote>) {
         let Some(own) = self.position(client) else { return };
         self.seen.send_if_modified(|seen| {
             let changes = is_old(&seen[own].vote);
@@ -191,13 +191,13 @@ impl Masters {
 }
 
 fn is_majority(seen: &[Seen]) -> bool {
-    let agrees = |seen: &&Seen| matches!(seen.vote, Some(Vote::Agrees));
+    let agrees = |seen: &&Seen| matches!(seen.vote, Some(ListVote::Agrees));
     seen.iter().filter(agrees).count() > seen.len() / 2
 }
 
 fn refusal_in(seen: &[Seen]) -> Option<StoreError> {
     seen.iter().find_map(|seen| match &seen.vote {
-        Some(Vote::Refuses(error)) => Some(error.clone()),
+        Some(ListVote::Refuses(error)) => Some(error.clone()),
         _ => None,
     })
 }
