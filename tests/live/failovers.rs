@@ -36,7 +36,8 @@ fn a_replica_is_promoted_and_what_was_written_without_replication_is_lost() {
     deployment.rejoin(first);
     assert_eq!(info(&deployment.servers[first], "role"), "slave");
     assert_eq!(reads(&deployment, first), [true, false]);
-    assert_eq!(deployment.fail_over(), second);
+    // On a busy machine the Sentinels may have replaced the master meanwhile.
+    let second = deployment.fail_over();
     let third = deployment.promoted(second);
     assert_eq!(reads(&deployment, third), [true, false]);
 }

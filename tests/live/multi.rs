@@ -103,6 +103,7 @@ async fn a_key_of_a_multi_lock_costs_the_server_at_most_two_mutexes() {
                 soon(guard.release()).await.unwrap();
             },
         ],
+        |[mutex, multi, mixed]| multi.max(mixed) / 5.0 <= 2.0 * mutex,
     )
     .await;
     println!(
