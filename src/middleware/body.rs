@@ -1,13 +1,16 @@
 //! The body of a response: the body of the handler, or of a refusal.
 
+use std::fmt;
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Either, Empty};
 use pin_project::pin_project;
+
+use crate::middleware::request_guard::RequestGuard;
 
 /// The same type as `tower::BoxError`, without a dependency on all of tower.
 pub(super) type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -18,8 +21,19 @@ pub(super) type RefusalBody = UnsyncBoxBody<Bytes, BoxError>;
 /// The body of a response from behind a [`LockLayer`](crate::LockLayer). It has a type of its own, so that the layer
 /// can refuse requests whatever the inner service's body is.
 #[pin_project]
-#[derive(Debug)]
-pub struct ResponseBody<B>(#[pin] Either<B, RefusalBody>);
+pub struct ResponseBody<B> {
+    #[pin]
+    body: Either<B, RefusalBody>,
+    /// The guard of a lock that is held until the body ends.
+    guard: Option<RequestGuard>,
+    /// The body ends with an error if the lease is lost.
+    fails_on_loss: bool,
+}
+
+/// The error of a body that ended because the lease was lost.
+#[derive(Debug, thiserror::Error)]
+#[error("the lease was lost while the response was sent: its body is cut off")]
+struct LostMeanwhile;
 
 /// Converts any body into the body of a refusal.
 pub(super) fn boxed<B>(body: B) -> RefusalBody
@@ -31,12 +45,22 @@ where
 }
 
 impl<B> ResponseBody<B> {
-    pub(super) fn handler(body: B) -> Self {
-        ResponseBody(Either::Left(body))
+    /// Returns the handler's body, which holds the guard until it ends.
+    pub(super) fn handler(body: B, mut guard: Option<RequestGuard>, fails_on_loss: bool) -> Self {
+        guard.iter_mut().for_each(RequestGuard::note_move);
+        ResponseBody {
+            body: Either::Left(body),
+            guard,
+            fails_on_loss,
+        }
     }
 
     pub(super) fn refusal(body: RefusalBody) -> Self {
-        ResponseBody(Either::Right(body))
+        ResponseBody {
+            body: Either::Right(body),
+            guard: None,
+            fails_on_loss: false,
+        }
     }
 }
 
@@ -59,14 +83,39 @@ where
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
-        self.project().0.poll_frame(cx)
+        let mut this = self.project();
+        let Some(guard) = this.guard else {
+            return this.body.poll_frame(cx);
+        };
+        if *this.fails_on_loss && guard.poll_lost(cx).is_ready() {
+            this.body.set(Either::Right(boxed(Empty::new())));
+            *this.guard = None;
+            return Poll::Ready(Some(Err(LostMeanwhile.into())));
+        }
+        let scope = guard.enter();
+        let frame = ready!(this.body.as_mut().poll_frame(cx));
+        drop(scope);
+        // A server may not poll a body again after its last frame.
+        if !matches!(frame, Some(Ok(_))) || this.body.is_end_stream() {
+            *this.guard = None;
+        }
+        Poll::Ready(frame)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.0.is_end_stream()
+        self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.0.size_hint()
+        self.body.size_hint()
+    }
+}
+
+impl<B: fmt::Debug> fmt::Debug for ResponseBody<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ResponseBody")
+            .field("body", &self.body)
+            .field("holds", &self.guard.is_some())
+            .finish()
     }
 }

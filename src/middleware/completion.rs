@@ -3,23 +3,18 @@
 use std::future::{Future, pending, poll_fn};
 use std::panic::resume_unwind;
 use std::pin::pin;
-use std::time::Duration;
 
 use tracing::Instrument;
 use tracing::instrument::WithSubscriber;
 
 use crate::error::LostCause;
 use crate::middleware::layer::LayerSettings;
-use crate::middleware::request_guard::RequestGuard;
-use crate::primitives::guard::Guard;
-
-/// How long a response waits at most until the store knows that the lock is free.
-const MAX_RELEASE_WAIT: Duration = Duration::from_millis(250);
+use crate::middleware::request_guard::{Finished, RequestGuard};
 
 /// Runs the handler with its lock in a task, in the span and with the subscriber of the caller. Dropping the future
 /// does not stop the task.
 ///
-/// Resolves to `None` if the outcome is unknown: the lease was lost and the response is replaced, or the runtime
+/// Resolves to the answer, with the guard if the body needs it, or to `None` if the outcome is unknown: the lease was lost and the response is replaced, or the runtime
 /// ended. The handler may still run.
 ///
 /// # Panics
@@ -28,14 +23,15 @@ pub(super) fn run_to_completion<F, R, E>(
     handler: F,
     mut guard: RequestGuard,
     settings: &LayerSettings,
-) -> impl Future<Output = Option<Result<R, E>>> + Send + use<F, R, E>
+) -> impl Future<Output = Option<Finished<R, E>>> + Send + use<F, R, E>
 where
     F: Future<Output = Result<R, E>> + Send + 'static,
     R: Send + 'static,
     E: Send + 'static,
 {
-    let (replaces, releases_before_answer) = (settings.replaces_on_loss(), settings.releases_before_answer());
-    let lease = guard.lease();
+    let (replaces, holds) = (settings.replaces_on_loss(), settings.hold_until_body_end);
+    let held = guard.held();
+    guard.note_move();
     // A shutdown waits for the handler as long as the handler has its lease.
     let mut tracked = Some(guard.tasks().token());
     let work = async move {
@@ -52,19 +48,22 @@ where
             .await
         };
         let is_held = guard.is_held();
-        if releases_before_answer {
-            release(guard.into_guard()).await;
-        } else {
-            drop(guard);
-        }
-        (is_held || !replaces).then_some(answer)
+        let guard = match guard.releases_before_answer {
+            _ if holds => Some(guard),
+            true => {
+                guard.release().await;
+                None
+            }
+            false => None,
+        };
+        (is_held || !replaces).then_some((answer, guard))
     };
     let span = tracing::Span::current();
     let task = tokio::spawn(work.instrument(span).with_current_subscriber());
     // If its response is replaced, the client does not wait for a handler that lost its lease. A lease that was
     // released, as at the end of the handler, is not lost.
     let lost = async move {
-        if !replaces || lease.lost().await == LostCause::Released {
+        if !replaces || held.lost().await == LostCause::Released {
             pending().await
         }
     };
@@ -79,10 +78,4 @@ where
             () = lost => None,
         }
     }
-}
-
-/// Releases the lock, and waits for at most [`MAX_RELEASE_WAIT`]. A lost lease was already reported, by an event and
-/// by the [`Lease`](crate::Lease). If the store does not answer, the background reports it.
-pub(super) async fn release(guard: Guard) {
-    let _ = tokio::time::timeout(MAX_RELEASE_WAIT, guard.release()).await;
 }

@@ -15,6 +15,7 @@ use crate::middleware::layer::LockLayer;
 use crate::middleware::leases::Leases;
 use crate::observe;
 use crate::primitives::guard::Lease;
+use crate::primitives::multi_guard::MultiLease;
 
 /// A key source that reads the key from axum's extractors. Made by [`LockLayer::from_extractors`] and
 /// [`LockLayer::from_extractors_with_state`].
@@ -93,7 +94,7 @@ where
     message = "`{Self}` does not make a key of extractors",
     label = "does not make a key of extractors",
     note = "give a closure that can be cloned and sent, with one to eight arguments that have types, `|Path(id): Path<u64>|`, and that returns a key: an integer, `bool`, `Uuid`, `String` or `Key`, a tuple such as `(\"account\", 42)`, an `Option` or a `Result` of one",
-    note = "an extractor that reads the body, `Json` or `Form` for one, makes no key: it would read the body before the handler does, and without the lock; put what is locked into the path, the query or a header",
+    note = "an extractor that reads the body, `Json` or `Form` for one, makes a key in `LockLayer::from_request`, behind a `BufferBody`",
     note = "extractors that need the router's state, `State` for one, go into `LockLayer::from_extractors_with_state`"
 )]
 pub trait ExtractorFn<T, S = ()>: Clone + Send + Sync + 'static {
@@ -162,27 +163,42 @@ impl<F, T, S> std::fmt::Debug for FromExtractors<F, T, S> {
     }
 }
 
-/// The lease of the innermost [`LockLayer`] around the handler. [`Leases`] has the leases of all layers.
-///
-/// If a layer admits requests without a lock (a key that is `None`, or `OPTIONS`), extract an `Option<Lease>`.
-impl<S: Sync> FromRequestParts<S> for Lease {
-    type Rejection = LeaseMissing;
+macro_rules! extract_lease {
+    ($($(#[$doc:meta])* $lease:ident;)+) => {
+        $($(#[$doc])*
+        impl<S: Sync> FromRequestParts<S> for $lease {
+            type Rejection = LeaseMissing;
 
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Lease, LeaseMissing> {
-        parts.extensions.get().cloned().ok_or_else(|| {
-            observe::lease_missing(parts.uri.path());
-            LeaseMissing
-        })
-    }
+            async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, LeaseMissing> {
+                parts.extensions.get().cloned().ok_or_else(|| {
+                    observe::lease_missing(parts.uri.path());
+                    LeaseMissing
+                })
+            }
+        }
+
+        /// The same, or `None` if the layer took no lock.
+        impl<S: Sync> OptionalFromRequestParts<S> for $lease {
+            type Rejection = Infallible;
+
+            async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Self>, Infallible> {
+                Ok(parts.extensions.get().cloned())
+            }
+        })+
+    };
 }
 
-/// The lease of the request, if it has one.
-impl<S: Sync> OptionalFromRequestParts<S> for Lease {
-    type Rejection = Infallible;
-
-    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Option<Lease>, Infallible> {
-        Ok(parts.extensions.get().cloned())
-    }
+extract_lease! {
+    /// The lease of the innermost [`LockLayer`] around the handler, if that layer locks one key. [`Leases`] has the leases of all
+    /// layers.
+    ///
+    /// If a layer admits requests without a lock (a key that is `None`, or `OPTIONS`), extract an `Option<Lease>`.
+    Lease;
+    /// The leases of the innermost [`LockLayer`] around the handler, if its source names several keys: an array, a `Vec` or
+    /// [`and`](KeySource::and). It is there even if the source names one key for this request, or only keys of outer layers.
+    ///
+    /// If a layer admits requests without a lock, extract an `Option<MultiLease>`.
+    MultiLease;
 }
 
 /// All leases of the request. The list may be empty.
@@ -194,7 +210,7 @@ impl<S: Sync> FromRequestParts<S> for Leases {
     }
 }
 
-/// The error of a handler that extracts a [`Lease`] although no [`LockLayer`] took a lock for the request. This is a
+/// The error of a handler that extracts a [`Lease`] or a [`MultiLease`] although no [`LockLayer`] took a lock for the request. This is a
 /// fault of the program: the client gets 500, and an event names the path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("LockLayer is missing on this route")]

@@ -9,16 +9,16 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use http::request::Parts;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use pin_project::pin_project;
 use tower_service::Service;
 
 use crate::middleware::body::{RefusalBody, ResponseBody};
-use crate::middleware::completion::{release, run_to_completion};
+use crate::middleware::completion::run_to_completion;
 use crate::middleware::dry_run::DryRun;
 use crate::middleware::layer::LayerSettings;
 use crate::middleware::refusal::Refused;
-use crate::middleware::request_guard::RequestGuard;
+use crate::middleware::request_guard::{Finished, RequestGuard};
 use crate::protocol::message::Fence;
 
 pub(super) type BoxedFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -57,6 +57,8 @@ pub(super) struct LockReport {
     /// How long the request waited for its lock.
     pub(super) waited: Duration,
     pub(super) fence: Option<Fence>,
+    /// The response to this method may be an upgrade whatever its status (RFC 9110, section 9.3.6).
+    pub(super) is_connect: bool,
 }
 
 // The large variants hold the request or the handler's future. A box for them would cost each request an allocation.
@@ -83,7 +85,7 @@ enum RequestState<S: Service<Request<B>>, B> {
     },
     /// The handler runs in a task of its own. Or the handler has ended, and its response waits until the lock is
     /// free, so that the client finds the lock free. The future returns `None` if the outcome is unknown.
-    Finishing(BoxedFuture<Option<Result<S::Response, S::Error>>>),
+    Finishing(BoxedFuture<Option<Finished<S::Response, S::Error>>>),
     /// The response was returned.
     Done,
 }
@@ -122,10 +124,13 @@ where
             let response = settings.refusals.refuse(why, None, parts);
             Poll::Ready(Ok(response.map(ResponseBody::refusal)))
         };
-        let answered = |answer: Result<Response<R>, S::Error>, report: &LockReport| {
+        let answered = |(answer, guard): Finished<Response<R>, S::Error>, report: &LockReport| {
             Poll::Ready(answer.map(|mut response| {
                 settings.add_headers(response.headers_mut(), report.waited, report.fence);
-                response.map(ResponseBody::handler)
+                // The lock of an upgraded connection ends with the head.
+                let is_upgrade = report.is_connect || response.status() == StatusCode::SWITCHING_PROTOCOLS;
+                let guard = guard.filter(|_| settings.hold_until_body_end && !is_upgrade);
+                response.map(|body| ResponseBody::handler(body, guard, settings.replaces_on_loss()))
             }))
         };
         loop {
@@ -201,16 +206,15 @@ where
                         return refused(Refused::OutcomeUnknown, None);
                     }
                     match guard {
-                        Some(guard) if settings.releases_before_answer() => {
+                        Some(guard) if guard.releases_before_answer && !settings.hold_until_body_end => {
                             state.set(RequestState::Finishing(Box::pin(async {
-                                release(guard.into_guard()).await;
-                                Some(answer)
+                                guard.release().await;
+                                Some((answer, None))
                             })));
                         }
                         guard => {
                             state.set(RequestState::Done);
-                            drop(guard);
-                            return answered(answer, report);
+                            return answered((answer, guard), report);
                         }
                     }
                 }

@@ -5,8 +5,8 @@ use std::future::{Future, ready};
 
 use bytes::Bytes;
 use hmac::{Hmac, KeyInit, Mac};
-use http::Response;
 use http::request::Parts;
+use http::{Method, Response};
 use http_body::Body;
 use sha2::Sha256;
 use uuid::Uuid;
@@ -14,6 +14,7 @@ use uuid::Uuid;
 use crate::key::{Key, KeyPart, with_key_tuples, with_plain_keys};
 use crate::middleware::body::{BoxError, boxed};
 use crate::middleware::refusal::{Answer, IntoAnswer, Refused};
+use crate::primitives::multi::MultiKey;
 
 /// Reads from a request's head which key it locks.
 ///
@@ -41,7 +42,7 @@ use crate::middleware::refusal::{Answer, IntoAnswer, Refused};
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not say what a request locks",
     label = "not a key source",
-    note = "a key source is one of `tenure::middleware::keys`, or a closure `|parts: &http::request::Parts|` that can be cloned and sent, and that returns a key: an integer, `bool`, `Uuid`, `String` or `Key`, a tuple such as `(\"account\", 42)`, an `Option` or a `Result` of one; for axum's extractors use `LockLayer::from_extractors`"
+    note = "a key source is one of `tenure::middleware::keys`, or a closure `|parts: &http::request::Parts|` that can be cloned and sent, and that returns a key: an integer, `bool`, `Uuid`, `String` or `Key`, a tuple such as `(\"account\", 42)`, a `MultiKey`, an array or a `Vec<MultiKey>`, an `Option` or a `Result` of one; for axum's extractors use `LockLayer::from_extractors`"
 )]
 pub trait KeySource: Clone + Send + Sync + 'static {
     /// The type of the key.
@@ -106,6 +107,83 @@ pub trait KeySource: Clone + Send + Sync + 'static {
         let mac = Hmac::new_from_slice(secret).expect("HMAC takes secrets of any length");
         Hashed { source: self, mac }
     }
+
+    /// Locks the keys of `other`, too, all together as by [`Locks::multi`](crate::Locks::multi). A source that yields no key
+    /// locks nothing. The handler sees a [`MultiLease`](crate::MultiLease), however many keys there are.
+    ///
+    /// A source with [`RETRIES`](Self::RETRIES), such as an `Idempotency-Key`, does not compile here: its lock ends with the
+    /// handler, which would not exclude retries. Nest its layer outside.
+    ///
+    /// ```
+    /// use tenure::{LockLayer, middleware::{KeySource, keys}};
+    ///
+    /// # let locks = tenure::Locks::memory();
+    /// // Writes the account, and reads the rates beside other requests that read them.
+    /// let account = keys::header::<u64>("x-account").named("account");
+    /// let layer = LockLayer::new(&locks, account.and(keys::fixed("rates").read()));
+    /// ```
+    ///
+    /// ```compile_fail,E0080
+    /// use tenure::middleware::{KeySource, keys};
+    ///
+    /// let both = keys::fixed("a").and(keys::idempotency_key());
+    /// ```
+    fn and<S: KeySource>(self, other: S) -> And<Self, S> {
+        const {
+            assert!(
+                !Self::RETRIES && !S::RETRIES,
+                "a key that names a request and its retries is the only key of its layer: nest the layers"
+            );
+        }
+        And {
+            first: self,
+            second: other,
+        }
+    }
+
+    /// Locks each key for reading, beside other readers, as [`RwLock::read`](crate::RwLock::read) does. Readers send no
+    /// [`fence_header`](crate::LockLayer::fence_header). Does not compile for a source with [`RETRIES`](Self::RETRIES).
+    fn read(self) -> Reading<Self> {
+        const {
+            assert!(
+                !Self::RETRIES,
+                "a request and its retries exclude each other, so their key is not read"
+            )
+        }
+        Reading {
+            source: self,
+            by_method: false,
+        }
+    }
+
+    /// Locks each key for reading in requests with a method that changes nothing: `GET`, `HEAD`, `OPTIONS`, `TRACE` and `QUERY`.
+    /// Other methods lock for writing, except keys that are [for reading](crate::MultiKey::read) already. Does not compile for a
+    /// source with [`RETRIES`](Self::RETRIES).
+    ///
+    /// ```
+    /// use tenure::{LockLayer, middleware::{KeySource, keys}};
+    ///
+    /// # let locks = tenure::Locks::memory();
+    /// let layer = LockLayer::new(&locks, keys::header::<u64>("x-account").by_method());
+    /// ```
+    fn by_method(self) -> Reading<Self> {
+        const {
+            assert!(
+                !Self::RETRIES,
+                "a request and its retries exclude each other, so their key is not read"
+            )
+        }
+        Reading {
+            source: self,
+            by_method: true,
+        }
+    }
+}
+
+/// Returns whether requests with this method change nothing.
+pub(super) fn is_safe(method: &Method) -> bool {
+    // The `http` crate has no constant for QUERY.
+    method.is_safe() || method.as_str() == "QUERY"
 }
 
 impl<F, R> KeySource for F
@@ -133,14 +211,18 @@ impl<K: KeySource, S: KeySource> KeySource for Per<K, S> {
     const RETRIES: bool = K::RETRIES;
 
     async fn key(&self, parts: &mut Parts) -> LockKey {
-        let key = match self.source.key(parts).await.into_lock_key().0 {
-            Choice::Lock(key) => key,
+        let keys = match self.source.key(parts).await.into_lock_key().0 {
+            Choice::Lock(keys) => keys,
             other => return LockKey(other),
         };
         match self.scope.key(parts).await.into_lock_key().0 {
+            Choice::Lock(Keys::One(scope)) if !is_empty(scope.key()) => {
+                keys.map(|key| (!is_empty(&key)).then(|| key.scoped(scope.key())))
+            }
             // An empty part is malformed, but the tuple with the other part is not empty.
-            Choice::Lock(scope) if is_empty(&scope) || is_empty(&key) => LockKey::refuse(Refused::BadKey),
-            Choice::Lock(scope) => LockKey::lock(key.scoped(&scope)),
+            Choice::Lock(Keys::One(_)) => LockKey::refuse(Refused::BadKey),
+            // A scope is one value.
+            Choice::Lock(Keys::Several(_)) => LockKey::refuse(Refused::BadOptions),
             Choice::Nothing => LockKey::refuse(Refused::NoKey),
             other => LockKey(other),
         }
@@ -149,6 +231,58 @@ impl<K: KeySource, S: KeySource> KeySource for Per<K, S> {
 
 fn is_empty(key: &Key) -> bool {
     key.as_bytes().is_empty()
+}
+
+/// The keys of two sources. Made by [`KeySource::and`].
+#[derive(Debug, Clone)]
+pub struct And<A, B> {
+    first: A,
+    second: B,
+}
+
+impl<A: KeySource, B: KeySource> KeySource for And<A, B> {
+    type Key = LockKey;
+
+    async fn key(&self, parts: &mut Parts) -> LockKey {
+        let mut keys = Vec::new();
+        for choice in [
+            self.first.key(parts).await.into_lock_key().0,
+            self.second.key(parts).await.into_lock_key().0,
+        ] {
+            match choice {
+                Choice::Lock(Keys::One(key)) => keys.push(key),
+                Choice::Lock(Keys::Several(more)) => keys.extend(more),
+                Choice::Nothing => {}
+                refused => return LockKey(refused),
+            }
+        }
+        LockKey::several(keys)
+    }
+}
+
+/// Keys that are locked for reading. Made by [`KeySource::read`] and [`KeySource::by_method`].
+#[derive(Debug, Clone)]
+pub struct Reading<K> {
+    source: K,
+    by_method: bool,
+}
+
+impl<K: KeySource> KeySource for Reading<K> {
+    type Key = LockKey;
+
+    async fn key(&self, parts: &mut Parts) -> LockKey {
+        let key = self.source.key(parts).await.into_lock_key();
+        if self.by_method && !is_safe(&parts.method) {
+            return key;
+        }
+        LockKey(match key.0 {
+            Choice::Lock(Keys::One(key)) => Choice::Lock(Keys::One(key.into_read())),
+            Choice::Lock(Keys::Several(keys)) => {
+                Choice::Lock(Keys::Several(keys.into_iter().map(MultiKey::into_read).collect()))
+            }
+            other => other,
+        })
+    }
 }
 
 /// A key that is stored only as a hash. Made by [`KeySource::hashed`].
@@ -166,23 +300,26 @@ impl<K: KeySource> KeySource for Hashed<K> {
     async fn key(&self, parts: &mut Parts) -> LockKey {
         match self.source.key(parts).await.into_lock_key().0 {
             // An empty key is malformed, but its hash is not empty.
-            Choice::Lock(key) if is_empty(&key) => LockKey::refuse(Refused::BadKey),
-            Choice::Lock(key) => {
-                let hash = self
-                    .mac
-                    .clone()
-                    .chain_update(key.as_bytes())
-                    .finalize()
-                    .into_bytes();
-                let mut name = String::with_capacity("hashed:".len() + 2 * hash.len());
-                name.push_str("hashed:");
-                for byte in hash {
-                    write!(name, "{byte:02x}").expect("writing to a string cannot fail");
-                }
-                LockKey::lock(name)
-            }
+            Choice::Lock(keys) => keys.map(|key| (!is_empty(&key)).then(|| self.hash(&key))),
             other => LockKey(other),
         }
+    }
+}
+
+impl<K> Hashed<K> {
+    fn hash(&self, key: &Key) -> Key {
+        let hash = self
+            .mac
+            .clone()
+            .chain_update(key.as_bytes())
+            .finalize()
+            .into_bytes();
+        let mut name = String::with_capacity("hashed:".len() + 2 * hash.len());
+        name.push_str("hashed:");
+        for byte in hash {
+            write!(name, "{byte:02x}").expect("writing to a string cannot fail");
+        }
+        name.into()
     }
 }
 
@@ -194,22 +331,57 @@ impl<K: fmt::Debug> fmt::Debug for Hashed<K> {
     }
 }
 
-/// The result of a key source: a key, no key, or a refusal.
+/// The result of a key source: one key or several, no key, or a refusal.
 #[derive(Debug)]
 pub struct LockKey(pub(super) Choice);
 
 #[derive(Debug)]
 pub(super) enum Choice {
-    Lock(Key),
+    Lock(Keys),
     Nothing,
     Answer(Answer),
     Refuse(Refused),
 }
 
+/// What a request locks.
+#[derive(Debug)]
+pub(super) enum Keys {
+    One(MultiKey),
+    /// The form of the source is several keys, also if it names one only. There is at least one.
+    Several(Vec<MultiKey>),
+}
+
+impl Keys {
+    /// Replaces each key, and refuses the request if there is no replacement.
+    pub(super) fn map(self, key: impl Fn(Key) -> Option<Key>) -> LockKey {
+        let mapped = match self {
+            Keys::One(one) => one.map(key).map(Keys::One),
+            Keys::Several(keys) => {
+                let keys: Option<Vec<_>> = keys.into_iter().map(|each| each.map(&key)).collect();
+                keys.map(Keys::Several)
+            }
+        };
+        mapped.map_or_else(
+            || LockKey::refuse(Refused::BadKey),
+            |keys| LockKey(Choice::Lock(keys)),
+        )
+    }
+}
+
 impl LockKey {
-    /// Returns the result for a request that waits for the lock on `key`.
-    pub fn lock(key: impl Into<Key>) -> LockKey {
-        LockKey(Choice::Lock(key.into()))
+    /// Returns the result for a request that waits for the lock on `key`, which is written unless it is a
+    /// [`MultiKey::read`].
+    pub fn lock(key: impl Into<MultiKey>) -> LockKey {
+        LockKey(Choice::Lock(Keys::One(key.into())))
+    }
+
+    /// Returns the result for a request that waits for the locks on all of these keys. With no key it passes without a lock.
+    pub fn several(keys: impl IntoIterator<Item = MultiKey>) -> LockKey {
+        let keys: Vec<_> = keys.into_iter().collect();
+        if keys.is_empty() {
+            return LockKey::nothing();
+        }
+        LockKey(Choice::Lock(Keys::Several(keys)))
     }
 
     /// Returns the result for a request that passes without a lock.
@@ -234,12 +406,30 @@ impl LockKey {
 }
 
 /// A value that a key closure may return: an integer, `bool`, [`Uuid`], `String`, `&'static str` or [`Key`]; a tuple
-/// of two to six [parts](KeyPart), `("account", 42)`, which are joined by `:`; an `Option`, where `None` passes
+/// of two to six [parts](KeyPart), `("account", 42)`, which are joined by `:`; a [`MultiKey`]; an array of these, or a
+/// `Vec<MultiKey>`, which are locked together, as by [`Locks::multi`](crate::Locks::multi); an `Option`, where `None` passes
 /// without a lock; or a `Result`, whose error is the [answer](IntoAnswer).
+///
+/// An array or list that is empty locks nothing, and one of more than 64 different keys is refused ([`BadKey`](Refused::BadKey)).
+/// A key that is read and written is written.
+///
+/// ```
+/// # let locks = tenure::Locks::memory();
+/// use tenure::{LockLayer, MultiKey};
+///
+/// # fn account(parts: &http::request::Parts, name: &str) -> Option<u64> { parts.headers.get(name)?.to_str().ok()?.parse().ok() }
+/// let transfers = LockLayer::by(&locks, |parts| {
+///     Some([("account", account(parts, "from")?), ("account", account(parts, "to")?)])
+/// });
+/// let payments = LockLayer::by(&locks, |parts| {
+///     Some([MultiKey::write(("account", account(parts, "from")?)), MultiKey::read("rates")])
+/// });
+/// # tenure_layers_are_used(transfers, payments); fn tenure_layers_are_used<A, B>(_: A, _: B) {}
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a key",
     label = "not a key",
-    note = "a key is an integer, `bool`, `uuid::Uuid`, `String`, `&'static str` or `tenure::Key`, a tuple of two to six of the former, such as `(\"account\", 42)`, an `Option` of one of them, or a `Result` whose error is a response"
+    note = "a key is an integer, `bool`, `uuid::Uuid`, `String`, `&'static str` or `tenure::Key`, a tuple of two to six of the former, such as `(\"account\", 42)`, a `tenure::MultiKey`, an array of the former or a `Vec<MultiKey>`, an `Option` of one of them, or a `Result` whose error is a response"
 )]
 pub trait IntoLockKey {
     /// Converts the value into the result of a key source.
@@ -262,6 +452,42 @@ macro_rules! keys {
     };
 }
 
+impl IntoLockKey for MultiKey {
+    fn into_lock_key(self) -> LockKey {
+        LockKey::lock(self)
+    }
+}
+
+impl<K: ListedKey, const N: usize> IntoLockKey for [K; N] {
+    fn into_lock_key(self) -> LockKey {
+        LockKey::several(self.map(Into::into))
+    }
+}
+
+impl IntoLockKey for Vec<MultiKey> {
+    fn into_lock_key(self) -> LockKey {
+        LockKey::several(self)
+    }
+}
+
+/// A key in an array of keys. `u8` is none, because an array of bytes looks like one key.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not a key in an array",
+    label = "not a key in an array",
+    note = "an array is several keys: of integers except `u8`, of `bool`, `uuid::Uuid`, `String`, `&'static str`, `tenure::Key`, `tenure::MultiKey`, or of tuples such as `(\"account\", 42)`",
+    note = "for one key of these bytes use `tenure::Key::from(&bytes[..])`"
+)]
+pub trait ListedKey: Into<MultiKey> {}
+
+macro_rules! listed {
+    ($($key:ty),+ $(,)?) => {
+        $(impl ListedKey for $key {})+
+    };
+}
+
+listed!(MultiKey, Key, String, &str, bool, Uuid);
+listed!(i8, i16, i32, i64, i128, isize, u16, u32, u64, u128, usize);
+
 // `&str` is implemented for any lifetime. If a service behind a closure is awaited in a task, the compiler does not
 // know that the text is `'static`.
 keys!(Key, String, &str, Vec<u8>);
@@ -273,7 +499,9 @@ macro_rules! tuples {
             fn into_lock_key(self) -> LockKey {
                 LockKey::lock(self)
             }
-        })+
+        }
+
+        impl<$($part: KeyPart),+> ListedKey for ($($part),+) {})+
     };
 }
 

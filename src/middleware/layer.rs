@@ -5,15 +5,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::StatusCode;
 use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
+use http::{Method, StatusCode};
 
-use crate::error::Error;
+use crate::error::{Error, OptionsError};
 use crate::locks::Locks;
-use crate::middleware::key::{IntoLockKey, KeySource};
+use crate::middleware::key::{IntoLockKey, KeySource, is_safe};
 use crate::middleware::refusal::{OnRefusal, RefusalPolicy, Refused};
-use crate::primitives::guard::Guard;
+use crate::primitives::multi::Multi;
 use crate::primitives::mutex::Mutex;
 use crate::protocol::message::Fence;
 
@@ -34,12 +34,19 @@ pub(super) struct LayerSettings {
     max_waiters: Option<usize>,
     lease: Option<Duration>,
     max_hold: Option<Duration>,
+    /// How many requests hold a key at a time, on all replicas together.
+    pub(super) permits: Option<u32>,
+    fair: bool,
     release_before_answer: bool,
+    pub(super) hold_until_body_end: bool,
     on_lost: OnLost,
     /// Whether the key names one request and its retries.
-    has_retries: bool,
+    pub(super) has_retries: bool,
     pub(super) to_completion: bool,
-    pub(super) include_options: bool,
+    include_options: bool,
+    only_unsafe: bool,
+    wait_by: Option<WaitBy>,
+    store_failure: StoreFailure,
     pub(super) dry_run: bool,
     /// Whether a response reports how long its request waited.
     pub(super) server_timing: bool,
@@ -47,6 +54,37 @@ pub(super) struct LayerSettings {
     fence_header: Option<HeaderName>,
     pub(super) refusals: RefusalPolicy,
 }
+
+/// A closure that returns how long a request waits.
+#[derive(Clone)]
+struct WaitBy(Arc<WaitByFn>);
+
+type WaitByFn = dyn Fn(&Parts) -> Option<Duration> + Send + Sync;
+
+impl fmt::Debug for WaitBy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WaitBy")
+    }
+}
+
+/// What happens to a request whose lock the store cannot give: the store is unavailable, refuses, or did not answer in time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum StoreFailure {
+    /// The request is refused, [`StoreFailed`](Refused::StoreFailed), by default with 503.
+    #[default]
+    Refuse,
+    /// The request runs without a lock. Requests for one key may then run at once, as without the layer: choose it only where an
+    /// outage of the store is worse than that. The handler sees no [`Lease`](crate::Lease), and [`Unlocked`] is in the
+    /// request's extensions. The metric `tenure_unlocked_total` counts such requests.
+    ///
+    /// A server that [recovers](crate::Recovery) is no failure: earlier leases may be in use then, so the request is refused.
+    RunUnlocked,
+}
+
+/// In the extensions of a request that runs without its lock, because the store failed: [`StoreFailure::RunUnlocked`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Unlocked;
 
 /// What happens to a handler whose lease is lost: the store was unavailable for too long, the process was suspended,
 /// or a user deleted the lock.
@@ -139,6 +177,39 @@ impl<K> LockLayer<K> {
         self.wait(Duration::ZERO)
     }
 
+    /// Sets for each request how long it waits. `None` is the layer's [`wait`](Self::wait), which is also the longest wait. Zero is
+    /// [`skip`](Self::skip) for this request: it does not wait, and its response is sent when the lock is free.
+    ///
+    /// A client's `Prefer: wait=5` (RFC 7240, section 4.3):
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use http::request::Parts;
+    /// use tenure::{LockLayer, Locks};
+    ///
+    /// fn prefer(parts: &Parts) -> Option<Duration> {
+    ///     let fields = parts.headers.get_all("prefer").iter();
+    ///     let mut preferences = fields.filter_map(|field| field.to_str().ok()).flat_map(|field| field.split(','));
+    ///     let seconds = preferences.find_map(|preference| preference.trim().strip_prefix("wait="))?;
+    ///     seconds.parse().ok().map(Duration::from_secs)
+    /// }
+    ///
+    /// # let locks = Locks::memory();
+    /// let layer = LockLayer::by(&locks, |_| "import").wait(Duration::from_secs(30)).wait_by(prefer);
+    /// ```
+    pub fn wait_by(self, wait: impl Fn(&Parts) -> Option<Duration> + Send + Sync + 'static) -> Self {
+        self.set(|settings| settings.wait_by = Some(WaitBy(Arc::new(wait))))
+    }
+
+    /// Sets what happens to a request whose lock the store cannot give. The default is [`StoreFailure::Refuse`].
+    ///
+    /// A key that names one request and its retries, as an
+    /// [`Idempotency-Key`](crate::middleware::keys::idempotency_key) does, cannot be given up: with
+    /// [`StoreFailure::RunUnlocked`] such a layer answers each request with 500, and an error event reports it.
+    pub fn on_store_failure(self, failure: StoreFailure) -> Self {
+        self.set(|settings| settings.store_failure = failure)
+    }
+
     /// Limits how many requests of this process wait for one key. The next request gets 429 at once. The default is
     /// [`Builder::max_waiters_per_key`](crate::Builder::max_waiters_per_key), which this limit replaces; it may be larger.
     pub fn max_waiters(self, limit: usize) -> Self {
@@ -159,6 +230,41 @@ impl<K> LockLayer<K> {
     /// completion](Self::run_to_completion) then continues without the lock, and its client gets 500.
     pub fn max_hold(self, most: Duration) -> Self {
         self.set(|settings| settings.max_hold = Some(most))
+    }
+
+    /// Admits `permits` requests at a time for each key, on all replicas together, as
+    /// [`Locks::semaphore`](crate::Locks::semaphore) does. The others wait, or are refused, as for a lock. Permits send no
+    /// [`fence_header`](Self::fence_header). Nested layers with one key and the same number share one permit.
+    ///
+    /// Each request needs exactly one key, which is not [read](crate::MultiKey::read), and which does not name a request and its
+    /// retries. Otherwise, and with zero permits, it gets 500, and an error event reports it.
+    ///
+    /// ```
+    /// use tenure::{LockLayer, middleware::keys};
+    ///
+    /// # let locks = tenure::Locks::memory();
+    /// // Three exports at a time for each tenant.
+    /// let layer = LockLayer::new(&locks, keys::header_text("x-tenant").named("exports")).permits(3);
+    /// ```
+    pub fn permits(self, permits: u32) -> Self {
+        self.set(|settings| settings.permits = Some(permits))
+    }
+
+    /// Serves requests of all replicas first come, first served, as [`Mutex::fair`](crate::Mutex::fair) does, at the same cost.
+    pub fn fair(self) -> Self {
+        self.set(|settings| settings.fair = true)
+    }
+
+    /// Holds the lock until the body of the response ends, fails or is dropped, for downloads and streams. The default is the end
+    /// of the handler. The lease is renewed meanwhile, so a client that reads slowly holds the lock for as long as it reads: limit
+    /// it with [`max_hold`](Self::max_hold).
+    ///
+    /// If the lease is lost while the body is sent, the body ends with an error, and the client sees that it was cut off, unless
+    /// the layer has [`OnLost::Tell`]. The lock of an upgraded connection, 101 or `CONNECT`, ends with the head. The response does
+    /// not wait for a release: this option comes before [`release_before_answer`](Self::release_before_answer). A guard that the
+    /// handler has [taken](crate::Lease::take_guard) is the handler's.
+    pub fn hold_until_body_end(self) -> Self {
+        self.set(|settings| settings.hold_until_body_end = true)
     }
 
     /// Sets what happens to a handler whose lease is lost while it runs. The default is [`OnLost::Cancel`].
@@ -197,6 +303,12 @@ impl<K> LockLayer<K> {
     /// changes nothing and need not wait.
     pub fn include_options(self) -> Self {
         self.set(|settings| settings.include_options = true)
+    }
+
+    /// Locks only requests whose method may change something. `GET`, `HEAD`, `OPTIONS`, `TRACE` and `QUERY` pass without a lock,
+    /// and no key is read, whatever [`include_options`](Self::include_options) says.
+    pub fn only_unsafe(self) -> Self {
+        self.set(|settings| settings.only_unsafe = true)
     }
 
     /// Locks nothing, and reports what the layer would have done.
@@ -284,34 +396,54 @@ impl<K> LockLayer<K> {
 
 impl LayerSettings {
     /// Returns the mutex with the layer's settings.
-    pub(super) fn mutex(&self, mut mutex: Mutex) -> Mutex {
-        if let Some(lease) = self.lease {
-            mutex = mutex.lease(lease);
-        }
-        if let Some(most) = self.max_hold {
-            mutex = mutex.max_hold(most);
-        }
-        if let Some(limit) = self.max_waiters {
-            mutex = mutex.max_waiters(limit);
-        }
-        mutex
+    pub(super) fn mutex(&self, mutex: Mutex) -> Mutex {
+        let mutex = self.lease.into_iter().fold(mutex, Mutex::lease);
+        let mutex = self.max_hold.into_iter().fold(mutex, Mutex::max_hold);
+        let mutex = self.max_waiters.into_iter().fold(mutex, Mutex::max_waiters);
+        if self.fair { mutex.fair() } else { mutex }
     }
 
-    /// Acquires the lock with the layer's settings. Returns the refusal if that fails.
-    pub(super) async fn enter(&self, mutex: &Mutex) -> Result<Guard, (Refused, Option<Error>)> {
-        let entered = mutex.lock_timeout(self.wait).await;
-        entered.map_err(|error| match error {
-            Error::Busy { .. } if self.wait.is_zero() && self.has_retries => (Refused::InFlight, None),
-            Error::Busy { .. } if self.wait.is_zero() => (Refused::Busy, None),
-            // The handler had not begun, so this outcome is known.
-            error if error.is_lost() => (Refused::Lost, Some(error)),
-            error => (Refused::from(&error), Some(error)),
-        })
+    /// Returns the multi-lock with the layer's settings.
+    pub(super) fn multi(&self, multi: Multi) -> Multi {
+        let multi = self.lease.into_iter().fold(multi, Multi::lease);
+        let multi = self.max_hold.into_iter().fold(multi, Multi::max_hold);
+        let multi = self.max_waiters.into_iter().fold(multi, Multi::max_waiters);
+        if self.fair { multi.fair() } else { multi }
     }
 
-    /// Returns whether the response waits until the store knows that the lock is free.
-    pub(super) fn releases_before_answer(&self) -> bool {
-        self.release_before_answer || self.wait.is_zero()
+    /// Returns whether requests with this method need no lock.
+    pub(super) fn passes(&self, method: &Method) -> bool {
+        method == Method::OPTIONS && !self.include_options || self.only_unsafe && is_safe(method)
+    }
+
+    /// Returns how the settings contradict the key of one request and its retries, which two attempts may never hold at once.
+    pub(super) fn contradiction(&self) -> Option<Error> {
+        let what = match self.permits {
+            _ if !self.has_retries => return None,
+            Some(_) => "`permits`",
+            None if self.store_failure == StoreFailure::RunUnlocked => "`StoreFailure::RunUnlocked`",
+            None => return None,
+        };
+        Some(Error::Options(OptionsError(format!(
+            "the key of this layer names a request and its retries, and {what} would run both at once: use a layer without it"
+        ))))
+    }
+
+    /// Returns whether a request runs without its lock, which it did not get for this reason.
+    pub(super) fn runs_unlocked(&self, why: Refused, error: Option<&Error>) -> bool {
+        let recovers = matches!(error, Some(Error::Store { source, .. } | Error::Connect { source, .. }) if source.is_recovering());
+        self.store_failure == StoreFailure::RunUnlocked && why == Refused::StoreFailed && !recovers
+    }
+
+    /// Returns how long this request waits.
+    pub(super) fn wait_of(&self, parts: &Parts) -> Duration {
+        let wanted = self.wait_by.as_ref().and_then(|wait| wait.0(parts));
+        wanted.map_or(self.wait, |wanted| wanted.min(self.wait))
+    }
+
+    /// Returns whether the response to a request that waited at most this long waits until the store knows that the lock is free.
+    pub(super) fn releases_before_answer(&self, wait: Duration) -> bool {
+        self.release_before_answer || wait.is_zero()
     }
 
     /// Returns whether the handler is dropped when its lease is lost.

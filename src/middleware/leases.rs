@@ -5,9 +5,10 @@ use http::request::Parts;
 
 use crate::key::Key;
 use crate::locks::Locks;
+use crate::middleware::request_guard::HeldView;
 use crate::primitives::guard::Lease;
-use crate::primitives::mutex::Mutex;
 use crate::primitives::scope;
+use crate::protocol::message::Name;
 
 /// All leases that a request holds, the outermost first.
 ///
@@ -67,13 +68,13 @@ impl<'a> IntoIterator for &'a Leases {
     }
 }
 
-/// Returns the lease that the request already has on the key of `mutex`, from an outer layer. The extensions know
-/// that lease, even behind a `Buffer`. The scope of the running code knows it too, even if the extensions were not
-/// copied.
-pub(super) fn held(parts: &Parts, mutex: &Mutex) -> Option<Lease> {
+/// Returns the lease that the request already has on this name, from an outer layer. The extensions know that lease, even behind a
+/// `Buffer`. The scope of the running code knows it too, even if the extensions were not copied.
+pub(super) fn held(parts: &Parts, locks: &Locks, name: &Name) -> Option<Lease> {
+    let node = locks.handle().node();
     let leases = Leases::of(&parts.extensions);
-    let of_request = leases.iter().find(|lease| mutex.is_of(lease)).cloned();
-    of_request.or_else(|| mutex.held_here())
+    let of_request = leases.iter().find(|lease| lease.held.is_on(node, name)).cloned();
+    of_request.or_else(|| scope::find(node, name).map(|held| Lease { held }))
 }
 
 /// Returns whether an outer layer holds one of the locks of this node for the request.
@@ -83,18 +84,31 @@ pub(super) fn has_any(parts: &Parts, locks: &Locks) -> bool {
     leases.iter().any(|lease| lease.held.is_of(node)) || scope::any(node)
 }
 
-/// Inserts the layer's lease into the request. The leases of outer layers stay in the list. If this layer has no
-/// lease, the request shows none.
-pub(super) fn insert(parts: &mut Parts, own: Option<&Lease>) {
+/// Inserts what the layer holds into the request. The leases of outer layers stay in the list. If this layer holds nothing, the
+/// request shows no other lease.
+pub(super) fn insert(parts: &mut Parts, own: Option<&HeldView>) {
     let mut leases = Leases::of(&parts.extensions);
-    if !leases.is_empty() {
-        if let Some(own) = own {
-            leases.0.push(own.clone());
-        }
-        parts.extensions.insert(leases);
-    }
     match own {
-        Some(own) => parts.extensions.insert(own.clone()),
-        None => parts.extensions.remove::<Lease>(),
+        Some(HeldView::One(lease)) if !leases.is_empty() => leases.0.push(lease.clone()),
+        Some(HeldView::Several(several)) => leases.0.extend(several.each()),
+        Some(HeldView::One(_)) | None => {}
+    }
+    let extensions = &mut parts.extensions;
+    if !leases.is_empty() {
+        extensions.insert(leases);
+    }
+    let (one, several) = match own {
+        Some(HeldView::One(lease)) => (Some(lease), None),
+        Some(HeldView::Several(lease)) => (None, Some(lease)),
+        None => (None, None),
+    };
+    replace(extensions, one);
+    replace(extensions, several);
+}
+
+fn replace<T: Clone + Send + Sync + 'static>(extensions: &mut Extensions, value: Option<&T>) {
+    match value {
+        Some(value) => extensions.insert(value.clone()),
+        None => extensions.remove::<T>(),
     };
 }

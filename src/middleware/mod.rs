@@ -85,10 +85,12 @@
 //! list of statuses. A busy key is never answered with 503, because load balancers eject replicas that answer 503
 //! several times in a row.
 //!
+//! With [`StoreFailure::RunUnlocked`], a request runs without its lock in place of the 503 of a store that failed.
+//!
 //! Refusals are `application/problem+json`. They name neither the key nor its holder, and have their [`Refused`] in
 //! the response's extensions. You can set each [`status`](LockLayer::status), [`Retry-After`](LockLayer::retry_after)
 //! and [problem type](LockLayer::problem_base). To send other responses, pass a closure or your own type to
-//! [`on_refusal`](LockLayer::on_refusal). The last row of the table does not pass through it.
+//! [`on_refusal`](LockLayer::on_refusal): for gRPC it is [`Grpc`]. The last row of the table does not pass through it.
 //!
 //! # Keys
 //! All services with the same store and prefix share one space of keys. The keys are those of
@@ -118,6 +120,7 @@
 //!      │   compression               outside: needs no lock
 //!      │   authentication            outside: only users with access wait, and the user can be the key
 //!      │   timeout over all          outside: counts the wait and the handler together
+//!      │   BufferBody                outside: a slow upload holds no lock, and the key may be made of the body
 //!      ▼
 //!   LockLayer
 //!      │   timeout of the handler    inside: counts the handler alone
@@ -135,7 +138,7 @@
 //!   ready only when it has the lock. So a load shedder outside sees no pressure. Use
 //!   [`max_waiters`](LockLayer::max_waiters) to shed load.
 //! * If a timeout outside fires, it drops the handler, as a client that leaves does: see below.
-//! * A handler reads the request's body under the lock, and a slow client makes that long. Read the body outside, or
+//! * A handler reads the request's body under the lock, and a slow client makes that long. Put a [`BufferBody`] outside, or
 //!   limit the time.
 //! * The lock ends with the handler's response. It does not protect a body that is streamed later, an upgraded
 //!   connection, or a spawned task. Move a guard into those: [`Lease::again`](crate::Lease::again).
@@ -177,26 +180,34 @@
 //! have waited.
 
 pub use self::body::ResponseBody;
+pub use self::buffer_body::{BufferBody, BufferBodyService, BufferedBody};
 #[cfg(feature = "axum")]
 pub use self::extract::{ExtractorFn, FromExtractors, LeaseMissing};
 pub use self::future::ResponseFuture;
+pub use self::grpc::Grpc;
 pub use self::key::{IntoLockKey, KeySource, LockKey};
-pub use self::layer::{LockLayer, OnLost};
+#[cfg(feature = "axum")]
+pub use self::keys::extract_body::{FromRequestBody, RequestFn};
+pub use self::layer::{LockLayer, OnLost, StoreFailure, Unlocked};
 pub use self::leases::Leases;
 pub use self::refusal::{Answer, IntoAnswer, OnRefusal, Problem, Refused, RefusedRequest};
 pub use self::service::LockService;
 
+mod acquire;
 mod body;
+mod buffer_body;
 mod busy_refusals;
 mod completion;
 mod dry_run;
 #[cfg(feature = "axum")]
 mod extract;
 mod future;
+mod grpc;
 mod key;
 pub mod keys;
 mod layer;
 mod leases;
 mod refusal;
 mod request_guard;
+mod route;
 mod service;

@@ -4,7 +4,6 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::fmt::{self, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
@@ -14,6 +13,7 @@ use http::{HeaderValue, Response, StatusCode};
 use crate::error::{Error, LostCause};
 use crate::middleware::body::{RefusalBody, boxed};
 use crate::middleware::busy_refusals::BusyRefusals;
+use crate::middleware::route::{RouteThrottle, route};
 use crate::observe;
 
 /// The page that explains the outcomes, with an anchor for each variant.
@@ -357,9 +357,8 @@ pub(super) struct RefusalPolicy {
     retry_after: Option<Duration>,
     /// The base of the problem's `type`, escaped for JSON.
     base: Cow<'static, str>,
-    /// Whether an event has reported that the layer is misconfigured. It is reported once, because every request of a
-    /// route has the same fault.
-    is_fault_reported: Arc<AtomicBool>,
+    /// Limits the reports of a layer that is misconfigured, because every request of a route has the same fault.
+    faults: RouteThrottle,
     busy: BusyRefusals,
 }
 
@@ -370,7 +369,7 @@ impl Default for RefusalPolicy {
             statuses: HashMap::new(),
             retry_after: None,
             base: Cow::Borrowed(PROBLEM_BASE),
-            is_fault_reported: Arc::default(),
+            faults: RouteThrottle::default(),
             busy: BusyRefusals::default(),
         }
     }
@@ -415,7 +414,7 @@ impl RefusalPolicy {
     ) -> Response<RefusalBody> {
         let request = self.request(why, parts);
         let Answer(mut response) = (self.answer)(&request);
-        let is_news = why == Refused::BadOptions && !self.is_fault_reported.swap(true, Ordering::Relaxed);
+        let is_news = why == Refused::BadOptions && parts.is_some_and(|parts| self.faults.allow(parts));
         let route = parts.and_then(route);
         let refusal = observe::Refusal {
             why: &format!("{why:?}"),
@@ -443,16 +442,4 @@ impl fmt::Debug for RefusalPolicy {
             .field("retry_after", &self.retry_after)
             .finish_non_exhaustive()
     }
-}
-
-/// Returns the route as it was declared, if axum knows it.
-#[cfg_attr(not(feature = "axum"), allow(unused_variables))]
-pub(super) fn route(parts: &Parts) -> Option<&str> {
-    #[cfg(feature = "axum")]
-    return parts
-        .extensions
-        .get::<axum::extract::MatchedPath>()
-        .map(axum::extract::MatchedPath::as_str);
-    #[cfg(not(feature = "axum"))]
-    None
 }

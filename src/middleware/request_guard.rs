@@ -1,49 +1,201 @@
-//! A guard that wakes the task of its request when the lease ends.
+//! What an admitted request holds: the guard of one lease or of several, until the request ends or the handler takes it.
 
 use std::future::Future;
-use std::ops::Deref;
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
 use tokio_util::sync::WaitForCancellationFutureOwned;
+use tokio_util::task::TaskTracker;
 
-use crate::primitives::guard::Guard;
+use crate::error::LostCause;
+use crate::primitives::guard::{Guard, Lease};
+use crate::primitives::multi_guard::{MultiGuard, MultiLease};
+use crate::primitives::scope::Scope;
+use crate::protocol::message::{Fence, Mode};
 
-/// A guard that wakes the task of its request when the lease ends.
+/// How long a response waits at most until the store knows that the lock is free.
+const MAX_RELEASE_WAIT: Duration = Duration::from_millis(250);
+
+/// What was acquired for a request.
+pub(super) enum Acquired {
+    One(Guard),
+    /// Another guard of a lease that an outer layer acquired.
+    Again(Guard),
+    Several(MultiGuard),
+}
+
+/// The guard of a request. It wakes the task of its request when the lease ends, and releases the lease when it is dropped, unless
+/// the handler has [taken](Lease::take_guard) the guard.
 pub(super) struct RequestGuard {
-    guard: Guard,
-    /// Resolves when the lease ends, for all but the first guard of the lease: these guards may be in different
-    /// tasks.
+    /// `None` after a release.
+    guard: Option<Acquired>,
+    /// The response waits until the store knows that the lock is free.
+    pub(super) releases_before_answer: bool,
+    /// The task that waited for the grant is another one than the one that polls.
+    has_moved: bool,
+    /// Resolves when a lease ends, for all but the first guard of a lease: these guards may be in different tasks.
     ended: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
 
+/// The answer of a handler that has ended, and the guard, unless it was released.
+pub(super) type Finished<R, E> = (Result<R, E>, Option<RequestGuard>);
+
+/// A view of what a request holds.
+pub(super) enum HeldView {
+    One(Lease),
+    Several(MultiLease),
+}
+
 impl RequestGuard {
-    pub(super) fn new(guard: Guard) -> Self {
-        RequestGuard { guard, ended: None }
+    pub(super) fn new(guard: Acquired, releases_before_answer: bool) -> Self {
+        match &guard {
+            Acquired::One(guard) => guard.held().offer.open(),
+            Acquired::Several(guard) => guard.offer().open(),
+            Acquired::Again(_) => {}
+        }
+        RequestGuard {
+            guard: Some(guard),
+            releases_before_answer,
+            has_moved: false,
+            ended: None,
+        }
     }
 
-    /// Resolves when the lease has ended. The first guard of a lease needs no token.
+    fn guard(&self) -> &Acquired {
+        self.guard.as_ref().expect("a guard is released once")
+    }
+
+    /// Enters the scope of the leases for the code that is polled next.
+    pub(super) fn enter(&self) -> Scope {
+        match self.guard() {
+            Acquired::One(guard) | Acquired::Again(guard) => guard.enter(),
+            Acquired::Several(guard) => guard.enter(),
+        }
+    }
+
+    /// Returns whether each lease is held, or is the handler's concern.
+    pub(super) fn is_held(&self) -> bool {
+        self.is_taken()
+            || match self.guard() {
+                Acquired::One(guard) | Acquired::Again(guard) => guard.is_held(),
+                Acquired::Several(guard) => guard.is_held(),
+            }
+    }
+
+    /// Returns whether the handler has taken the guard.
+    fn is_taken(&self) -> bool {
+        match self.guard() {
+            Acquired::One(guard) => guard.held().offer.is_taken(),
+            Acquired::Several(guard) => guard.offer().is_taken(),
+            Acquired::Again(_) => false,
+        }
+    }
+
+    /// Returns a view of the leases.
+    pub(super) fn held(&self) -> HeldView {
+        match self.guard() {
+            Acquired::One(guard) | Acquired::Again(guard) => HeldView::One(guard.lease()),
+            Acquired::Several(guard) => HeldView::Several(guard.lease()),
+        }
+    }
+
+    /// Returns the fence of a lease that orders all holders of its key, if it is the only one.
+    pub(super) fn fence(&self) -> Option<Fence> {
+        match self.guard() {
+            Acquired::One(guard) | Acquired::Again(guard) => {
+                (guard.held().mode == Mode::Exclusive).then(|| guard.fence())
+            }
+            Acquired::Several(_) => None,
+        }
+    }
+
+    /// Returns the tracker for work that outlives its caller.
+    pub(super) fn tasks(&self) -> &TaskTracker {
+        match self.guard() {
+            Acquired::One(guard) | Acquired::Again(guard) => guard.tasks(),
+            Acquired::Several(guard) => guard.tasks(),
+        }
+    }
+
+    /// Notes that another task than the one of the request polls from now on.
+    pub(super) fn note_move(&mut self) {
+        self.has_moved = true;
+    }
+
+    /// Resolves when a lease has ended that the handler has not taken. The first guard of a lease needs no token.
     pub(super) fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if !self.guard.is_held() {
+        if self.is_taken() {
+            return Poll::Pending;
+        }
+        if !self.is_held() {
             return Poll::Ready(());
         }
-        if let Some(polled) = self.guard.poll_over(cx) {
+        if let Acquired::One(guard) = self.guard()
+            && !self.has_moved
+            && let Some(polled) = guard.poll_over(cx)
+        {
             return polled;
         }
-        let guard = &self.guard;
-        let ended = || Box::pin(guard.held().end_token().cancelled_owned());
-        self.ended.get_or_insert_with(ended).as_mut().poll(cx)
+        if self.ended.is_none() {
+            let token = match self.held() {
+                HeldView::One(lease) => lease.lost_token(),
+                HeldView::Several(lease) => lease.lost_token(),
+            };
+            self.ended = Some(Box::pin(token.cancelled_owned()));
+        }
+        let ended = self.ended.as_mut().expect("it was just set");
+        ended.as_mut().poll(cx)
     }
 
-    pub(super) fn into_guard(self) -> Guard {
-        self.guard
+    /// Releases the leases, and waits for at most [`MAX_RELEASE_WAIT`]. A lost lease was already reported, by an event and
+    /// by the [`Lease`]. If the store does not answer, the background reports it.
+    pub(super) async fn release(mut self) {
+        let Some(guard) = self.still_owned() else { return };
+        let release = async {
+            match guard {
+                Acquired::One(guard) | Acquired::Again(guard) => guard.release().await,
+                Acquired::Several(guard) => guard.release().await,
+            }
+        };
+        let _ = tokio::time::timeout(MAX_RELEASE_WAIT, release).await;
+    }
+
+    /// Returns the guard, unless the handler has taken it or it was released.
+    fn still_owned(&mut self) -> Option<Acquired> {
+        let mut guard = self.guard.take()?;
+        let is_owned = match &guard {
+            Acquired::One(guard) => guard.held().offer.close(),
+            Acquired::Several(guard) => guard.offer().close(),
+            Acquired::Again(_) => true,
+        };
+        if is_owned {
+            return Some(guard);
+        }
+        match &mut guard {
+            Acquired::One(guard) | Acquired::Again(guard) => guard.disown(),
+            Acquired::Several(guard) => guard.disown(),
+        }
+        None
     }
 }
 
-impl Deref for RequestGuard {
-    type Target = Guard;
+impl Drop for RequestGuard {
+    fn drop(&mut self) {
+        drop(self.still_owned());
+    }
+}
 
-    fn deref(&self) -> &Guard {
-        &self.guard
+impl HeldView {
+    /// Waits for the end of a lease that the handler has not taken. Returns why it ended.
+    pub(super) async fn lost(&self) -> LostCause {
+        let (cause, is_taken) = match self {
+            HeldView::One(lease) => (lease.lost().await, lease.held.offer.is_taken()),
+            HeldView::Several(lease) => (lease.lost().await, lease.offer().is_taken()),
+        };
+        if is_taken {
+            return std::future::pending().await;
+        }
+        cause
     }
 }

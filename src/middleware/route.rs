@@ -1,4 +1,4 @@
-//! Limits how often a fault is reported for each route.
+//! The route of a request, and a limit of how often a fault is reported for each route.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -8,7 +8,18 @@ use http::request::Parts;
 use tokio::time::Instant;
 
 use crate::driver::waiter::lock;
-use crate::middleware::refusal::route;
+
+/// Returns the route as it was declared, if axum knows it.
+#[cfg_attr(not(feature = "axum"), allow(unused_variables))]
+pub(super) fn route(parts: &Parts) -> Option<&str> {
+    #[cfg(feature = "axum")]
+    return parts
+        .extensions
+        .get::<axum::extract::MatchedPath>()
+        .map(axum::extract::MatchedPath::as_str);
+    #[cfg(not(feature = "axum"))]
+    None
+}
 
 /// The shortest time between two reports of one route. A fault of the program affects every request of a route, and
 /// an error for each request would fill the log.

@@ -17,10 +17,11 @@ use crate::middleware::body::ResponseBody;
 use crate::middleware::dry_run::DryRun;
 use crate::middleware::future::{Admission, BoxedFuture, EnterResult, LockReport, ResponseFuture};
 use crate::middleware::key::{Choice, IntoLockKey, KeySource};
-use crate::middleware::layer::LockLayer;
+use crate::middleware::layer::{LockLayer, Unlocked};
 use crate::middleware::leases;
-use crate::middleware::refusal::{Answer, Refused, route};
+use crate::middleware::refusal::{Answer, Refused};
 use crate::middleware::request_guard::RequestGuard;
+use crate::middleware::route::route;
 use crate::observe;
 
 /// A service behind a [`LockLayer`]. See the [module](crate::middleware).
@@ -82,14 +83,13 @@ where
         let settings = self.layer.settings.clone();
         let layer = self.layer.clone();
         let (parts, body) = request.into_parts();
-        let entering: BoxedFuture<EnterResult> =
-            if parts.method == Method::OPTIONS && !settings.include_options {
-                Box::pin(ready(Continue((parts, Admission::default()))))
-            } else if settings.dry_run {
-                Box::pin(dry_run(layer, parts))
-            } else {
-                Box::pin(enter(layer, parts))
-            };
+        let entering: BoxedFuture<EnterResult> = if settings.passes(&parts.method) {
+            Box::pin(ready(Continue((parts, Admission::default()))))
+        } else if settings.dry_run {
+            Box::pin(dry_run(layer, parts))
+        } else {
+            Box::pin(enter(layer, parts))
+        };
         ResponseFuture::new(entering, inner, body, settings)
     }
 }
@@ -104,8 +104,8 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
         let refuse = |why, error: Option<&Error>, parts: &Parts| {
             Break(layer.settings.refusals.refuse(why, error, Some(parts)))
         };
-        let key = match choice {
-            Choice::Lock(key) => key,
+        let keys = match choice {
+            Choice::Lock(keys) => keys,
             Choice::Nothing => {
                 leases::insert(&mut parts, None);
                 return Continue((parts, Admission::default()));
@@ -113,6 +113,9 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
             Choice::Answer(Answer(response)) => return Break(response),
             Choice::Refuse(why) => return refuse(why, None, &parts),
         };
+        if let Some(error) = layer.settings.contradiction() {
+            return refuse(Refused::BadOptions, Some(&error), &parts);
+        }
         // A shutdown waits for the handlers that run, and they may need other locks to finish. A request that arrives
         // during a shutdown is refused, or the shutdown might never end.
         let handle = layer.locks.handle();
@@ -120,28 +123,32 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
         if is_closing(&parts) {
             return refuse(Refused::Closed, None, &parts);
         }
-        let mutex = layer.settings.mutex(layer.locks.mutex(key));
-        // A request does not wait for a lock that it already holds.
-        let held = leases::held(&parts, &mutex);
-        let clock = &handle.node().clock;
+        let (clock, wait) = (&handle.node().clock, layer.settings.wait_of(&parts));
         let since = layer.settings.server_timing.then(|| clock.now());
-        let entered = match held {
-            Some(lease) => lease.again().map_err(|error| (Refused::Lost, Some(error))),
-            None => layer.settings.enter(&mutex).await,
-        };
+        let entered = layer.settings.acquire(&layer.locks, keys, &parts, wait).await;
         match entered {
             // The shutdown began while this request waited.
             Ok(_) if is_closing(&parts) => refuse(Refused::Closed, None, &parts),
             Ok(guard) => {
-                leases::insert(&mut parts, Some(&guard.lease()));
-                let waited = since.map_or(Duration::ZERO, |since| clock.now().since(since));
-                let fence = Some(guard.fence());
+                let guard = RequestGuard::new(guard, layer.settings.releases_before_answer(wait));
+                leases::insert(&mut parts, Some(&guard.held()));
+                let report = LockReport {
+                    waited: since.map_or(Duration::ZERO, |since| clock.now().since(since)),
+                    fence: guard.fence(),
+                    is_connect: parts.method == Method::CONNECT,
+                };
                 let admission = Admission {
-                    guard: Some(RequestGuard::new(guard)),
-                    report: LockReport { waited, fence },
+                    guard: Some(guard),
+                    report,
                     dry_run: None,
                 };
                 Continue((parts, admission))
+            }
+            Err((why, error)) if layer.settings.runs_unlocked(why, error.as_ref()) => {
+                observe::unlocked(route(&parts), error.as_ref());
+                leases::insert(&mut parts, None);
+                parts.extensions.insert(Unlocked);
+                Continue((parts, Admission::default()))
             }
             Err((why, error)) => refuse(why, error.as_ref(), &parts),
         }
@@ -152,7 +159,7 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
 async fn dry_run<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> EnterResult {
     let choice = layer.key.key(&mut parts).await.into_lock_key().0;
     let dry_run = match choice {
-        Choice::Lock(key) => DryRun::spawn(&layer.locks, key, &mut parts),
+        Choice::Lock(keys) => DryRun::spawn(&layer, keys, &mut parts),
         Choice::Nothing => None,
         Choice::Answer(_) | Choice::Refuse(_) => {
             observe::dry_run("refused", route(&parts));

@@ -153,17 +153,22 @@ node later {
 }
 
 request now {
-    /// The layer answered a request that got no lock, with this `status`, on this `route`. ERROR for the first such
-    /// answer of a layer with invalid options.
+    /// The layer answered a request that got no lock, with this `status`, on this `route`. ERROR once a minute for
+    /// each route of a layer with invalid options.
     DEBUG (ERROR if refusal.is_news) refused(refusal: &Refusal<'_>, error: Option<&crate::error::Error>):
         [why = refusal.why, status = refusal.status, route = refusal.route, error = error.map(tracing::field::display)]
-        "a request was refused{}" (if refusal.is_news { ": the layer has invalid options (reported once)" } else { "" }),
+        "a request was refused{}" (if refusal.is_news { ": the layer has invalid options" } else { "" }),
         counts metrics::refused(refusal.label);
 
     /// A layer refused `count` requests since the previous such event, because their keys were busy or too many
     /// requests waited. `route` is the route of the latest one. The first refusal is reported at once, the following
     /// ones once a minute.
     WARN refused_busy(count: u64, route: Option<&str>): [count, route] "requests were refused because their keys are busy";
+
+    /// A layer let a request run without its lock, because the store failed.
+    DEBUG unlocked(route: Option<&str>, error: Option<&crate::error::Error>):
+        [route, error = error.map(tracing::field::display)]
+        "a request runs without its lock", counts metrics::unlocked();
 
     /// A layer in a dry run let a request run that would have waited (`outcome` is `overlap`) or would have been
     /// refused (`refused`).

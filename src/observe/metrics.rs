@@ -131,6 +131,9 @@ metrics! {
         why: busy in_flight waited_too_long queue_full store_failed closed lost outcome_unknown bad_key no_key bad_options
     } "Requests that a layer answered itself";
 
+    /// Requests that ran without their lock, because the store failed and the layer has `StoreFailure::RunUnlocked`.
+    UNLOCKED: Counter "tenure_unlocked_total", "requests", {} "Requests that ran without their lock, because the store failed";
+
     /// Requests behind a layer in a dry run. `route` is a route of the service, as axum knows it, or empty.
     DRY_RUN: Counter "tenure_dry_run_total", "requests", {outcome: alone overlap refused; route:}
         "Requests behind a layer in a dry run";
@@ -377,6 +380,11 @@ pub(super) fn alarmed(alarm: &'static str) {
 #[cfg(feature = "tower")]
 pub(super) fn refused(why: &'static str) {
     count(&REFUSED, &[why]);
+}
+
+#[cfg(feature = "tower")]
+pub(super) fn unlocked() {
+    count(&UNLOCKED, &[]);
 }
 
 /// Counts a request behind a layer in a dry run. The route is a label that only the service knows, so the key

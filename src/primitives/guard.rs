@@ -12,6 +12,8 @@ use tokio_util::sync::CancellationToken;
 #[cfg(feature = "tower")]
 use tokio_util::task::TaskTracker;
 
+#[cfg(feature = "tower")]
+use crate::error::OptionsError;
 use crate::error::{Error, LostCause};
 use crate::key::Key;
 use crate::observe;
@@ -139,6 +141,41 @@ impl Lease {
         })
     }
 
+    /// Takes the guard from the [`LockLayer`](crate::LockLayer) that acquired the lease, for work that another task or process
+    /// continues. From then on the caller owns it: the layer does not release it, and neither cancels nor replaces the response if
+    /// the lease is lost.
+    ///
+    /// So a handler can hand its lease to a worker, and answer 202:
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use tenure::{Error, Lease};
+    ///
+    /// async fn ship(lease: Lease) -> Result<String, Error> {
+    ///     let transfer = lease.take_guard()?.into_transfer(Duration::from_secs(600)).await?;
+    ///     // … send this text to the worker, which adopts the lease …
+    ///     Ok(transfer.to_string())
+    /// }
+    /// ```
+    ///
+    /// Other guards of the lease stay: those of [`again`](Self::again), and that of a nested layer with the same key. As long as
+    /// there are any, [`into_transfer`](Guard::into_transfer) is refused.
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if the lease has ended. [`Error::Options`] if no layer has the guard: it was taken before, the layer has
+    /// ended the request, or the lease is not that of a layer of one key; the keys of a layer of several are taken together, by
+    /// [`MultiLease::take_guard`](crate::MultiLease::take_guard).
+    #[cfg(feature = "tower")]
+    pub fn take_guard(&self) -> Result<Guard, Error> {
+        if !self.is_held() {
+            return Err(self.held.lost());
+        }
+        if !self.held.offer.take() {
+            return Err(not_offered(self.key()));
+        }
+        Ok(Guard::taken(&self.held))
+    }
+
     /// Runs `work` in the scope of this lock. Inside, a `lock` of the same key returns [`Error::WouldDeadlock`] at once
     /// instead of waiting for itself, and a layer passes this lease on. [`run`](Self::run),
     /// [`Mutex::with`](crate::Mutex::with) and layers also run their work in this scope.
@@ -249,6 +286,22 @@ impl Guard {
             #[cfg(feature = "tower")]
             is_shared: false,
         }
+    }
+
+    /// Returns the guard that a handler took from its layer. It counts already.
+    #[cfg(feature = "tower")]
+    pub(crate) fn taken(held: &Arc<Held>) -> Guard {
+        Guard {
+            lease: Lease { held: held.clone() },
+            state: GuardState::Held,
+            is_shared: true,
+        }
+    }
+
+    /// Ends this guard without a release: the handler has taken it.
+    #[cfg(feature = "tower")]
+    pub(crate) fn disown(&mut self) {
+        self.state = GuardState::Ended;
     }
 
     /// See [`Lease::again`].
@@ -480,6 +533,14 @@ impl Guard {
             }
         }
     }
+}
+
+/// Returns the error of a caller that takes a guard which no layer has.
+#[cfg(feature = "tower")]
+pub(crate) fn not_offered(key: &Key) -> Error {
+    Error::Options(OptionsError(format!(
+        "no layer has a guard of the lease on `{key}`: it was taken before, the request has ended, or no LockLayer of this form acquired it"
+    )))
 }
 
 /// Releases the guards, and each holding whose last guard is among them.

@@ -1,5 +1,7 @@
 //! One holding of a lease, shared by its guards and by the views of it.
 
+#[cfg(feature = "tower")]
+use std::sync::atomic::AtomicU8;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -16,6 +18,44 @@ use crate::protocol::key::claim::Holding;
 use crate::protocol::message::{Fence, Mode, Name};
 use crate::protocol::step::{CallAnswer, Input, Ticket};
 
+/// Whether the guard of a layer is there for its handler to take. A layer's guard is taken once.
+#[cfg(feature = "tower")]
+#[derive(Debug, Default)]
+pub(crate) struct Offer(AtomicU8);
+
+#[cfg(feature = "tower")]
+impl Offer {
+    const NONE: u8 = 0;
+    const OPEN: u8 = 1;
+    const TAKEN: u8 = 2;
+
+    /// The layer has the guard from now on.
+    pub(crate) fn open(&self) {
+        self.0.store(Self::OPEN, Ordering::Release);
+    }
+
+    /// Takes the guard, and returns whether it was there. From then on it is the caller's.
+    pub(crate) fn take(&self) -> bool {
+        self.replace(Self::TAKEN)
+    }
+
+    pub(crate) fn is_taken(&self) -> bool {
+        self.0.load(Ordering::Acquire) == Self::TAKEN
+    }
+
+    /// Ends the offer. Returns whether the guard is still the layer's.
+    pub(crate) fn close(&self) -> bool {
+        self.replace(Self::NONE) || !self.is_taken()
+    }
+
+    fn replace(&self, by: u8) -> bool {
+        let replaced = self
+            .0
+            .compare_exchange(Self::OPEN, by, Ordering::AcqRel, Ordering::Acquire);
+        replaced.is_ok()
+    }
+}
+
 /// One holding of a lease by a caller.
 pub(crate) struct Held {
     pub(crate) handle: Handle,
@@ -31,6 +71,9 @@ pub(crate) struct Held {
     guards: AtomicUsize,
     /// Whether its tick ended well. Set when the run ends, and sent to the store when the last guard ends.
     finished: OnceLock<bool>,
+    /// The guard of the layer that acquired the lease.
+    #[cfg(feature = "tower")]
+    pub(crate) offer: Offer,
 }
 
 impl Held {
@@ -53,6 +96,8 @@ impl Held {
             fence,
             guards: AtomicUsize::new(1),
             finished: OnceLock::new(),
+            #[cfg(feature = "tower")]
+            offer: Offer::default(),
         }
     }
 

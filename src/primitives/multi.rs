@@ -21,7 +21,7 @@ use crate::protocol::message::{Mode, Name};
 use crate::protocol::step::LockOptions;
 
 /// The largest number of keys of a multi-lock.
-const MAX_KEYS: usize = 64;
+pub(crate) const MAX_KEYS: usize = 64;
 
 /// One lock of a [`Multi`]: a key, and whether it is locked for writing or for reading.
 ///
@@ -67,6 +67,35 @@ impl MultiKey {
     /// Returns the key.
     pub fn key(&self) -> &Key {
         &self.name.key
+    }
+}
+
+#[cfg(feature = "tower")]
+impl MultiKey {
+    pub(crate) fn name(&self) -> &Name {
+        &self.name
+    }
+
+    pub(crate) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// Replaces the key.
+    pub(crate) fn map(self, key: impl FnOnce(Key) -> Option<Key>) -> Option<MultiKey> {
+        let name = Name::lock(key(self.name.key)?);
+        Some(MultiKey { name, ..self })
+    }
+
+    pub(crate) fn into_key(self) -> Key {
+        self.name.key
+    }
+
+    /// Returns the same key for reading.
+    pub(crate) fn into_read(self) -> MultiKey {
+        MultiKey {
+            mode: Mode::Read,
+            ..self
+        }
     }
 }
 
@@ -206,8 +235,16 @@ impl Multi {
         self.multi_keys().map(MultiKey::key)
     }
 
-    fn multi_keys(&self) -> impl Iterator<Item = &MultiKey> {
+    pub(crate) fn multi_keys(&self) -> impl Iterator<Item = &MultiKey> {
         self.groups.iter().flat_map(|group| &group.keys)
+    }
+
+    /// Removes the keys for which `keep` returns false.
+    #[cfg(feature = "tower")]
+    pub(crate) fn retain(&mut self, mut keep: impl FnMut(&MultiKey) -> bool) {
+        for group in &mut self.groups {
+            group.keys.retain(&mut keep);
+        }
     }
 
     /// Acquires all keys, and waits until it holds all of them.

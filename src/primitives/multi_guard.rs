@@ -7,13 +7,23 @@ use std::task::Poll;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
+#[cfg(feature = "tower")]
+use tokio_util::task::TaskTracker;
 
 use crate::error::{Error, LostCause};
 use crate::key::Key;
 use crate::primitives::blocking::block_on;
+#[cfg(feature = "tower")]
+use crate::primitives::guard::Lease;
+#[cfg(feature = "tower")]
+use crate::primitives::guard::not_offered;
 use crate::primitives::guard::{Guard, Guards, release};
 use crate::primitives::held::Held;
+#[cfg(feature = "tower")]
+use crate::primitives::held::Offer;
 use crate::primitives::holdings::{self, Holdings};
+#[cfg(feature = "tower")]
+use crate::primitives::scope::{self, Scope};
 #[cfg(feature = "redis")]
 use crate::primitives::write::Atomically;
 use crate::protocol::message::Fence;
@@ -31,8 +41,17 @@ pub struct MultiGuard {
 #[derive(Clone)]
 pub struct MultiLease {
     held: Arc<[Arc<Held>]>,
+    shared: Arc<SharedByViews>,
+}
+
+/// What all views of a [`MultiGuard`] share.
+#[derive(Default)]
+struct SharedByViews {
     /// Cancelled when one of the leases ends. Made when it is first needed.
-    end: Arc<OnceLock<CancellationToken>>,
+    end: OnceLock<CancellationToken>,
+    /// The guard of the layer that acquired the leases.
+    #[cfg(feature = "tower")]
+    offer: Offer,
 }
 
 impl MultiLease {
@@ -126,6 +145,37 @@ impl MultiLease {
         Atomically::new(self.held.iter())
     }
 
+    /// Takes the guard from the [`LockLayer`](crate::LockLayer) that acquired the leases; see
+    /// [`Lease::take_guard`](crate::Lease::take_guard).
+    ///
+    /// # Errors
+    /// As [`Lease::take_guard`](crate::Lease::take_guard), about the first key.
+    #[cfg(feature = "tower")]
+    pub fn take_guard(&self) -> Result<MultiGuard, Error> {
+        if let Some(lost) = self.held.iter().find(|held| !held.is_held()) {
+            return Err(lost.lost());
+        }
+        if !self.shared.offer.take() {
+            return Err(not_offered(&self.held[0].name.key));
+        }
+        Ok(MultiGuard {
+            lease: self.clone(),
+            guards: Guards(self.held.iter().map(Guard::taken).collect()),
+        })
+    }
+
+    /// Returns the leases one by one.
+    #[cfg(feature = "tower")]
+    pub(crate) fn each(&self) -> impl Iterator<Item = Lease> {
+        self.held.iter().map(|held| Lease { held: held.clone() })
+    }
+
+    /// Returns whether the layer's guard is there for its handler, and what became of it.
+    #[cfg(feature = "tower")]
+    pub(crate) fn offer(&self) -> &Offer {
+        &self.shared.offer
+    }
+
     /// Runs `work` in the scope of these locks; see [`Lease::scope`](crate::Lease::scope).
     ///
     /// # Cancel safety
@@ -156,7 +206,7 @@ impl Holdings for MultiLease {
         if let Some(forked) = self.held.iter().find(|held| held.is_forked()) {
             return forked.end_token();
         }
-        let end = self.end.get_or_init(|| {
+        let end = self.shared.end.get_or_init(|| {
             let token = CancellationToken::new();
             for held in self.held.iter() {
                 held.waiter.set_group_token(&token);
@@ -170,9 +220,9 @@ impl Holdings for MultiLease {
 impl MultiGuard {
     pub(crate) fn new(guards: Guards) -> Self {
         let held = guards.0.iter().map(|guard| guard.held().clone()).collect();
-        let end = Arc::default();
+        let shared = Arc::default();
         MultiGuard {
-            lease: MultiLease { held, end },
+            lease: MultiLease { held, shared },
             guards,
         }
     }
@@ -248,6 +298,36 @@ impl MultiGuard {
     /// As [`MultiLease::run`].
     pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
         self.lease.run(work).await
+    }
+
+    /// Enters the scope of the locks for the code that is polled next.
+    #[cfg(feature = "tower")]
+    pub(crate) fn enter(&self) -> Scope {
+        scope::enter(self.lease.held.iter())
+    }
+
+    /// Returns the guards one by one.
+    #[cfg(feature = "tower")]
+    pub(crate) fn into_guards(mut self) -> Vec<Guard> {
+        std::mem::take(&mut self.guards.0)
+    }
+
+    /// As [`Guard::disown`].
+    #[cfg(feature = "tower")]
+    pub(crate) fn disown(&mut self) {
+        self.guards.0.iter_mut().for_each(Guard::disown);
+    }
+
+    /// See [`MultiLease::offer`].
+    #[cfg(feature = "tower")]
+    pub(crate) fn offer(&self) -> &Offer {
+        self.lease.offer()
+    }
+
+    /// Returns the tracker for work that outlives its caller.
+    #[cfg(feature = "tower")]
+    pub(crate) fn tasks(&self) -> &TaskTracker {
+        self.lease.held[0].handle.tasks()
     }
 
     /// Releases all locks in one request, and reports whether each of them was held until this call.

@@ -263,19 +263,6 @@ impl Mutex {
         scope::find(self.handle.node(), &self.name)
     }
 
-    /// Returns whether the lease is one of this lock's, current or not.
-    #[cfg(feature = "tower")]
-    pub(crate) fn is_of(&self, lease: &Lease) -> bool {
-        lease.held.is_on(self.handle.node(), &self.name) && lease.held.mode == Mode::Exclusive
-    }
-
-    /// Returns the lease on this lock in whose scope the calling code is polled.
-    #[cfg(feature = "tower")]
-    pub(crate) fn held_here(&self) -> Option<Lease> {
-        let held = self.find_held()?;
-        (held.mode == Mode::Exclusive).then_some(Lease { held })
-    }
-
     pub(crate) async fn try_enter(&self, mode: Mode) -> Result<Option<Guard>, Error> {
         unless_busy(self.enter(mode, false).await)
     }

@@ -30,6 +30,12 @@ mod latches;
 #[cfg(feature = "axum")]
 mod layer;
 #[cfg(feature = "axum")]
+mod layer_bodies;
+#[cfg(feature = "axum")]
+mod layer_choices;
+#[cfg(feature = "axum")]
+mod layer_guard;
+#[cfg(feature = "axum")]
 mod layer_keys;
 #[cfg(feature = "axum")]
 mod layer_lease;
@@ -47,6 +53,8 @@ mod layer_refusals;
 mod layer_retries;
 #[cfg(feature = "axum")]
 mod layer_servers;
+#[cfg(feature = "axum")]
+mod layer_several;
 #[cfg(feature = "axum")]
 mod layer_sources;
 #[cfg(feature = "axum")]

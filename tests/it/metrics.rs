@@ -51,6 +51,7 @@ const ALL: &[(&str, &str, &str, &Labels)] = &[
         "bad_key", "no_key", "bad_options",
     ])]),
     // Routes come from the service.
+    ("tenure_unlocked_total", "counter", "requests", &[]),
     ("tenure_dry_run_total", "counter", "requests", &[("outcome", &["alone", "overlap", "refused"]), ("route", &[])]),
 ];
 

@@ -6,16 +6,18 @@ use std::fmt;
 use std::future::{Future, ready};
 use std::marker::PhantomData;
 
+use bytes::Bytes;
 use http::request::Parts;
 
 use crate::key::Key;
+use crate::middleware::buffer_body::BufferedBody;
 use crate::middleware::key::{Choice, IntoLockKey, KeySource, LockKey};
 #[cfg(doc)]
 use crate::middleware::keys::field::Header;
 use crate::middleware::keys::path::original_path;
-use crate::middleware::keys::route_throttle::RouteThrottle;
 use crate::middleware::keys::value::named;
 use crate::middleware::refusal::Refused;
+use crate::middleware::route::RouteThrottle;
 use crate::observe;
 
 /// A lock per extension of the request, such as the user that an outer layer has authenticated.
@@ -53,6 +55,37 @@ where
     }
 }
 
+/// A lock per body of the request, or per part of it, such as an account in JSON.
+///
+/// The closure returns [a key](IntoLockKey), `None` for no lock, or a refusal. Parse the body with the type that the handler
+/// uses; two spellings of one account are then one key.
+///
+/// A [`BufferBody`](crate::middleware::BufferBody) outside of the layer reads the body. Without it, the request gets 500
+/// ([`BadOptions`](Refused::BadOptions)), and the event `extension_missing` names `BufferedBody`. For axum's extractors see
+/// [`LockLayer::from_request`](crate::LockLayer::from_request).
+///
+/// ```
+/// use bytes::Bytes;
+/// use http::{Response, StatusCode};
+/// use tenure::{LockLayer, middleware::keys};
+///
+/// # let locks = tenure::Locks::memory();
+/// let layer = LockLayer::new(&locks, keys::body(|body: &Bytes| {
+///     let account: Option<u64> = str::from_utf8(body).ok().and_then(|text| text.trim().parse().ok());
+///     let refusal = || Response::builder().status(StatusCode::BAD_REQUEST).body(String::from("which account?")).unwrap();
+///     account.map(|id| ("account", id)).ok_or_else(refusal)
+/// }));
+/// ```
+pub fn body<F, R>(
+    key: F,
+) -> Extension<BufferedBody, impl Fn(&BufferedBody) -> R + Clone + Send + Sync + 'static>
+where
+    F: Fn(&Bytes) -> R + Clone + Send + Sync + 'static,
+    R: IntoLockKey + Send,
+{
+    extension(move |body: &BufferedBody| key(body.bytes()))
+}
+
 /// A lock per extension. Made by [`extension`].
 pub struct Extension<E, F> {
     key: F,
@@ -85,8 +118,9 @@ where
             return ready(LockKey::refuse(Refused::BadOptions));
         };
         ready(match ((self.key)(extension).into_lock_key().0, &self.prefix) {
-            (Choice::Lock(key), Some(_)) if key.as_bytes().is_empty() => LockKey::refuse(Refused::BadKey),
-            (Choice::Lock(key), Some(prefix)) => LockKey::lock(Key::prefixed(prefix, key.as_bytes())),
+            (Choice::Lock(keys), Some(prefix)) => {
+                keys.map(|key| (!key.as_bytes().is_empty()).then(|| Key::prefixed(prefix, key.as_bytes())))
+            }
             (choice, _) => LockKey(choice),
         })
     }

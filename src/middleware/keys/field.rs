@@ -1,11 +1,11 @@
-//! Values with a name: the values of headers and of query parameters.
+//! Values with a name: the values of headers, of cookies and of query parameters.
 
 use std::borrow::Cow;
 use std::fmt::{Debug, Display};
 use std::future::{Future, ready};
 use std::str::FromStr;
 
-use http::header::HeaderName;
+use http::header::{COOKIE, HeaderName};
 use http::request::Parts;
 
 use crate::middleware::key::LockKey;
@@ -80,6 +80,53 @@ impl ValueSource for InHeader {
             .iter()
             .map(|value| value.as_bytes().trim_ascii());
         ready(value.only(values.map(Cow::Borrowed), || format!("{name}:")))
+    }
+}
+
+/// A lock per value of a cookie: per session. The text is the value, without the quotes around it (RFC 6265, section 4.2.1).
+///
+/// The key is `cookie:`, the cookie's name, a colon and the value, the same on all routes. All `Cookie` fields are read: HTTP/2
+/// splits them. A request without the cookie gets 400 ([`NoKey`](Refused::NoKey)), unless the key is
+/// [`optional`](Cookie::optional). A cookie that is empty, or that is named twice, gets 400 ([`BadKey`](Refused::BadKey)): the
+/// handler might read the other one.
+///
+/// The value of a session's cookie is a secret. [Hash](crate::middleware::KeySource::hashed) it, so that it reaches neither the
+/// store nor a log:
+///
+/// ```
+/// # let locks = tenure::Locks::memory();
+/// # let secret = "0123456789abcdef";
+/// use tenure::{LockLayer, middleware::{KeySource, keys}};
+///
+/// let layer = LockLayer::new(&locks, keys::cookie_text("sid").hashed(secret)); // hashed:5f0c…
+/// ```
+pub fn cookie_text(name: impl Into<Cow<'static, str>>) -> Cookie {
+    ByValue::new(InCookie(name.into()), ValueReader::text())
+}
+
+/// A lock per value of a cookie. Made by [`cookie_text`].
+pub type Cookie = ByValue<InCookie>;
+
+/// The source of a value: a cookie.
+#[derive(Debug, Clone)]
+pub struct InCookie(Cow<'static, str>);
+
+impl OptionalSource for InCookie {}
+
+impl ValueSource for InCookie {
+    fn key(&self, parts: &mut Parts, value: &ValueReader) -> impl Future<Output = LockKey> + Send {
+        let InCookie(cookie) = self;
+        let fields = parts.headers.get_all(COOKIE).iter();
+        let pairs = fields.flat_map(|field| field.as_bytes().split(|byte| *byte == b';'));
+        let values = pairs.filter_map(|pair| {
+            let at = pair.iter().position(|byte| *byte == b'=')?;
+            let (name, value) = (pair[..at].trim_ascii(), pair[at + 1..].trim_ascii());
+            let quoted = value
+                .strip_prefix(b"\"")
+                .and_then(|value| value.strip_suffix(b"\""));
+            (name == cookie.as_bytes()).then_some(quoted.unwrap_or(value))
+        });
+        ready(value.only(values.map(Cow::Borrowed), || format!("cookie:{cookie}:")))
     }
 }
 

@@ -1,5 +1,6 @@
 //! Keys from the header `Idempotency-Key`.
 
+use std::fmt::Debug;
 use std::future::{Future, ready};
 
 use http::header::HeaderName;
@@ -29,16 +30,30 @@ use crate::middleware::refusal::Refused;
 ///
 /// [draft-ietf-httpapi-idempotency-key-header]: https://datatracker.ietf.org/doc/draft-ietf-httpapi-idempotency-key-header/
 pub fn idempotency_key() -> IdempotencyKey {
-    IdempotencyKey { optional: false }
+    IdempotencyKey {
+        header: HeaderName::from_static("idempotency-key"),
+        optional: false,
+    }
 }
 
 /// A lock per `Idempotency-Key`, method and path. Made by [`idempotency_key`].
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct IdempotencyKey {
+    header: HeaderName,
     optional: bool,
 }
 
 impl IdempotencyKey {
+    /// Reads another header in place of `Idempotency-Key`, such as `X-Request-Id` of clients that repeat it in a retry. Its name
+    /// is no part of the key.
+    ///
+    /// # Panics
+    /// Panics if `name` is not a valid header name.
+    pub fn header(mut self, name: impl TryInto<HeaderName, Error: Debug>) -> Self {
+        self.header = name.try_into().expect("the name is a valid header name");
+        self
+    }
+
     /// Requests without the header pass without a lock.
     pub fn optional(mut self) -> Self {
         self.optional = true;
@@ -52,8 +67,7 @@ impl KeySource for IdempotencyKey {
     const RETRIES: bool = true;
 
     fn key(&self, parts: &mut Parts) -> impl Future<Output = LockKey> + Send {
-        const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
-        let values = parts.headers.get_all(IDEMPOTENCY_KEY).iter();
+        let values = parts.headers.get_all(&self.header).iter();
         ready(single_key(values, self.optional, |value| {
             let Some(key) = idempotency_text(value.as_bytes()) else {
                 return LockKey::refuse(Refused::BadKey);

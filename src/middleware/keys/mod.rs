@@ -35,9 +35,11 @@
 //! | …[`.named("account")`](Header::named) | `account:42` | the same | 400 |
 //! | [`query_param::<u64>("id")`](query_param) | `?id=42` | 400; with [`optional`](QueryParam::optional) no lock | 400 |
 //! | …[`.named("account")`](QueryParam::named) | `account:42` | the same | 400 |
+//! | [`cookie_text("sid")`](cookie_text) | `cookie:sid:5f0c…` | 400; with [`optional`](Cookie::optional) no lock | 400 |
 //! | [`host()`](host) | `host:example.com` | 400; with [`optional`](Host::optional) no lock | 400 |
 //! | [`extension(⎮user: &User⎮ user.id)`](extension) | `42` | 500 and an event: the layers are in the wrong order | |
 //! | …[`.named("user")`](Extension::named) | `user:42` | 500 and an event | |
+//! | [`body(⎮body: &Bytes⎮ …)`](body) | what the closure returns | 500 and an event: no [`BufferBody`](crate::middleware::BufferBody) is outside | |
 //! | [`idempotency_key()`](idempotency_key) | `POST /payments 8e03978e-40d5-43dd` | 400; with [`optional`](IdempotencyKey::optional) no lock | 400 |
 //! | [`path()`](path) | `/accounts/42` | | |
 //! | [`fixed("nightly")`](fixed) | `nightly` | | |
@@ -61,7 +63,8 @@
 //! For several parameters at once, and for all other keys, see [`LockLayer::by`](crate::LockLayer::by)
 #![cfg_attr(
     feature = "axum",
-    doc = "and [`LockLayer::from_extractors`](crate::LockLayer::from_extractors)."
+    doc = "and [`LockLayer::from_extractors`](crate::LockLayer::from_extractors), and with the body",
+    doc = "[`LockLayer::from_request`](crate::LockLayer::from_request)."
 )]
 #![cfg_attr(not(feature = "axum"), doc = "and the feature `axum`.")]
 
@@ -72,8 +75,10 @@ use http::request::Parts;
 use crate::key::Key;
 use crate::middleware::key::KeySource;
 
-pub use self::extension::{Extension, extension};
-pub use self::field::{Header, QueryParam, header, header_text, query_param, query_text};
+pub use self::extension::{Extension, body, extension};
+pub use self::field::{
+    Cookie, Header, QueryParam, cookie_text, header, header_text, query_param, query_text,
+};
 pub use self::host::{Host, host};
 pub use self::idempotency::{IdempotencyKey, idempotency_key};
 #[cfg(feature = "axum")]
@@ -82,13 +87,14 @@ pub use self::path::{WholePath, path};
 pub use self::value::ByValue;
 
 mod extension;
+#[cfg(feature = "axum")]
+pub(super) mod extract_body;
 mod field;
 mod host;
 mod idempotency;
 #[cfg(feature = "axum")]
 mod param;
 mod path;
-mod route_throttle;
 mod value;
 
 /// One lock for all requests. The key is the same as for [`Locks::mutex`](crate::Locks::mutex).

@@ -10,9 +10,9 @@ use http::request::Parts;
 
 use crate::middleware::key::LockKey;
 use crate::middleware::keys::path::original_path;
-use crate::middleware::keys::route_throttle::RouteThrottle;
 use crate::middleware::keys::value::{ByValue, ValueReader, ValueSource};
 use crate::middleware::refusal::Refused;
+use crate::middleware::route::RouteThrottle;
 use crate::observe;
 
 /// A lock per value of a path parameter, such as `id` of `/accounts/{id}/withdraw`, that is parsed as a `T`. All

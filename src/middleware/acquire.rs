@@ -1,0 +1,152 @@
+//! Acquires what a request locks, with the settings of its layer.
+
+use std::time::Duration;
+
+use crate::error::{Error, OptionsError};
+use crate::locks::Locks;
+use crate::middleware::key::Keys;
+use crate::middleware::layer::LayerSettings;
+use crate::middleware::leases;
+use crate::middleware::refusal::Refused;
+use crate::middleware::request_guard::Acquired;
+use crate::primitives::guard::{Guard, Guards, Lease};
+use crate::primitives::multi::{MAX_KEYS, MultiKey};
+use crate::primitives::multi_guard::MultiGuard;
+use crate::protocol::message::{Mode, Permits};
+use http::request::Parts;
+
+/// Why a request gets no lock, and the error that says more.
+pub(super) type Denial = (Refused, Option<Error>);
+
+impl LayerSettings {
+    /// Acquires the keys that the request does not hold yet, and shares the leases that it holds.
+    pub(super) async fn acquire(
+        &self,
+        locks: &Locks,
+        keys: Keys,
+        parts: &Parts,
+        wait: Duration,
+    ) -> Result<Acquired, Denial> {
+        match keys {
+            Keys::One(key) => {
+                let mode = self.mode(&key).map_err(bad_options)?;
+                // A request does not wait for a lock that it already holds.
+                if let Some(lease) = leases::held(parts, locks, key.name()) {
+                    return again(&lease, mode).map(Acquired::Again);
+                }
+                let acquired = self.acquire_one(locks, key, mode, wait).await;
+                acquired
+                    .map(Acquired::One)
+                    .map_err(|error| self.denial(error, wait))
+            }
+            // A box, so that the future of a request with one key stays small.
+            Keys::Several(keys) => Box::pin(self.acquire_several(locks, keys, parts, wait)).await,
+        }
+    }
+
+    async fn acquire_several(
+        &self,
+        locks: &Locks,
+        keys: Vec<MultiKey>,
+        parts: &Parts,
+        wait: Duration,
+    ) -> Result<Acquired, Denial> {
+        self.no_permits(&keys).map_err(bad_options)?;
+        let mut multi = self.multi(locks.multi(keys));
+        // The client chose the keys, so this is no fault of the program.
+        if multi.keys().count() > MAX_KEYS {
+            return Err((Refused::BadKey, None));
+        }
+        let mut guards = Guards::default();
+        for key in multi.multi_keys() {
+            if let Some(lease) = leases::held(parts, locks, key.name()) {
+                guards.0.push(again(&lease, key.mode())?);
+            }
+        }
+        multi.retain(|key| guards.0.iter().all(|guard| guard.held().name != *key.name()));
+        if multi.keys().next().is_some() {
+            let acquired = multi.lock_timeout(wait).await;
+            let acquired = acquired.map_err(|error| self.denial(error, wait))?;
+            guards.0.extend(acquired.into_guards());
+        }
+        guards.0.sort_by(|one, other| one.key().cmp(other.key()));
+        Ok(Acquired::Several(MultiGuard::new(guards)))
+    }
+
+    /// Tries once to acquire the keys, for a request that holds none of them.
+    pub(super) async fn try_acquire(&self, locks: &Locks, keys: Keys) -> Result<Acquired, Error> {
+        match keys {
+            Keys::One(key) => {
+                let mode = self.mode(&key)?;
+                let acquired = self.acquire_one(locks, key, mode, Duration::ZERO).await;
+                acquired.map(Acquired::One)
+            }
+            Keys::Several(keys) => {
+                self.no_permits(&keys)?;
+                let multi = self.multi(locks.multi(keys));
+                multi.lock_timeout(Duration::ZERO).await.map(Acquired::Several)
+            }
+        }
+    }
+
+    async fn acquire_one(
+        &self,
+        locks: &Locks,
+        key: MultiKey,
+        mode: Mode,
+        wait: Duration,
+    ) -> Result<Guard, Error> {
+        self.mutex(locks.mutex(key.into_key()))
+            .enter_timeout(mode, wait)
+            .await
+    }
+
+    /// Returns how a request holds its only key.
+    fn mode(&self, key: &MultiKey) -> Result<Mode, Error> {
+        match (self.permits, key.mode()) {
+            (Some(capacity), Mode::Exclusive) => Ok(Mode::Permits(Permits { weight: 1, capacity })),
+            (Some(_), _) => self.no_permits(&[]).map(|()| key.mode()),
+            (None, mode) => Ok(mode),
+        }
+    }
+
+    fn no_permits(&self, keys: &[MultiKey]) -> Result<(), Error> {
+        let Some(permits) = self.permits else {
+            return Ok(());
+        };
+        let what = if keys.is_empty() {
+            "for reading"
+        } else {
+            "and others"
+        };
+        Err(Error::Options(OptionsError(format!(
+            "a layer with `permits({permits})` has one key for each request, which is not read, and got a key {what}: use two layers"
+        ))))
+    }
+
+    fn denial(&self, error: Error, wait: Duration) -> Denial {
+        match error {
+            Error::Busy { .. } if wait.is_zero() && self.has_retries => (Refused::InFlight, None),
+            Error::Busy { .. } if wait.is_zero() => (Refused::Busy, None),
+            // The handler had not begun, so this outcome is known.
+            error if error.is_lost() => (Refused::Lost, Some(error)),
+            error => (Refused::from(&error), Some(error)),
+        }
+    }
+}
+
+fn bad_options(error: Error) -> Denial {
+    (Refused::BadOptions, Some(error))
+}
+
+/// Returns another guard of a lease that the request holds, if that lease permits what the layer wants.
+fn again(lease: &Lease, wanted: Mode) -> Result<Guard, Denial> {
+    let mode = lease.held.mode;
+    if mode != Mode::Exclusive && mode != wanted {
+        return Err(bad_options(Error::WouldDeadlock {
+            key: lease.key().clone(),
+            is_upgrade: mode == Mode::Read && wanted == Mode::Exclusive,
+        }));
+    }
+    lease.again().map_err(|error| (Refused::Lost, Some(error)))
+}

@@ -1,0 +1,151 @@
+//! A layer that reads the request's body, so that a lock is not held, or waited for, while a client sends.
+
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http::header::{CONTENT_TYPE, HeaderValue};
+use http::{Request, Response, StatusCode};
+use http_body::Body;
+use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use tower_layer::Layer;
+use tower_service::Service;
+
+use crate::middleware::body::{BoxError, RefusalBody, ResponseBody, boxed};
+
+/// Reads the request's body before the inner service gets the request.
+///
+/// Outside of a [`LockLayer`](crate::LockLayer), a slow upload holds no lock, and the connection of a request that waits is
+/// read to its end, so hyper notices a client that leaves, and the request leaves the queue. The key may be made of the body:
+/// [`keys::body`](crate::middleware::keys::body).
+///
+/// The inner service gets a body of the same bytes, and [`BufferedBody`] in the extensions. Trailers are dropped. A body of more
+/// than `limit` bytes is answered with 413, and at once if its length is known. A body that ends before its end gets 400. Each
+/// request that is read holds up to `limit` bytes of memory, so limit the number of requests outside, too.
+///
+/// The body of a request must be made of [`Bytes`], as axum's `Body` is:
+///
+/// ```
+/// # #[cfg(feature = "axum")] {
+/// use axum::{Json, Router, routing::post};
+/// use bytes::Bytes;
+/// use tenure::{LockLayer, Locks, middleware::{BufferBody, keys}};
+///
+/// # let locks = Locks::memory();
+/// let layer = LockLayer::new(&locks, keys::body(|body: &Bytes| Some(("import", body.first().copied()?))));
+/// let app: Router = Router::new()
+///     .route("/imports", post(async |body: String| body))
+///     .route_layer(layer)
+///     .route_layer(BufferBody::new(64 * 1024)); // outside of the layer before it
+/// # drop(app); }
+/// ```
+///
+/// hyper's `Incoming` is not. Map it: `service.map_request(|request: Request<Incoming>| request.map(axum::body::Body::new))` with
+/// tower's `ServiceExt`.
+#[derive(Debug, Clone, Copy)]
+pub struct BufferBody {
+    limit: usize,
+}
+
+impl BufferBody {
+    /// Reads bodies of at most `limit` bytes. Zero admits only requests without a body.
+    pub fn new(limit: usize) -> Self {
+        BufferBody { limit }
+    }
+}
+
+/// The body of a request that a [`BufferBody`] has read, in the extensions of the request.
+#[derive(Debug, Clone)]
+pub struct BufferedBody(Bytes);
+
+impl BufferedBody {
+    /// Returns the bytes.
+    pub fn bytes(&self) -> &Bytes {
+        &self.0
+    }
+}
+
+/// A service behind a [`BufferBody`].
+#[derive(Debug, Clone)]
+pub struct BufferBodyService<S> {
+    inner: S,
+    limit: usize,
+}
+
+impl<S> Layer<S> for BufferBody {
+    type Service = BufferBodyService<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        BufferBodyService {
+            inner,
+            limit: self.limit,
+        }
+    }
+}
+
+impl<S, B, R> Service<Request<B>> for BufferBodyService<S>
+where
+    S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
+    S::Future: Send,
+    B: Body<Data = Bytes> + From<Bytes> + Send + 'static,
+    B::Error: Into<BoxError>,
+{
+    type Response = Response<ResponseBody<R>>;
+    type Error = S::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, S::Error>> + Send>>;
+
+    /// Returns ready at once, as [`LockService`](crate::middleware::LockService) does: requests that are read occupy no slot of
+    /// the inner service.
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<B>) -> Self::Future {
+        let (mut inner, limit) = (self.inner.clone(), self.limit);
+        Box::pin(async move {
+            let (mut parts, body) = request.into_parts();
+            let bytes = match read(body, limit).await {
+                Ok(bytes) => bytes,
+                Err(status) => return Ok(refusal(status).map(ResponseBody::refusal)),
+            };
+            parts.extensions.insert(BufferedBody(bytes.clone()));
+            poll_fn(|cx| inner.poll_ready(cx)).await?;
+            let response = inner.call(Request::from_parts(parts, B::from(bytes))).await?;
+            Ok(response.map(|body| ResponseBody::handler(body, None, false)))
+        })
+    }
+}
+
+/// Reads a body of at most `limit` bytes. Returns the status of the answer if that fails.
+async fn read<B>(body: B, limit: usize) -> Result<Bytes, StatusCode>
+where
+    B: Body<Data = Bytes>,
+    B::Error: Into<BoxError>,
+{
+    // A client that announces too much is not asked to send it.
+    if body.size_hint().lower() > limit as u64 {
+        return Err(StatusCode::PAYLOAD_TOO_LARGE);
+    }
+    match Limited::new(body, limit).collect().await {
+        Ok(body) => Ok(body.to_bytes()),
+        Err(error) if error.is::<LengthLimitError>() => Err(StatusCode::PAYLOAD_TOO_LARGE),
+        Err(_) => Err(StatusCode::BAD_REQUEST),
+    }
+}
+
+/// Answers a request whose body was not read, with a problem without a type of its own (RFC 9457, section 4.2.1).
+fn refusal(status: StatusCode) -> Response<RefusalBody> {
+    let title = status.canonical_reason().unwrap_or_default();
+    let text = format!(
+        r#"{{"type":"about:blank","title":"{title}","status":{}}}"#,
+        status.as_u16()
+    );
+    let body = Full::new(Bytes::from(text)).map_err(|never: Infallible| match never {});
+    let mut response = Response::new(boxed(body));
+    *response.status_mut() = status;
+    let problem = HeaderValue::from_static("application/problem+json");
+    response.headers_mut().insert(CONTENT_TYPE, problem);
+    response
+}

@@ -1,0 +1,234 @@
+//! What a layer decides for each request: whether it locks, how long it waits, and what a refusal looks like for gRPC.
+
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::routing::any;
+use http::header::{CONTENT_TYPE, COOKIE};
+use http::{HeaderValue, Method, Request, StatusCode};
+use http_body_util::BodyExt;
+use tenure::middleware::{Grpc, KeySource, Refused, StoreFailure, Unlocked, keys};
+use tenure::{Lease, LockLayer, Locks};
+
+use crate::help::{ms, soon};
+use crate::layer::{by_path, request, send, status, text, to, until};
+use crate::layer_keys::{app as keyed, key, ok, routes, with};
+
+/// Answers with the locked key, or with `unlocked` or `none`.
+async fn seen(lease: Option<Lease>, request: Request<Body>) -> String {
+    match (lease, request.extensions().get::<Unlocked>()) {
+        (Some(lease), None) => lease.key().to_string(),
+        (None, Some(Unlocked)) => "unlocked".into(),
+        (None, None) => "none".into(),
+        (Some(_), Some(_)) => panic!("a request with a lease is not unlocked"),
+    }
+}
+
+fn served(layer: LockLayer<impl KeySource>) -> Router {
+    Router::new().route("/", any(seen)).route_layer(layer)
+}
+
+#[tokio::test]
+async fn only_methods_that_may_change_something_are_locked() {
+    let locks = Locks::memory();
+    let app = served(by_path(&locks).only_unsafe().include_options());
+    let query = Method::from_bytes(b"QUERY").unwrap();
+    for (method, expected) in [
+        (Method::GET, "none"),
+        (Method::OPTIONS, "none"),
+        (Method::TRACE, "none"),
+        (query.clone(), "none"),
+        (Method::POST, "/"),
+        (Method::DELETE, "/"),
+        (Method::PATCH, "/"),
+        (Method::from_bytes(b"query").unwrap(), "/"),
+    ] {
+        let answer = soon(send(&app, request(method.clone(), "/"))).await.unwrap();
+        assert_eq!(text(answer).await, expected, "{method}");
+    }
+    // No key is read: this source refuses each request.
+    let app = served(LockLayer::new(&locks, keys::header_text("missing")).only_unsafe());
+    assert_eq!(status(&app, request(Method::HEAD, "/")).await, 200);
+    assert_eq!(status(&app, request(Method::PUT, "/")).await, 400);
+    let app = served(by_path(&locks));
+    let answer = soon(send(&app, request(query, "/"))).await.unwrap();
+    assert_eq!(text(answer).await, "/", "only on request");
+}
+
+#[tokio::test]
+async fn each_request_may_wait_for_a_time_of_its_own() {
+    let locks = Locks::memory();
+    let wait = |parts: &http::request::Parts| {
+        let seconds = parts.headers.get("wait")?.to_str().ok()?.parse().ok()?;
+        Some(Duration::from_secs_f64(seconds))
+    };
+    let held = locks.mutex("/").lock().await.unwrap();
+    let app = served(by_path(&locks).wait(ms(50)).wait_by(wait));
+    // Zero is a skip; a longer time than that of the layer is not waited; none is that of the layer.
+    for (headers, expected) in [
+        (&[("wait", &b"0"[..])][..], StatusCode::LOCKED),
+        (&[("wait", b"0.01")], StatusCode::TOO_MANY_REQUESTS),
+        (&[("wait", b"1000")], StatusCode::TOO_MANY_REQUESTS),
+        (&[], StatusCode::TOO_MANY_REQUESTS),
+    ] {
+        assert_eq!(status(&app, with(headers)).await, expected, "{headers:?}");
+    }
+    let patient = served(by_path(&locks).wait(ms(60_000)).wait_by(wait));
+    let waits = send(&patient, with(&[("wait", b"50")]));
+    until(|| locks.waiting() == 1).await;
+    assert_eq!(status(&patient, with(&[("wait", b"0.01")])).await, 429);
+    drop(held);
+    assert_eq!(soon(waits).await.unwrap().status(), 200);
+    // A retry under a key of its own gets the status of its draft.
+    let app = served(LockLayer::new(&locks, keys::idempotency_key()).wait_by(|_| Some(Duration::ZERO)));
+    let held = locks.mutex("GET / a").lock().await.unwrap();
+    assert_eq!(status(&app, with(&[("idempotency-key", b"a")])).await, 409);
+    drop(held);
+}
+
+#[tokio::test]
+async fn a_request_that_does_not_wait_is_answered_when_its_lock_is_free() {
+    let locks = Locks::memory();
+    let app = served(by_path(&locks).wait_by(|_| Some(Duration::ZERO)));
+    for _ in 0..100 {
+        assert_eq!(
+            status(&app, to("/")).await,
+            200,
+            "the lock of the request before is free"
+        );
+        assert!(locks.mutex("/").try_lock().await.unwrap().is_some());
+    }
+}
+
+#[tokio::test]
+async fn a_cookie_is_a_key() {
+    let sid = keyed(keys::cookie_text("sid"));
+    let cookies = |fields: &[&'static str]| {
+        let mut request = to("/");
+        for field in fields {
+            request
+                .headers_mut()
+                .append(COOKIE, HeaderValue::from_static(field));
+        }
+        request
+    };
+    let refused = |status, why| Err((status, Some(why)));
+    for (fields, expected) in [
+        (&["sid=abc"][..], ok("cookie:sid:abc")),
+        (&["a=b; sid=\"abc\";c=d"], ok("cookie:sid:abc")),
+        (&["a=b", " sid = a:b=c "], ok("cookie:sid:a%3Ab=c")),
+        (&["SID=abc; xsid=abc"], refused(400, Refused::NoKey)),
+        (&[], refused(400, Refused::NoKey)),
+        (&["sid"], refused(400, Refused::NoKey)),
+        (&["sid="], refused(400, Refused::BadKey)),
+        (&["sid=\"\""], refused(400, Refused::BadKey)),
+        (&["sid=a; sid=a"], refused(400, Refused::BadKey)),
+        (&["sid=a", "b=c; sid=d"], refused(400, Refused::BadKey)),
+    ] {
+        assert_eq!(key(&sid, cookies(fields)).await, expected, "{fields:?}");
+    }
+    let named = keyed(keys::cookie_text("sid").named("session").optional());
+    assert_eq!(key(&named, cookies(&["sid=abc"])).await, ok("session:abc"));
+    assert_eq!(key(&named, cookies(&["a=b"])).await, ok("none"));
+    let hashed = keyed(keys::cookie_text("sid").hashed("0123456789abcdef"));
+    let key = key(&hashed, cookies(&["sid=abc"])).await.unwrap();
+    assert!(key.starts_with("hashed:") && !key.contains("abc"), "{key}");
+}
+
+#[tokio::test]
+async fn an_idempotency_key_may_have_another_header() {
+    let locks = Locks::memory();
+    let app = routes(&["/"], &locks, keys::idempotency_key().header("X-Request-Id"));
+    assert_eq!(key(&app, with(&[("x-request-id", b"a")])).await, ok("GET / a"));
+    let missing = Err((400, Some(Refused::NoKey)));
+    assert_eq!(key(&app, with(&[("idempotency-key", b"a")])).await, missing);
+}
+
+/// Without a store behind it.
+async fn without_store() -> Locks {
+    let builder = Locks::builder().lazy().request_timeout(ms(200));
+    // Nothing listens at this port.
+    builder.redis("redis://127.0.0.1:1/").await.unwrap()
+}
+
+#[tokio::test]
+async fn requests_run_unlocked_if_the_store_fails_and_the_layer_permits_it() {
+    let locks = without_store().await;
+    let answer = |layer: LockLayer<_>| {
+        let app = served(layer);
+        async move {
+            let answer = soon(send(&app, to("/"))).await.unwrap();
+            (answer.status().as_u16(), text(answer).await)
+        }
+    };
+    let layer = by_path(&locks).wait(ms(2_000));
+    assert_eq!(answer(layer.clone()).await.0, 503);
+    let unlocked = layer.on_store_failure(StoreFailure::RunUnlocked);
+    assert_eq!(answer(unlocked.clone()).await, (200, "unlocked".into()));
+    assert_eq!(answer(unlocked.skip()).await, (200, "unlocked".into()));
+    // All other refusals stay.
+    let memory = Locks::memory();
+    let held = memory.mutex("/").lock().await.unwrap();
+    let layer = by_path(&memory).on_store_failure(StoreFailure::RunUnlocked);
+    assert_eq!(answer(layer.clone().skip()).await.0, 423);
+    drop(held);
+    assert_eq!(answer(layer.clone()).await, (200, "/".into()));
+    soon(memory.shutdown()).await;
+    assert_eq!(answer(layer).await.0, 503);
+}
+
+#[tokio::test]
+async fn a_key_of_one_request_and_its_retries_is_never_given_up() {
+    let layer = |locks: &Locks| {
+        let layer = LockLayer::new(locks, keys::idempotency_key().optional());
+        served(layer.on_store_failure(StoreFailure::RunUnlocked))
+    };
+    for locks in [Locks::memory(), without_store().await] {
+        let app = layer(&locks);
+        let answer = soon(send(&app, with(&[("idempotency-key", b"a")])))
+            .await
+            .unwrap();
+        assert_eq!(answer.status(), 500);
+        assert_eq!(answer.extensions().get(), Some(&Refused::BadOptions));
+        assert_eq!(status(&app, to("/")).await, 200, "this request has no key");
+    }
+}
+
+#[tokio::test]
+async fn a_grpc_client_gets_a_code() {
+    let locks = Locks::memory();
+    let held = locks.mutex("/").lock().await.unwrap();
+    let app = served(by_path(&locks).wait(ms(1)).on_refusal(Grpc));
+    let answer = soon(send(&app, to("/"))).await.unwrap();
+    assert_eq!(answer.status(), 200);
+    assert_eq!(answer.headers()[CONTENT_TYPE], "application/grpc");
+    assert_eq!(answer.headers()["grpc-status"], "10");
+    let message = answer.headers()["grpc-message"].to_str().unwrap();
+    assert!(message.contains("Nothing was done"), "{message}");
+    assert_eq!(answer.extensions().get(), Some(&Refused::WaitedTooLong));
+    let body = answer.into_body().collect().await.unwrap();
+    assert!(body.trailers().is_none() && body.to_bytes().is_empty());
+    drop(held);
+}
+
+/// Each refusal has a code, and its text needs no encoding (percent-encoding of `grpc-message` in the gRPC protocol).
+#[test]
+fn texts_of_grpc_need_no_encoding() {
+    for why in [
+        Refused::Busy,
+        Refused::InFlight,
+        Refused::WaitedTooLong,
+        Refused::QueueFull,
+        Refused::StoreFailed,
+        Refused::Closed,
+        Refused::Lost,
+        Refused::OutcomeUnknown,
+        Refused::BadKey,
+        Refused::NoKey,
+        Refused::BadOptions,
+    ] {
+        let plain = |c: char| (' '..='~').contains(&c) && c != '%';
+        assert!(why.detail().chars().all(plain), "{why:?}");
+    }
+}
