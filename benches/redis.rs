@@ -28,7 +28,7 @@ use support::server::RedisServer;
 use support::wire::{self, Wire};
 use support::{Raw, Report, Target, median, rate};
 use tenure::{LockLayer, Locks, Mutex};
-use tower::{Layer, ServiceExt, service_fn};
+use tower::{Layer, Service, ServiceExt, service_fn};
 
 const TOKEN: &str = "5f0c3a52d7e84d0f9a61";
 const TASKS: [usize; 4] = [1, 10, 100, 1000];
@@ -292,23 +292,38 @@ async fn layer(wire: &Wire, report: &mut Report) {
         ),
     ];
     for (row, (what, layer, target)) in rows.into_iter().enumerate() {
-        let layered = layer.layer(service);
-        let (mut bare, mut locked) = (Vec::new(), Vec::new());
-        for n in 0..requests {
-            let request = || Request::get(format!("/{row}/{n}")).body(()).expect("a request");
-            let start = Instant::now();
-            let Ok(response) = service.oneshot(request()).await;
-            bare.push(start.elapsed().as_secs_f64());
-            assert_eq!(response.status(), 200);
-            let start = Instant::now();
-            let Ok(response) = layered.clone().oneshot(request()).await;
-            locked.push(start.elapsed().as_secs_f64());
-            assert_eq!(response.status(), 200);
-        }
-        let added = median(locked) - median(bare);
+        let added = added_by(layer.layer(service), row, requests).await;
         let beside = [("ms", added * 1e3), ("PING ms", trip * 1e3)];
         report.line(what, added / trip, target, &beside);
     }
+    let two = LockLayer::by(&locks, |parts: &Parts| {
+        let path = parts.uri.path();
+        [("from", path.to_owned()), ("to", path.to_owned())]
+    });
+    let added = added_by(two.layer(service), 3, requests).await;
+    let beside = [("ms", added * 1e3), ("PING ms", trip * 1e3)];
+    report.line("two keys", added / trip, Target::AtMost(1.2), &beside);
+}
+
+/// Returns the median time in seconds that a layer adds to a request with a path of its own.
+async fn added_by<S, B>(layered: S, row: usize, requests: usize) -> f64
+where
+    S: Service<Request<()>, Response = Response<B>, Error = Infallible> + Clone,
+{
+    let bare_service = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new())));
+    let (mut bare, mut locked) = (Vec::new(), Vec::new());
+    for n in 0..requests {
+        let request = || Request::get(format!("/{row}/{n}")).body(()).expect("a request");
+        let start = Instant::now();
+        let Ok(response) = bare_service.oneshot(request()).await;
+        bare.push(start.elapsed().as_secs_f64());
+        assert_eq!(response.status(), 200);
+        let start = Instant::now();
+        let Ok(response) = layered.clone().oneshot(request()).await;
+        locked.push(start.elapsed().as_secs_f64());
+        assert_eq!(response.status(), 200);
+    }
+    median(locked) - median(bare)
 }
 
 /// A repeated operation. `n` is the number of earlier repetitions.

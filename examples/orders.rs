@@ -1,7 +1,7 @@
-//! A handler takes an order and answers at once. It sends a message, and a worker of another process ships the order later.
-//! Meanwhile some customers cancel. If the handler releases its lock before it answers, some orders are both paid back and
-//! shipped. A duplicate message then ships an order twice. If the handler transfers the lock with the message, no other caller
-//! can lock the order until it is shipped. A duplicate message then cannot adopt the lock.
+//! A handler behind a `LockLayer` takes an order and answers 202. It sends a message, and a worker of another process ships the
+//! order later. Meanwhile some customers cancel. If the lock ends with the answer, some orders are both paid back and shipped. A
+//! duplicate message then ships an order twice. If the handler takes the guard from the layer and transfers the lock with the
+//! message, no other caller can lock the order until it is shipped. A duplicate message then cannot adopt the lock.
 //!
 //! In this process's memory, in one or two seconds:
 //!
@@ -17,11 +17,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{Path, State};
+use axum::http::{Method, Request, StatusCode};
+use axum::routing::post;
 use replicas::{Replicas, Trouble};
-use tenure::{Error, Locks, Transfer};
+use tenure::middleware::keys;
+use tenure::{Error, Lease, LockLayer, Locks, Transfer};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::sleep;
+use tower::ServiceExt;
 
 const ORDERS: usize = 40;
 /// How long the lease of a transfer lasts. The worker that adopts it renews it.
@@ -41,45 +48,57 @@ enum Message {
     ShipUnder(usize, String),
 }
 
+/// What the handlers know.
+#[derive(Clone)]
+struct Desk {
+    shop: Arc<Shop>,
+    queue: mpsc::Sender<Message>,
+    /// The lock travels with the message.
+    travels: bool,
+}
+
+/// The service. Each request has the lock of its order.
+fn service(locks: &Locks, desk: Desk) -> Router {
+    let one_at_a_time = LockLayer::new(locks, keys::path_param::<usize>("id").named("order"));
+    Router::new()
+        .route("/orders/{id}", post(take).delete(cancel))
+        .route_layer(one_at_a_time.wait(KEEP))
+        .with_state(desk)
+}
+
+/// Takes the order and answers. The queue duplicates some messages.
+async fn take(State(desk): State<Desk>, lease: Lease, Path(order): Path<usize>) -> Result<StatusCode, Error> {
+    let transfer = if desk.travels {
+        Some(lease.take_guard()?.into_transfer(KEEP).await?)
+    } else {
+        None
+    };
+    for _ in 0..if order.is_multiple_of(4) { 2 } else { 1 } {
+        let message = match &transfer {
+            Some(transfer) => Message::ShipUnder(order, transfer.to_string()),
+            None => Message::Ship(order),
+        };
+        if desk.queue.send(message).await.is_err() {
+            return Ok(StatusCode::SERVICE_UNAVAILABLE);
+        }
+    }
+    Ok(StatusCode::ACCEPTED)
+}
+
+/// Pays an order back if it was not shipped.
+async fn cancel(State(desk): State<Desk>, Path(order): Path<usize>) {
+    let order = &desk.shop.orders[order];
+    if order.shipped.load(Ordering::SeqCst) == 0 {
+        order.paid_back.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
 struct Shop {
-    replicas: [Locks; 2],
+    worker: Locks,
     orders: Vec<Order>,
 }
 
-fn key(order: usize) -> (&'static str, usize) {
-    ("order", order)
-}
-
 impl Shop {
-    /// The handler: takes the order and answers. The queue duplicates some messages.
-    async fn take(&self, order: usize, travels: bool, queue: &mpsc::Sender<Message>) -> Result<(), Trouble> {
-        let guard = self.replicas[0].mutex(key(order)).lock().await?;
-        let transfer = if travels {
-            Some(guard.into_transfer(KEEP).await?)
-        } else {
-            guard.release().await?;
-            None
-        };
-        for _ in 0..if order.is_multiple_of(4) { 2 } else { 1 } {
-            let message = match &transfer {
-                Some(transfer) => Message::ShipUnder(order, transfer.to_string()),
-                None => Message::Ship(order),
-            };
-            queue.send(message).await?;
-        }
-        Ok(())
-    }
-
-    /// Another handler: pays an order back if it was not shipped.
-    async fn cancel(&self, order: usize) -> Result<(), Trouble> {
-        let guard = self.replicas[0].mutex(key(order)).lock().await?;
-        if self.orders[order].shipped.load(Ordering::SeqCst) == 0 {
-            self.orders[order].paid_back.fetch_add(1, Ordering::SeqCst);
-        }
-        guard.release().await?;
-        Ok(())
-    }
-
     /// The worker, in a process that never had the lock before.
     async fn work(&self, message: Message) -> Result<(), Trouble> {
         // The delay of the queue.
@@ -88,7 +107,7 @@ impl Shop {
             Message::Ship(order) => self.ship(order).await,
             Message::ShipUnder(order, text) => {
                 let transfer: Transfer = text.parse()?;
-                let guard = match self.replicas[1].adopt(&transfer).await {
+                let guard = match self.worker.adopt(&transfer).await {
                     // Here the message is a duplicate. A service must check the order under its mutex: the message may also
                     // have waited for longer than KEEP, or the worker that adopted the lock may have died.
                     Err(Error::Gone { .. }) => return Ok(()),
@@ -127,34 +146,50 @@ impl Shop {
 /// Takes, cancels and ships all orders. Returns the two counts of `Shop::wrong`.
 async fn sell(replicas: &[Locks; 2], travels: bool) -> Result<(usize, usize), Trouble> {
     let shop = Arc::new(Shop {
-        replicas: replicas.clone(),
+        worker: replicas[1].clone(),
         orders: (0..ORDERS).map(|_| Order::default()).collect(),
     });
     let (queue, mut messages) = mpsc::channel(2 * ORDERS);
-    let mut handlers = JoinSet::new();
+    let desk = Desk {
+        shop: shop.clone(),
+        queue,
+        travels,
+    };
+    let app = service(&replicas[0], desk);
+    let mut customers = JoinSet::new();
     for order in 0..ORDERS {
-        let (shop, queue) = (shop.clone(), queue.clone());
-        handlers.spawn(async move {
-            shop.take(order, travels, &queue).await?;
+        let app = app.clone();
+        customers.spawn(async move {
+            send(&app, Method::POST, order).await?;
             if order.is_multiple_of(3) {
                 sleep(Duration::from_millis(2)).await;
-                shop.cancel(order).await?;
+                send(&app, Method::DELETE, order).await?;
             }
             Ok::<_, Trouble>(())
         });
     }
-    drop(queue);
+    // The queue ends with the last request.
+    drop(app);
     let mut workers = JoinSet::new();
     while let Some(message) = messages.recv().await {
         let shop = shop.clone();
         workers.spawn(async move { shop.work(message).await });
     }
-    for tasks in [&mut handlers, &mut workers] {
+    for tasks in [&mut customers, &mut workers] {
         while let Some(done) = tasks.join_next().await {
             done??;
         }
     }
     Ok(shop.wrong())
+}
+
+async fn send(app: &Router, method: Method, order: usize) -> Result<(), Trouble> {
+    let request = Request::builder().method(method).uri(format!("/orders/{order}"));
+    let answer = app.clone().oneshot(request.body(Body::empty())?).await?;
+    if !answer.status().is_success() {
+        return Err(format!("order {order}: {}", answer.status()).into());
+    }
+    Ok(())
 }
 
 #[tokio::main]
@@ -166,7 +201,7 @@ async fn main() -> Result<(), Trouble> {
     );
 
     let (both, twice) = sell(&replicas.locks, false).await?;
-    println!("the handler gives its lock back\n    {both} shipped and paid back, {twice} shipped twice\n");
+    println!("the lock ends with the answer\n    {both} shipped and paid back, {twice} shipped twice\n");
     assert_ne!((both, twice), (0, 0), "no order went wrong without the transfer");
 
     let (both, twice) = sell(&replicas.locks, true).await?;

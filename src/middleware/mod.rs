@@ -110,6 +110,14 @@
 //! The account then has two locks until the rollout ends. So [name](keys::Header::named) what a value stands for. A
 //! renamed job has the same problem.
 //!
+//! # Several keys, readers and permits
+//! A source may name several keys, each to be written or [read](crate::MultiKey::read): an array, a `Vec<MultiKey>`, or two sources
+//! joined by [`and`](KeySource::and). They are locked together as by [`Locks::multi`](crate::Locks::multi): free keys take one round
+//! trip, and two requests never wait for each other in a circle. The handler then sees a [`MultiLease`](crate::MultiLease) in place
+//! of a `Lease`. [`read`](KeySource::read) and [`by_method`](KeySource::by_method) make readers, which share a key.
+//! [`permits`](LockLayer::permits) admits some requests at a time. Several keys, readers and permits send no
+//! [`fence_header`](LockLayer::fence_header).
+//!
 //! # Where to put it
 //!
 //! ```text
@@ -140,8 +148,10 @@
 //! * If a timeout outside fires, it drops the handler, as a client that leaves does: see below.
 //! * A handler reads the request's body under the lock, and a slow client makes that long. Put a [`BufferBody`] outside, or
 //!   limit the time.
-//! * The lock ends with the handler's response. It does not protect a body that is streamed later, an upgraded
-//!   connection, or a spawned task. Move a guard into those: [`Lease::again`](crate::Lease::again).
+//! * The lock ends with the handler's response, or with its body if the layer
+//!   [holds it until then](LockLayer::hold_until_body_end). It does not protect an upgraded connection or a spawned task. Move a
+//!   guard into those: [`Lease::again`](crate::Lease::again), or take the layer's own, which the layer then leaves alone:
+//!   [`Lease::take_guard`](crate::Lease::take_guard).
 //!
 //! # The same key twice
 //! Of nested layers, the outer one locks first. If both have the same key, the inner one passes on the lease that the
@@ -149,7 +159,9 @@
 //! handler that locks its own key gets [`Error::WouldDeadlock`](crate::Error::WouldDeadlock) at once: use
 //! [`Lease::again`](crate::Lease::again) of its lease. A task that was spawned or buffered without the request does
 //! not know the lease, and waits. The handler sees the [`Lease`](crate::Lease) of the innermost layer, or none if
-//! that layer took none; [`Leases`] has all leases. Two routes that nest two keys in opposite order can wait for each
+//! that layer took none; [`Leases`] has all leases. A layer that reads a key shares a lease that writes it. A layer that writes a
+//! key which the request only reads is a fault of the program: 500, and an error event once a minute for each route. Two routes
+//! that nest two keys in opposite order can wait for each
 //! other until the wait of one of them ends.
 //!
 //! # When the client leaves

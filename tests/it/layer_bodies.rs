@@ -10,6 +10,8 @@ use http::{Method, Request, Response, StatusCode};
 use http_body_util::{BodyExt, Full};
 use tenure::middleware::{BufferBody, BufferedBody, Refused, keys};
 use tenure::{Lease, LockLayer, Locks};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 use tower::{ServiceBuilder, ServiceExt, service_fn};
 
 use crate::help::soon;
@@ -247,4 +249,64 @@ impl http_body::Body for SlowBody {
         self.0 = None;
         std::task::Poll::Ready(Some(Ok(http_body::Frame::data(Bytes::from("done")))))
     }
+}
+
+/// The length that a client announces is that of its body, or the request is refused.
+#[tokio::test]
+async fn a_body_that_does_not_match_its_length_is_refused() {
+    let echo = async |body: Bytes| body;
+    let app = Router::new()
+        .route("/", any(echo))
+        .route_layer(BufferBody::new(10));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let server = tokio::spawn(async move { axum::serve(listener, app).await });
+    let answer = async |request: &str| {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(request.as_bytes()).await.unwrap();
+        client.shutdown().await.unwrap();
+        let mut answer = String::new();
+        soon(client.read_to_string(&mut answer)).await.unwrap();
+        answer
+    };
+    for (request, status, body) in [
+        (
+            "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 5\r\n\r\nhello",
+            "200",
+            "hello",
+        ),
+        (
+            "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 6\r\n\r\nhello",
+            "400",
+            "",
+        ),
+        (
+            "POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 11\r\n\r\nhello",
+            "413",
+            "",
+        ),
+        (
+            "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n5\r\nworld\r\n0\r\n\r\n",
+            "200",
+            "helloworld",
+        ),
+        (
+            "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n6\r\nworld!\r\n0\r\n\r\n",
+            "413",
+            "",
+        ),
+        (
+            "POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n5\r\nhello\r\n",
+            "400",
+            "",
+        ),
+    ] {
+        let answer = answer(request).await;
+        assert!(
+            answer.starts_with(&format!("HTTP/1.1 {status}")),
+            "{request}: {answer}"
+        );
+        assert!(answer.ends_with(body), "{request}: {answer}");
+    }
+    server.abort();
 }

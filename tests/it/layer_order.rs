@@ -13,7 +13,7 @@ use http::header::{
     ACCEPT_ENCODING, ACCESS_CONTROL_ALLOW_ORIGIN, ACCESS_CONTROL_REQUEST_METHOD, CONTENT_ENCODING, ORIGIN,
 };
 use http::{Method, Request, Response, StatusCode};
-use tenure::middleware::KeySource;
+use tenure::middleware::{BufferBody, KeySource};
 use tenure::{LockLayer, Locks};
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::{JoinError, JoinHandle, JoinSet};
@@ -172,7 +172,7 @@ const TIMED_OUT_INSIDE: Row = Row {
     ..ALONE
 };
 
-type Table = [(&'static str, fn(&World) -> Stack, Row); 17];
+type Table = [(&'static str, fn(&World) -> Stack, Row); 19];
 
 const fn builder() -> ServiceBuilder<tower::layer::util::Identity> {
     ServiceBuilder::new()
@@ -197,6 +197,8 @@ const TABLE: Table = [
     ("load shed inside", |w| stack(builder().layer(w.lock()).load_shed().concurrency_limit(1).service(w.prompt())), ALONE),
     ("buffer outside", |w| stack(builder().buffer(8).layer(w.lock()).service(w.handler())), ALONE),
     ("buffer inside", |w| stack(builder().layer(w.lock()).buffer(8).service(w.handler())), ALONE),
+    ("body buffer outside", |w| stack(builder().layer(BufferBody::new(9)).layer(w.lock()).service(w.handler())), ALONE),
+    ("body buffer inside", |w| stack(builder().layer(w.lock()).layer(BufferBody::new(9)).service(w.handler())), ALONE),
 ];
 
 fn cors() -> CorsLayer {

@@ -14,9 +14,10 @@ use hyper_util::client::legacy::Client;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto;
 use hyper_util::service::TowerToHyperService;
-use tenure::middleware::{LockService, RefusedRequest, keys};
+use tenure::middleware::{Grpc, LockKey, LockService, Refused, keys};
 use tenure::{Key, Lease, LockLayer, Locks};
 use tokio::net::TcpListener;
+use tonic::Code;
 use tonic_health::ServingStatus;
 use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_client::HealthClient;
@@ -114,18 +115,13 @@ async fn hyper_alone_serves_it() {
     }
 }
 
-/// A refusal that a gRPC client understands: the status is in the headers, and the HTTP status is 200.
-fn as_grpc(request: &RefusedRequest<'_>) -> Response<tonic::body::Body> {
-    tonic::Status::unavailable(request.why().detail()).into_http()
-}
-
 #[tokio::test]
 async fn tonic_serves_it_and_its_clients_understand_refusals() {
     let locks = Locks::memory();
     let (reporter, health) = tonic_health::server::health_reporter();
     reporter.set_service_status("bank", ServingStatus::Serving).await;
     let layer = LockLayer::by(&locks, |parts| Key::from(parts.uri.path())).wait(ms(30));
-    let address = served(layer.on_refusal(as_grpc).layer(health)).await;
+    let address = served(layer.on_refusal(Grpc).layer(health)).await;
     let http = Client::builder(TokioExecutor::new())
         .http2_only(true)
         .build_http::<tonic::body::Body>();
@@ -138,7 +134,7 @@ async fn tonic_serves_it_and_its_clients_understand_refusals() {
     assert_eq!(answer.into_inner().status, ServingStatus::Serving as i32);
     let held = locks.mutex("/grpc.health.v1.Health/Check").lock().await.unwrap();
     let refused = soon(client.check(ask())).await.unwrap_err();
-    assert_eq!(refused.code(), tonic::Code::Unavailable);
+    assert_eq!(refused.code(), Code::Aborted);
     assert!(refused.message().contains("Nothing was done."), "{refused:?}");
     drop(held);
     assert!(soon(client.check(ask())).await.is_ok(), "it is free");
@@ -146,4 +142,35 @@ async fn tonic_serves_it_and_its_clients_understand_refusals() {
     let watch = soon(client.watch(ask())).await.unwrap();
     soon(locks.idle()).await;
     drop(watch);
+}
+
+/// The code of each refusal, as a client of tonic reads it.
+#[tokio::test]
+async fn a_tonic_client_reads_the_code_of_each_refusal() {
+    let http = Client::builder(TokioExecutor::new())
+        .http2_only(true)
+        .build_http::<tonic::body::Body>();
+    for (why, code) in [
+        (Refused::Busy, Code::Aborted),
+        (Refused::InFlight, Code::Aborted),
+        (Refused::WaitedTooLong, Code::Aborted),
+        (Refused::QueueFull, Code::ResourceExhausted),
+        (Refused::StoreFailed, Code::Unavailable),
+        (Refused::Closed, Code::Unavailable),
+        (Refused::Lost, Code::Unavailable),
+        (Refused::OutcomeUnknown, Code::Unknown),
+        (Refused::BadKey, Code::InvalidArgument),
+        (Refused::NoKey, Code::InvalidArgument),
+        (Refused::BadOptions, Code::Internal),
+    ] {
+        let (_, health) = tonic_health::server::health_reporter();
+        let layer = LockLayer::by(&Locks::memory(), move |_| LockKey::refuse(why));
+        let address = served(layer.on_refusal(Grpc).layer(health)).await;
+        let origin = Uri::try_from(format!("http://{address}")).unwrap();
+        let mut client = HealthClient::with_origin(http.clone(), origin);
+        let refused = soon(client.check(HealthCheckRequest::default()))
+            .await
+            .unwrap_err();
+        assert_eq!((refused.code(), refused.message()), (code, why.detail()));
+    }
 }

@@ -4,8 +4,14 @@
 use std::io::BufRead;
 use std::time::Duration;
 
-use tenure::{Builder, Error, Locks};
+use axum::Router;
+use axum::body::{Body, to_bytes};
+use axum::extract::Request;
+use axum::routing::post;
+use tenure::middleware::keys;
+use tenure::{Builder, Error, Lease, LockLayer, Locks};
 use tokio_cron_scheduler::{Job, JobScheduler};
+use tower::ServiceExt;
 use tracing::Level;
 
 use crate::help::{locks, ms, now, soon, until};
@@ -180,14 +186,19 @@ async fn holds(locks: Locks, key: &str) {
 
 /// Takes a lock and tells others of it by a message, for twice its lease.
 async fn hands_on(locks: Locks, url: &str, key: &str) {
-    let guard = soon(locks.mutex(key).lock()).await.unwrap();
-    let transfer = soon(guard.into_transfer(ms(10_000))).await.unwrap();
+    let handler = async |lease: Lease| -> Result<String, Error> {
+        let transfer = lease.take_guard()?.into_transfer(ms(10_000)).await?;
+        Ok(transfer.to_string())
+    };
+    let layer = LockLayer::new(&locks, keys::fixed(key.to_owned()));
+    let app = Router::new().route("/", post(handler)).route_layer(layer);
+    let request = Request::post("/").body(Body::empty()).unwrap();
+    let answer = soon(app.oneshot(request)).await.unwrap();
+    assert_eq!(answer.status(), 200);
+    let transfer = to_bytes(answer.into_body(), usize::MAX).await.unwrap();
     let client = redis::Client::open(url).unwrap();
     let mut connection = client.get_connection().unwrap();
-    let push = redis::cmd("LPUSH")
-        .arg("messages")
-        .arg(transfer.to_string())
-        .to_owned();
+    let push = redis::cmd("LPUSH").arg("messages").arg(&transfer[..]).to_owned();
     push.exec(&mut connection).unwrap();
     println!("@sent");
     nod().await;

@@ -61,7 +61,7 @@ async fn each_step_takes_one_round_trip() {
     assert_eq!(trips(), 1, "to release it");
 }
 
-/// The sender of a transfer is killed as soon as it has sent its message, which is delivered twice. One process adopts the
+/// The sender of a transfer, a handler behind a layer, is killed as soon as it has sent its message, which is delivered twice. One process adopts the
 /// lease, does the work once, and is not disturbed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_transfer_of_a_killed_process_is_worked_on_once() {
@@ -78,6 +78,10 @@ async fn a_transfer_of_a_killed_process_is_worked_on_once() {
         handler.hears("sent");
         handler.kill();
         let message: String = eyes.text("RPOP messages");
+        assert!(
+            soon(other.mutex("order").try_lock()).await.unwrap().is_none(),
+            "the message travels"
+        );
         let work = async |locks: Locks| {
             let transfer: Transfer = message.parse().unwrap();
             let guard = soon(locks.adopt(&transfer)).await?;

@@ -9,10 +9,10 @@ use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
 use axum::routing::post;
 use bytes::Bytes;
-use http_body_util::Empty;
+use http_body_util::Full;
 use hyper_util::client::legacy::Client;
 use hyper_util::rt::TokioExecutor;
-use tenure::middleware::keys;
+use tenure::middleware::{BufferBody, keys};
 use tenure::{LockLayer, Locks};
 use tokio::io::AsyncWriteExt;
 use tokio::net::{TcpListener, TcpStream};
@@ -40,9 +40,15 @@ enum Visitor {
 
 impl Visitor {
     async fn asks(addr: SocketAddr, leaves: Leaves) -> Visitor {
+        Visitor::asks_with(addr, leaves, 0).await
+    }
+
+    /// Sends a request with a body of so many bytes.
+    async fn asks_with(addr: SocketAddr, leaves: Leaves, body: usize) -> Visitor {
+        let body = vec![b'x'; body];
         if let Leaves::ResetsItsStream = leaves {
             let request = axum::http::Request::post(format!("http://{addr}/accounts/042/withdraw"));
-            let request = request.body(Empty::<Bytes>::new()).unwrap();
+            let request = request.body(Full::<Bytes>::from(body)).unwrap();
             let client = Client::builder(TokioExecutor::new())
                 .http2_only(true)
                 .build_http();
@@ -54,8 +60,13 @@ impl Visitor {
             }));
         }
         let mut connection = TcpStream::connect(addr).await.unwrap();
-        let request = b"POST /accounts/042/withdraw HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n";
-        connection.write_all(request).await.unwrap();
+        let length = body.len();
+        let head =
+            format!("POST /accounts/042/withdraw HTTP/1.1\r\nhost: a\r\ncontent-length: {length}\r\n\r\n");
+        connection
+            .write_all(&[head.into_bytes(), body].concat())
+            .await
+            .unwrap();
         Visitor::Connection(connection, leaves)
     }
 
@@ -143,6 +154,7 @@ impl Service {
         let app = Router::new()
             .route("/accounts/{id}/withdraw", post(handler))
             .route_layer(layer)
+            .route_layer(BufferBody::new(20_000))
             .route_layer(from_fn(outside));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let addr = listener.local_addr().unwrap();
@@ -228,4 +240,27 @@ async fn a_handler_that_runs_to_completion_does_not_notice_who_leaves() {
         assert_eq!(service.fates.all(), [n, 0, n, 2 * n, 0], "{leaves:?}");
         assert!(eyes.left_behind().is_empty(), "{leaves:?}");
     }
+}
+
+/// The body is read before the request waits, so the server notices a client that leaves.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clients_with_a_body_that_leave_while_they_wait_leave_nothing() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let other = locks(&server.url(), ms(60_000)).await;
+    let service = Service::start(&server, false).await;
+    let guard = held(&other, KEY).await;
+    let mut visitors = Vec::new();
+    for n in 0..10 {
+        visitors.push(Visitor::asks_with(service.addr, ALL[n % 3], 20_000).await);
+    }
+    until("they wait", || service.locks.waiting() == 10).await;
+    visitors.into_iter().for_each(Visitor::leaves);
+    soon(service.locks.idle()).await;
+    assert_eq!((service.locks.keys(), service.locks.waiting()), (0, 0));
+    assert_eq!((eyes.queue(KEY), eyes.entries()), (0, 0));
+    until("they are given up", || service.fates.all() == [0, 0, 0, 10, 0]).await;
+    soon(guard.release()).await.unwrap();
+    soon(other.idle()).await;
+    assert!(eyes.left_behind().is_empty());
 }
