@@ -10,7 +10,7 @@ use axum::routing::any;
 use http::request::Parts;
 use http::{Method, Request};
 use tenure::middleware::{IntoLockKey, KeySource, Leases, LockKey, Refused, keys};
-use tenure::{Key, Lease, LockLayer, Locks, MemoryStore, MultiKey, MultiLease};
+use tenure::{Clock, Key, Lease, LockLayer, Locks, MemoryStore, MultiKey, MultiLease};
 use tracing::Level;
 
 use crate::help::{ms, soon};
@@ -192,8 +192,11 @@ async fn a_key_that_is_read_and_written_is_written() {
 #[tokio::test]
 async fn readers_share_and_a_writer_gets_its_turn() {
     let store = MemoryStore::new();
-    // Without a burst, in which readers of one process share a lease.
-    let node = || Locks::builder().burst(1, ms(1)).memory_shared(&store).unwrap();
+    let clock = Clock::new();
+    let node = || {
+        let builder = Locks::builder().clock(clock.clone());
+        builder.memory_shared(&store).unwrap()
+    };
     let (locks, other) = (node(), node());
     let (handler, mut inside) = GatedHandler::new();
     let app = |locks: &Locks| handler.app(LockLayer::new(locks, keys::fixed("a").by_method()));
@@ -202,6 +205,8 @@ async fn readers_share_and_a_writer_gets_its_turn() {
     let mut first = [inside.next().await, inside.next().await];
     first.sort();
     assert_eq!(first, ["r1", "r2"], "readers of two replicas are inside together");
+    // The burst is over, in which readers of one process share a lease.
+    clock.jump(ms(1_000));
     requests.push(send(&there, request(Method::POST, "/o/w")));
     until(|| other.waiting() == 1).await;
     // Readers that come after the writer do not pass it.
