@@ -51,18 +51,19 @@ enum Message {
 /// What the handlers know.
 #[derive(Clone)]
 struct Desk {
+    locks: Locks,
     shop: Arc<Shop>,
     queue: mpsc::Sender<Message>,
     /// The lock travels with the message.
     travels: bool,
 }
 
-/// The service. Each request has the lock of its order.
-fn service(locks: &Locks, desk: Desk) -> Router {
-    let one_at_a_time = LockLayer::new(locks, keys::path_param::<usize>("id").named("order"));
+/// The service. Each request has the lock of its order. The message is sent even if the customer leaves.
+fn service(desk: Desk) -> Router {
+    let one_at_a_time = LockLayer::new(&desk.locks, keys::path_param::<usize>("id").named("order"));
     Router::new()
         .route("/orders/{id}", post(take).delete(cancel))
-        .route_layer(one_at_a_time.wait(KEEP))
+        .route_layer(one_at_a_time.wait(KEEP).run_to_completion(true))
         .with_state(desk)
 }
 
@@ -79,6 +80,10 @@ async fn take(State(desk): State<Desk>, lease: Lease, Path(order): Path<usize>) 
             None => Message::Ship(order),
         };
         if desk.queue.send(message).await.is_err() {
+            // No worker will adopt the lock.
+            if let Some(transfer) = &transfer {
+                desk.locks.release(transfer).await?;
+            }
             return Ok(StatusCode::SERVICE_UNAVAILABLE);
         }
     }
@@ -151,11 +156,12 @@ async fn sell(replicas: &[Locks; 2], travels: bool) -> Result<(usize, usize), Tr
     });
     let (queue, mut messages) = mpsc::channel(2 * ORDERS);
     let desk = Desk {
+        locks: replicas[0].clone(),
         shop: shop.clone(),
         queue,
         travels,
     };
-    let app = service(&replicas[0], desk);
+    let app = service(desk);
     let mut customers = JoinSet::new();
     for order in 0..ORDERS {
         let app = app.clone();

@@ -318,6 +318,8 @@ pub struct StoreError {
     kind: StoreErrorKind,
     message: Arc<str>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
+    /// The caller gave up before the answer was late.
+    is_premature: bool,
 }
 
 /// Why a store did not serve a request.
@@ -404,6 +406,15 @@ impl StoreError {
             kind,
             message: message.to_string().into(),
             source: None,
+            is_premature: false,
+        }
+    }
+
+    /// Creates the error of a caller that gave up before the answer was late. It says nothing about the server.
+    pub(crate) fn premature(message: impl fmt::Display) -> Self {
+        StoreError {
+            is_premature: true,
+            ..StoreError::new(StoreErrorKind::TimedOut, message)
         }
     }
 
@@ -456,6 +467,12 @@ impl StoreError {
     /// Returns the kind of the error.
     pub fn kind(&self) -> &StoreErrorKind {
         &self.kind
+    }
+
+    /// Returns whether the caller gave up before the answer was late.
+    #[cfg(feature = "tower")]
+    pub(crate) fn is_premature(&self) -> bool {
+        self.is_premature
     }
 
     /// Returns whether the server recovers, and grants nothing until earlier leases have ended.

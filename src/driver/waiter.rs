@@ -36,10 +36,14 @@ struct WaiterState {
     outcome: Option<Outcome>,
     /// Why the holding ended; `None` before its end.
     over: Option<LostCause>,
+    /// Of the task that waits for the decision or the outcome.
     waker: Option<Waker>,
+    /// Of the task that waits for the end.
+    #[cfg(feature = "tower")]
+    over_waker: Option<Waker>,
     token: Option<CancellationToken>,
-    /// The token of several holdings, which is cancelled when one of them ends.
-    group_token: Option<CancellationToken>,
+    /// The tokens of groups of holdings. Each is cancelled when one of its holdings ends.
+    group_tokens: Vec<CancellationToken>,
     /// Set when the lease is not renewed again.
     is_overdue: bool,
     overdue: Option<CancellationToken>,
@@ -141,10 +145,10 @@ impl Waiter {
     }
 
     /// Cancels this token, too, when the holding ends.
-    pub(crate) fn set_group_token(&self, token: &CancellationToken) {
+    pub(crate) fn add_group_token(&self, token: &CancellationToken) {
         let mut state = lock(&self.state);
         if state.over.is_none() {
-            state.group_token = Some(token.clone());
+            state.group_tokens.push(token.clone());
             return;
         }
         drop(state);
@@ -161,32 +165,52 @@ impl Waiter {
     }
 
     pub(crate) fn poll_decision(&self, cx: &Context<'_>) -> Poll<Result<Fence, AcquireError>> {
-        self.wait(cx, |state| state.decision.take())
+        wait(
+            &self.state,
+            cx,
+            |state| &mut state.waker,
+            |state| state.decision.take(),
+        )
     }
 
     /// Is ready when the holding has ended. Serves one caller, and so costs no token; other callers use
     /// [`token`](Self::token).
     #[cfg(feature = "tower")]
     pub(crate) fn poll_over(&self, cx: &Context<'_>) -> Poll<()> {
-        self.wait(cx, |state| state.over.map(drop))
+        wait(
+            &self.state,
+            cx,
+            |state| &mut state.over_waker,
+            |state| state.over.map(drop),
+        )
     }
 
     pub(crate) fn poll_outcome(&self, cx: &Context<'_>) -> Poll<Outcome> {
-        self.wait(cx, |state| state.outcome.take())
+        wait(
+            &self.state,
+            cx,
+            |state| &mut state.waker,
+            |state| state.outcome.take(),
+        )
     }
+}
 
-    /// Is ready with the value that `take` finds. Until then, the caller is woken at each change of the state.
-    fn wait<T>(&self, cx: &Context<'_>, take: impl FnOnce(&mut WaiterState) -> Option<T>) -> Poll<T> {
-        let mut state = lock(&self.state);
-        if let Some(found) = take(&mut state) {
-            return Poll::Ready(found);
-        }
-        match &mut state.waker {
-            Some(waker) => waker.clone_from(cx.waker()),
-            None => state.waker = Some(cx.waker().clone()),
-        }
-        Poll::Pending
+/// Is ready with the value that `take` finds. Until then, the caller is woken by the waker at `slot`.
+fn wait<T>(
+    state: &Mutex<WaiterState>,
+    cx: &Context<'_>,
+    slot: fn(&mut WaiterState) -> &mut Option<Waker>,
+    take: impl FnOnce(&mut WaiterState) -> Option<T>,
+) -> Poll<T> {
+    let mut state = lock(state);
+    if let Some(found) = take(&mut state) {
+        return Poll::Ready(found);
     }
+    match slot(&mut state) {
+        Some(waker) => waker.clone_from(cx.waker()),
+        none => *none = Some(cx.waker().clone()),
+    }
+    Poll::Pending
 }
 
 /// Returns a token that is already cancelled.
@@ -199,13 +223,10 @@ pub(crate) fn cancelled() -> CancellationToken {
 impl WaiterState {
     /// Wakes every task that waits for the end of the holding.
     fn wake_all(&mut self, wakes: &mut Vec<Wake>) {
-        for token in [&mut self.token, &mut self.group_token, &mut self.overdue] {
-            if let Some(token) = token.take() {
-                wakes.push(Wake::Watchers(token));
-            }
-        }
-        if let Some(waker) = self.waker.take() {
-            wakes.push(Wake::Caller(waker));
-        }
+        let tokens = [self.token.take(), self.overdue.take()].into_iter().flatten();
+        wakes.extend(tokens.chain(self.group_tokens.drain(..)).map(Wake::Watchers));
+        wakes.extend(self.waker.take().map(Wake::Caller));
+        #[cfg(feature = "tower")]
+        wakes.extend(self.over_waker.take().map(Wake::Caller));
     }
 }

@@ -32,7 +32,7 @@ impl LayerSettings {
                 let mode = self.mode(&key).map_err(bad_options)?;
                 // A request does not wait for a lock that it already holds.
                 if let Some(lease) = leases::held(parts, locks, key.name()) {
-                    return again(&lease, mode).map(Acquired::Again);
+                    return again(&lease, mode).map(|guard| Acquired::Again(guard, mode));
                 }
                 let acquired = self.acquire_one(locks, key, mode, wait).await;
                 acquired

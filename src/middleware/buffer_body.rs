@@ -113,7 +113,7 @@ where
             parts.extensions.insert(BufferedBody(bytes.clone()));
             poll_fn(|cx| inner.poll_ready(cx)).await?;
             let response = inner.call(Request::from_parts(parts, B::from(bytes))).await?;
-            Ok(response.map(|body| ResponseBody::handler(body, None, false)))
+            Ok(response.map(ResponseBody::handler))
         })
     }
 }

@@ -31,7 +31,6 @@ where
 {
     let (replaces, holds) = (settings.replaces_on_loss(), settings.hold_until_body_end);
     let held = guard.held();
-    guard.note_move();
     // A shutdown waits for the handler as long as the handler has its lease.
     let mut tracked = Some(guard.tasks().token());
     let work = async move {
@@ -39,7 +38,7 @@ where
             // The handler is dropped before the lock is released, also after a panic.
             let mut handler = pin!(handler);
             poll_fn(|cx| {
-                if tracked.is_some() && guard.poll_lost(cx).is_ready() {
+                if tracked.is_some() && guard.poll_over(cx).is_ready() {
                     tracked = None;
                 }
                 let _scope = guard.enter();

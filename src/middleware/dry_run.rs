@@ -8,17 +8,13 @@ use crate::error::Error;
 use crate::key::Key;
 use crate::middleware::key::{Choice, Keys};
 use crate::middleware::layer::LockLayer;
+use crate::middleware::request_guard::DryRun;
 use crate::middleware::route::route;
 use crate::observe;
 use crate::primitives::multi::MultiKey;
 
 /// A random constant. It separates the names of shadows from the names of all locks.
 const SHADOW: [u8; 16] = *b"\x9e\x07\x5d\xc3\x11\xe8\xb4\x2a\xf6\x60\x8b\x3d\xd2\x47\x95\x1c";
-
-/// Lives as long as the request. When it is dropped, the shadow is released.
-pub(super) struct DryRun {
-    _ends: oneshot::Sender<()>,
-}
 
 impl DryRun {
     /// Tries to lock the shadows of `keys` in the same modes, and holds them until the request ends. Returns `None` if a key is
@@ -28,14 +24,12 @@ impl DryRun {
         let longest = locks.handle().options().max_key;
         let tried = parts.extensions.get_or_insert_default::<DryRunKeys>();
         let mut is_valid = true;
+        let outer = tried.0.clone();
         let mut is_new = |key: &MultiKey| {
             let (key, length) = (key.key(), key.key().as_bytes().len());
             is_valid &= 0 < length && length <= longest;
-            let is_new = !tried.0.contains(key);
-            if is_new {
-                tried.0.push(key.clone());
-            }
-            is_new
+            tried.0.push(key.clone());
+            !outer.contains(key)
         };
         let keys = match keys {
             Keys::One(key) => is_new(&key).then_some(Keys::One(key)),
@@ -52,7 +46,7 @@ impl DryRun {
         let Choice::Lock(shadows) = keys.map(shadow).0 else {
             return None;
         };
-        if !is_valid {
+        if !is_valid || settings.contradiction().is_some() {
             observe::dry_run("refused", route(parts));
             return None;
         }
@@ -71,7 +65,7 @@ impl DryRun {
             };
             observe::dry_run(outcome, route.as_deref());
         });
-        Some(DryRun { _ends: ends })
+        Some(DryRun(ends))
     }
 }
 

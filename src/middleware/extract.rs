@@ -93,7 +93,7 @@ where
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not make a key of extractors",
     label = "does not make a key of extractors",
-    note = "give a closure that can be cloned and sent, with one to eight arguments that have types, `|Path(id): Path<u64>|`, and that returns a key: an integer, `bool`, `Uuid`, `String` or `Key`, a tuple such as `(\"account\", 42)`, an `Option` or a `Result` of one",
+    note = "give a closure that can be cloned and sent, with one to eight arguments that have types, `|Path(id): Path<u64>|`, and that returns a key: an integer, `bool`, `Uuid`, `String` or `Key`, a tuple such as `(\"account\", 42)`, a `MultiKey`, an array or a `Vec<MultiKey>`, an `Option` or a `Result` of one",
     note = "an extractor that reads the body, `Json` or `Form` for one, makes a key in `LockLayer::from_request`, behind a `BufferBody`",
     note = "extractors that need the router's state, `State` for one, go into `LockLayer::from_extractors_with_state`"
 )]

@@ -15,10 +15,9 @@ use tower_service::Service;
 
 use crate::middleware::body::{RefusalBody, ResponseBody};
 use crate::middleware::completion::run_to_completion;
-use crate::middleware::dry_run::DryRun;
 use crate::middleware::layer::LayerSettings;
 use crate::middleware::refusal::Refused;
-use crate::middleware::request_guard::{Finished, RequestGuard};
+use crate::middleware::request_guard::{DryRun, Finished, RequestGuard};
 use crate::protocol::message::Fence;
 
 pub(super) type BoxedFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -57,7 +56,7 @@ pub(super) struct LockReport {
     /// How long the request waited for its lock.
     pub(super) waited: Duration,
     pub(super) fence: Option<Fence>,
-    /// The response to this method may be an upgrade whatever its status (RFC 9110, section 9.3.6).
+    /// A response to this method with a status of 2xx is an upgrade (RFC 9110, section 9.3.6).
     pub(super) is_connect: bool,
 }
 
@@ -120,17 +119,23 @@ where
     fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let this = self.project();
         let (mut state, settings, report) = (this.state, &**this.settings, this.report);
+        let dry_run = this.dry_run;
         let refused = |why, parts: Option<&Parts>| {
             let response = settings.refusals.refuse(why, None, parts);
             Poll::Ready(Ok(response.map(ResponseBody::refusal)))
         };
-        let answered = |(answer, guard): Finished<Response<R>, S::Error>, report: &LockReport| {
+        let answered = |(answer, guard): Finished<Response<R>, S::Error>, report: &LockReport, dry_run| {
             Poll::Ready(answer.map(|mut response| {
                 settings.add_headers(response.headers_mut(), report.waited, report.fence);
+                let status = response.status();
                 // The lock of an upgraded connection ends with the head.
-                let is_upgrade = report.is_connect || response.status() == StatusCode::SWITCHING_PROTOCOLS;
-                let guard = guard.filter(|_| settings.hold_until_body_end && !is_upgrade);
-                response.map(|body| ResponseBody::handler(body, guard, settings.replaces_on_loss()))
+                let is_upgrade =
+                    status == StatusCode::SWITCHING_PROTOCOLS || report.is_connect && status.is_success();
+                let response = response.map(ResponseBody::handler);
+                if !settings.hold_until_body_end || is_upgrade {
+                    return response;
+                }
+                response.map(|body| body.holds(guard, settings.replaces_on_loss(), dry_run))
             }))
         };
         loop {
@@ -141,7 +146,7 @@ where
                     match entered {
                         ControlFlow::Continue((parts, admission)) => {
                             *report = admission.report;
-                            *this.dry_run = admission.dry_run;
+                            *dry_run = admission.dry_run;
                             state.set(RequestState::Readying {
                                 inner,
                                 request: Some(Request::from_parts(parts, body)),
@@ -214,7 +219,7 @@ where
                         }
                         guard => {
                             state.set(RequestState::Done);
-                            return answered((answer, guard), report);
+                            return answered((answer, guard), report, dry_run.take());
                         }
                     }
                 }
@@ -222,7 +227,7 @@ where
                     let answer = ready!(answer.as_mut().poll(cx));
                     state.set(RequestState::Done);
                     return match answer {
-                        Some(answer) => answered(answer, report),
+                        Some(answer) => answered(answer, report, dry_run.take()),
                         None => refused(Refused::OutcomeUnknown, None),
                     };
                 }

@@ -2,6 +2,7 @@
 
 use std::fmt::{self, Write};
 use std::future::{Future, ready};
+use std::num::NonZero;
 
 use bytes::Bytes;
 use hmac::{Hmac, KeyInit, Mac};
@@ -42,7 +43,7 @@ use crate::primitives::multi::MultiKey;
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not say what a request locks",
     label = "not a key source",
-    note = "a key source is one of `tenure::middleware::keys`, or a closure `|parts: &http::request::Parts|` that can be cloned and sent, and that returns a key: an integer, `bool`, `Uuid`, `String` or `Key`, a tuple such as `(\"account\", 42)`, a `MultiKey`, an array or a `Vec<MultiKey>`, an `Option` or a `Result` of one; for axum's extractors use `LockLayer::from_extractors`"
+    note = "a key source is one of `tenure::middleware::keys`, or a closure `|parts: &http::request::Parts|` that can be cloned and sent, and that returns a key: an integer, `bool`, `Uuid`, `String` or `Key`, a tuple such as `(\"account\", 42)`, a `MultiKey`, an array or a `Vec<MultiKey>`, an `Option` or a `Result` of one; for axum's extractors use `LockLayer::from_extractors`, and with the body `LockLayer::from_request` or `keys::body`"
 )]
 pub trait KeySource: Clone + Send + Sync + 'static {
     /// The type of the key.
@@ -245,16 +246,11 @@ impl<A: KeySource, B: KeySource> KeySource for And<A, B> {
 
     async fn key(&self, parts: &mut Parts) -> LockKey {
         let mut keys = Vec::new();
-        for choice in [
-            self.first.key(parts).await.into_lock_key().0,
-            self.second.key(parts).await.into_lock_key().0,
-        ] {
-            match choice {
-                Choice::Lock(Keys::One(key)) => keys.push(key),
-                Choice::Lock(Keys::Several(more)) => keys.extend(more),
-                Choice::Nothing => {}
-                refused => return LockKey(refused),
-            }
+        if let Some(refused) = self.first.key(parts).await.into_lock_key().append_to(&mut keys) {
+            return refused;
+        }
+        if let Some(refused) = self.second.key(parts).await.into_lock_key().append_to(&mut keys) {
+            return refused;
         }
         LockKey::several(keys)
     }
@@ -384,6 +380,17 @@ impl LockKey {
         LockKey(Choice::Lock(Keys::Several(keys)))
     }
 
+    /// Appends the keys, or returns the refusal of the request.
+    fn append_to(self, keys: &mut Vec<MultiKey>) -> Option<LockKey> {
+        match self.0 {
+            Choice::Lock(Keys::One(key)) => keys.push(key),
+            Choice::Lock(Keys::Several(more)) => keys.extend(more),
+            Choice::Nothing => {}
+            refused => return Some(LockKey(refused)),
+        }
+        None
+    }
+
     /// Returns the result for a request that passes without a lock.
     pub fn nothing() -> LockKey {
         LockKey(Choice::Nothing)
@@ -485,8 +492,25 @@ macro_rules! listed {
     };
 }
 
-listed!(MultiKey, Key, String, &str, bool, Uuid);
+// All that is one key, except for `u8`.
+listed!(MultiKey, Key, String, &str, Vec<u8>, bool, Uuid);
 listed!(i8, i16, i32, i64, i128, isize, u16, u32, u64, u128, usize);
+listed!(
+    NonZero<i8>,
+    NonZero<i16>,
+    NonZero<i32>,
+    NonZero<i64>,
+    NonZero<i128>,
+    NonZero<isize>
+);
+listed!(
+    NonZero<u8>,
+    NonZero<u16>,
+    NonZero<u32>,
+    NonZero<u64>,
+    NonZero<u128>,
+    NonZero<usize>
+);
 
 // `&str` is implemented for any lifetime. If a service behind a closure is awaited in a task, the compiler does not
 // know that the text is `'static`.

@@ -78,7 +78,8 @@ pub enum StoreFailure {
     /// outage of the store is worse than that. The handler sees no [`Lease`](crate::Lease), and [`Unlocked`] is in the
     /// request's extensions. The metric `tenure_unlocked_total` counts such requests.
     ///
-    /// A server that [recovers](crate::Recovery) is no failure: earlier leases may be in use then, so the request is refused.
+    /// A server that [recovers](crate::Recovery) is no failure: earlier leases may be in use then, so the request is refused. A
+    /// request whose wait was so short that no answer was late is refused, too.
     RunUnlocked,
 }
 
@@ -431,8 +432,13 @@ impl LayerSettings {
 
     /// Returns whether a request runs without its lock, which it did not get for this reason.
     pub(super) fn runs_unlocked(&self, why: Refused, error: Option<&Error>) -> bool {
-        let recovers = matches!(error, Some(Error::Store { source, .. } | Error::Connect { source, .. }) if source.is_recovering());
-        self.store_failure == StoreFailure::RunUnlocked && why == Refused::StoreFailed && !recovers
+        let source = match error {
+            Some(Error::Store { source, .. } | Error::Connect { source, .. }) => source,
+            _ => return false,
+        };
+        // Otherwise a client that chooses a short wait would never wait for the lock of a store that is well.
+        let fails = why == Refused::StoreFailed && !source.is_recovering() && !source.is_premature();
+        self.store_failure == StoreFailure::RunUnlocked && fails
     }
 
     /// Returns how long this request waits.

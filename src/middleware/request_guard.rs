@@ -5,6 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio_util::sync::WaitForCancellationFutureOwned;
 use tokio_util::task::TaskTracker;
 
@@ -20,8 +21,8 @@ const MAX_RELEASE_WAIT: Duration = Duration::from_millis(250);
 /// What was acquired for a request.
 pub(super) enum Acquired {
     One(Guard),
-    /// Another guard of a lease that an outer layer acquired.
-    Again(Guard),
+    /// Another guard of a lease that an outer layer acquired, and the mode that this layer wants.
+    Again(Guard, Mode),
     Several(MultiGuard),
 }
 
@@ -32,11 +33,14 @@ pub(super) struct RequestGuard {
     guard: Option<Acquired>,
     /// The response waits until the store knows that the lock is free.
     pub(super) releases_before_answer: bool,
-    /// The task that waited for the grant is another one than the one that polls.
-    has_moved: bool,
     /// Resolves when a lease ends, for all but the first guard of a lease: these guards may be in different tasks.
     ended: Option<Pin<Box<WaitForCancellationFutureOwned>>>,
 }
+
+/// Lives as long as a request in a dry run. When it is dropped, the shadow of its lock is released.
+pub(super) struct DryRun(
+    #[allow(dead_code, reason = "its drop is the signal")] pub(super) oneshot::Sender<()>,
+);
 
 /// The answer of a handler that has ended, and the guard, unless it was released.
 pub(super) type Finished<R, E> = (Result<R, E>, Option<RequestGuard>);
@@ -52,12 +56,11 @@ impl RequestGuard {
         match &guard {
             Acquired::One(guard) => guard.held().offer.open(),
             Acquired::Several(guard) => guard.offer().open(),
-            Acquired::Again(_) => {}
+            Acquired::Again(..) => {}
         }
         RequestGuard {
             guard: Some(guard),
             releases_before_answer,
-            has_moved: false,
             ended: None,
         }
     }
@@ -69,70 +72,75 @@ impl RequestGuard {
     /// Enters the scope of the leases for the code that is polled next.
     pub(super) fn enter(&self) -> Scope {
         match self.guard() {
-            Acquired::One(guard) | Acquired::Again(guard) => guard.enter(),
+            Acquired::One(guard) | Acquired::Again(guard, _) => guard.enter(),
             Acquired::Several(guard) => guard.enter(),
         }
     }
 
     /// Returns whether each lease is held, or is the handler's concern.
     pub(super) fn is_held(&self) -> bool {
-        self.is_taken()
-            || match self.guard() {
-                Acquired::One(guard) | Acquired::Again(guard) => guard.is_held(),
-                Acquired::Several(guard) => guard.is_held(),
-            }
+        // Read last, as in `poll_lost`.
+        self.holds() || self.is_taken()
     }
 
-    /// Returns whether the handler has taken the guard.
+    fn holds(&self) -> bool {
+        match self.guard() {
+            Acquired::One(guard) | Acquired::Again(guard, _) => guard.is_held(),
+            Acquired::Several(guard) => guard.is_held(),
+        }
+    }
+
+    /// Returns whether the handler has taken the guard of the layer that acquired the lease.
     fn is_taken(&self) -> bool {
         match self.guard() {
-            Acquired::One(guard) => guard.held().offer.is_taken(),
+            Acquired::One(guard) | Acquired::Again(guard, _) => guard.held().offer.is_taken(),
             Acquired::Several(guard) => guard.offer().is_taken(),
-            Acquired::Again(_) => false,
         }
     }
 
     /// Returns a view of the leases.
     pub(super) fn held(&self) -> HeldView {
         match self.guard() {
-            Acquired::One(guard) | Acquired::Again(guard) => HeldView::One(guard.lease()),
+            Acquired::One(guard) | Acquired::Again(guard, _) => HeldView::One(guard.lease()),
             Acquired::Several(guard) => HeldView::Several(guard.lease()),
         }
     }
 
-    /// Returns the fence of a lease that orders all holders of its key, if it is the only one.
+    /// Returns the fence of the layer's only key, if the layer writes it: it orders all holders.
     pub(super) fn fence(&self) -> Option<Fence> {
-        match self.guard() {
-            Acquired::One(guard) | Acquired::Again(guard) => {
-                (guard.held().mode == Mode::Exclusive).then(|| guard.fence())
-            }
-            Acquired::Several(_) => None,
-        }
+        let (guard, mode) = match self.guard() {
+            Acquired::One(guard) => (guard, guard.held().mode),
+            Acquired::Again(guard, wanted) => (guard, *wanted),
+            Acquired::Several(_) => return None,
+        };
+        (mode == Mode::Exclusive).then(|| guard.fence())
     }
 
     /// Returns the tracker for work that outlives its caller.
     pub(super) fn tasks(&self) -> &TaskTracker {
         match self.guard() {
-            Acquired::One(guard) | Acquired::Again(guard) => guard.tasks(),
+            Acquired::One(guard) | Acquired::Again(guard, _) => guard.tasks(),
             Acquired::Several(guard) => guard.tasks(),
         }
     }
 
-    /// Notes that another task than the one of the request polls from now on.
-    pub(super) fn note_move(&mut self) {
-        self.has_moved = true;
+    /// Resolves when a lease has ended that the handler has not taken.
+    pub(super) fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let is_over = self.poll_over(cx).is_ready();
+        // Read last: a guard that another task takes may be released at once.
+        if is_over && !self.is_taken() {
+            Poll::Ready(())
+        } else {
+            Poll::Pending
+        }
     }
 
-    /// Resolves when a lease has ended that the handler has not taken. The first guard of a lease needs no token.
-    pub(super) fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        if self.is_taken() {
-            return Poll::Pending;
-        }
-        if !self.is_held() {
+    /// Resolves when a lease has ended. The first guard of a lease needs no token.
+    pub(super) fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        if !self.holds() {
             return Poll::Ready(());
         }
         if let Acquired::One(guard) = self.guard()
-            && !self.has_moved
             && let Some(polled) = guard.poll_over(cx)
         {
             return polled;
@@ -154,7 +162,7 @@ impl RequestGuard {
         let Some(guard) = self.still_owned() else { return };
         let release = async {
             match guard {
-                Acquired::One(guard) | Acquired::Again(guard) => guard.release().await,
+                Acquired::One(guard) | Acquired::Again(guard, _) => guard.release().await,
                 Acquired::Several(guard) => guard.release().await,
             }
         };
@@ -167,13 +175,13 @@ impl RequestGuard {
         let is_owned = match &guard {
             Acquired::One(guard) => guard.held().offer.close(),
             Acquired::Several(guard) => guard.offer().close(),
-            Acquired::Again(_) => true,
+            Acquired::Again(..) => true,
         };
         if is_owned {
             return Some(guard);
         }
         match &mut guard {
-            Acquired::One(guard) | Acquired::Again(guard) => guard.disown(),
+            Acquired::One(guard) | Acquired::Again(guard, _) => guard.disown(),
             Acquired::Several(guard) => guard.disown(),
         }
         None

@@ -14,13 +14,13 @@ use tower_service::Service;
 
 use crate::error::Error;
 use crate::middleware::body::ResponseBody;
-use crate::middleware::dry_run::DryRun;
+
 use crate::middleware::future::{Admission, BoxedFuture, EnterResult, LockReport, ResponseFuture};
 use crate::middleware::key::{Choice, IntoLockKey, KeySource};
 use crate::middleware::layer::{LockLayer, Unlocked};
 use crate::middleware::leases;
 use crate::middleware::refusal::{Answer, Refused};
-use crate::middleware::request_guard::RequestGuard;
+use crate::middleware::request_guard::{DryRun, RequestGuard};
 use crate::middleware::route::route;
 use crate::observe;
 
@@ -82,8 +82,9 @@ where
         let inner = self.inner.clone();
         let settings = self.layer.settings.clone();
         let layer = self.layer.clone();
-        let (parts, body) = request.into_parts();
+        let (mut parts, body) = request.into_parts();
         let entering: BoxedFuture<EnterResult> = if settings.passes(&parts.method) {
+            leases::insert(&mut parts, None);
             Box::pin(ready(Continue((parts, Admission::default()))))
         } else if settings.dry_run {
             Box::pin(dry_run(layer, parts))

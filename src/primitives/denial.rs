@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::driver::handle::Handle;
 use crate::driver::outage::FailureKind;
-use crate::error::{ClosedCause, Error, LostCause, StoreError, StoreErrorKind};
+use crate::error::{ClosedCause, Error, LostCause, StoreError};
 use crate::key::Key;
 use crate::protocol::message::Name;
 use crate::protocol::step::AcquireError;
@@ -66,10 +66,7 @@ pub(crate) fn gave_up(handle: &Handle, name: &Name, since: Instant, waited: Dura
             source
         }
         // The wait was so short that no request is late yet: the server does not count as failing.
-        Err(None) => {
-            let text = format_args!("no answer within the wait of {waited:?}");
-            StoreError::new(StoreErrorKind::TimedOut, text)
-        }
+        Err(None) => StoreError::premature(format_args!("no answer within the wait of {waited:?}")),
     };
     Error::Store { key, source }
 }

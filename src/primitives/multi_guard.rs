@@ -209,7 +209,7 @@ impl Holdings for MultiLease {
         let end = self.shared.end.get_or_init(|| {
             let token = CancellationToken::new();
             for held in self.held.iter() {
-                held.waiter.set_group_token(&token);
+                held.waiter.add_group_token(&token);
             }
             token
         });

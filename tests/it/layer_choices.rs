@@ -51,6 +51,11 @@ async fn only_methods_that_may_change_something_are_locked() {
     let app = served(LockLayer::new(&locks, keys::header_text("missing")).only_unsafe());
     assert_eq!(status(&app, request(Method::HEAD, "/")).await, 200);
     assert_eq!(status(&app, request(Method::PUT, "/")).await, 400);
+    // A layer that took no lock shows none, as with `OPTIONS`.
+    let inner = served(LockLayer::by(&locks, |_| "inner").only_unsafe());
+    let app = inner.route_layer(by_path(&locks));
+    let answer = soon(send(&app, to("/"))).await.unwrap();
+    assert_eq!(text(answer).await, "none");
     let app = served(by_path(&locks));
     let answer = soon(send(&app, request(query, "/"))).await.unwrap();
     assert_eq!(text(answer).await, "/", "only on request");

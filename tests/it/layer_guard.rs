@@ -17,7 +17,9 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
 use tenure::middleware::{KeySource, OnLost, Refused, keys};
-use tenure::{Error, Guard, Lease, LockLayer, Locks, MemoryStore, MultiGuard, MultiLease, TransferError};
+use tenure::{
+    Clock, Error, Guard, Lease, LockLayer, Locks, MemoryStore, MultiGuard, MultiLease, TransferError,
+};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -462,4 +464,76 @@ async fn guards_of_several_keys_are_taken_together() {
     soon(locks.idle()).await;
     assert!(store.is_empty());
     soon(until(|| store.is_empty())).await;
+}
+
+/// A guard that another task takes and releases at once is never taken for a loss.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_guard_that_is_taken_and_released_elsewhere_is_no_loss() {
+    let locks = Locks::memory();
+    for to_completion in [false, true] {
+        let handler = async |lease: Lease| {
+            let done = tokio::spawn(async move { lease.take_guard().unwrap().release().await });
+            while !done.is_finished() {
+                tokio::task::yield_now().await;
+            }
+            done.await.unwrap().unwrap();
+        };
+        let layer = by_path(&locks).run_to_completion(to_completion);
+        let app = Router::new().route("/", any(handler)).route_layer(layer);
+        for _ in 0..5_000 {
+            assert_eq!(status(&app, to("/")).await, 200);
+        }
+    }
+    soon(locks.idle()).await;
+}
+
+/// A shutdown waits for a handler as long as its lease lasts, whoever has the guard.
+#[tokio::test]
+async fn a_shutdown_does_not_wait_for_a_handler_whose_guard_was_taken_and_released() {
+    let locks = Locks::memory();
+    let (released, mut waits) = mpsc::unbounded_channel();
+    let handler = move |lease: Lease| {
+        let released = released.clone();
+        async move {
+            lease.take_guard().unwrap().release().await.unwrap();
+            released.send(()).unwrap();
+            std::future::pending::<()>().await;
+        }
+    };
+    let layer = by_path(&locks).run_to_completion(true);
+    let app = Router::new().route("/", any(handler)).route_layer(layer);
+    let request = send(&app, to("/"));
+    soon(waits.recv()).await.unwrap();
+    soon(locks.shutdown()).await;
+    request.abort();
+}
+
+/// A body whose process slept past the deadline in its last frame.
+#[tokio::test]
+async fn a_body_that_ends_after_its_lease_is_cut_off() {
+    struct Sleeps(Clock);
+    impl http_body::Body for Sleeps {
+        type Data = Bytes;
+        type Error = Infallible;
+        fn poll_frame(
+            self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+            self.0.jump(Duration::from_secs(11));
+            Poll::Ready(None)
+        }
+    }
+    for (on_lost, is_cut) in [(OnLost::Cancel, true), (OnLost::Tell, false)] {
+        let clock = Clock::new();
+        let locks = Locks::builder().clock(clock.clone()).memory().unwrap();
+        let handler = move || ready(Body::new(Sleeps(clock.clone())));
+        let layer = by_path(&locks).hold_until_body_end().on_lost(on_lost);
+        let app = Router::new().route("/", any(handler)).route_layer(layer);
+        let answer = soon(send(&app, to("/"))).await.unwrap();
+        assert_eq!(
+            soon(answer.into_body().collect()).await.is_err(),
+            is_cut,
+            "{on_lost:?}"
+        );
+    }
 }

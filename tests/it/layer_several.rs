@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
+use axum::middleware::{Next, from_fn};
 use axum::routing::any;
 use http::request::Parts;
 use http::{Method, Request};
@@ -14,7 +15,7 @@ use tenure::{Clock, Key, Lease, LockLayer, Locks, MemoryStore, MultiKey, MultiLe
 use tracing::Level;
 
 use crate::help::{ms, soon};
-use crate::layer::{GatedHandler, request, send, status, text, to, until};
+use crate::layer::{GatedHandler, request, send, status, steal, text, to, until};
 use crate::layer_keys::{BAD_KEY, NO_KEY, app as one, key, with};
 use crate::support::events::Watch;
 
@@ -449,6 +450,33 @@ async fn nested_layers_share_what_the_request_holds() {
     assert!(store.is_empty());
 }
 
+/// The loss reaches the views of both layers.
+#[tokio::test]
+async fn a_loss_is_told_to_each_of_nested_layers() {
+    let (store, locks, _) = replicas();
+    let told = Arc::new(AtomicUsize::new(0));
+    let counted = told.clone();
+    let watch = move |lease: MultiLease, request: axum::extract::Request, next: Next| {
+        let told = counted.clone();
+        tokio::spawn(async move {
+            lease.lost().await;
+            told.fetch_add(1, Ordering::SeqCst);
+        });
+        async move { next.run(request).await }
+    };
+    let (handler, mut inside) = GatedHandler::new();
+    let layer = || by(&locks, || ["a"]).lease(ms(3_000));
+    let app = handler
+        .app(layer())
+        .route_layer(from_fn(watch))
+        .route_layer(layer());
+    let request = send(&app, to("/o/1"));
+    inside.next().await;
+    steal(&store, "a");
+    assert_eq!(soon(request).await.unwrap().status(), 500);
+    until(|| told.load(Ordering::SeqCst) == 1).await;
+}
+
 #[tokio::test]
 async fn nested_layers_share_a_permit() {
     let locks = Locks::memory();
@@ -490,6 +518,16 @@ async fn only_a_writer_of_one_key_sends_its_fence() {
     assert!(!sends(by(&locks, || MultiKey::read("a"))).await);
     assert!(!sends(by(&locks, || ["a"])).await);
     assert!(!sends(by(&locks, || "a").permits(2)).await);
+    // A reader that shares the lease of a writer.
+    let reader = by(&locks, || MultiKey::read("a")).fence_header("fence");
+    let app = behind(reader).route_layer(by(&locks, || "a"));
+    assert!(
+        !soon(send(&app, to("/")))
+            .await
+            .unwrap()
+            .headers()
+            .contains_key("fence")
+    );
 }
 
 #[tokio::test]
@@ -530,4 +568,7 @@ async fn a_dry_run_tries_the_same_modes_and_permits() {
         overlaps(&locks, layer(|| LockKey::lock("e")).permits(2), 3).await,
         1
     );
+    // A key that is read and written is written.
+    let both = layer(|| [MultiKey::read("f"), MultiKey::write("f")].into_lock_key());
+    assert_eq!(overlaps(&locks, both, 3).await, 2);
 }

@@ -87,7 +87,7 @@ where
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not make a key of a request",
     label = "does not make a key of a request",
-    note = "give a closure that can be cloned and sent, with one to eight arguments that have types, `|Json(order): Json<Order>|`, and that returns a key: an integer, `bool`, `Uuid`, `String` or `Key`, a tuple such as `(\"account\", 42)`, an `Option` or a `Result` of one",
+    note = "give a closure that can be cloned and sent, with one to eight arguments that have types, `|Json(order): Json<Order>|`, and that returns a key: an integer, `bool`, `Uuid`, `String` or `Key`, a tuple such as `(\"account\", 42)`, a `MultiKey`, an array or a `Vec<MultiKey>`, an `Option` or a `Result` of one",
     note = "only the last extractor may read the body",
     note = "extractors that need the router's state, `State` for one, go into `LockLayer::from_request_with_state`"
 )]
