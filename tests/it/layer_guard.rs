@@ -479,9 +479,20 @@ async fn a_guard_that_is_taken_and_released_elsewhere_is_no_loss() {
             done.await.unwrap().unwrap();
         };
         let layer = by_path(&locks).run_to_completion(to_completion);
-        let app = Router::new().route("/", any(handler)).route_layer(layer);
-        for _ in 0..5_000 {
-            assert_eq!(status(&app, to("/")).await, 200);
+        let app = Router::new().route("/{client}", any(handler)).route_layer(layer);
+        let clients: Vec<_> = (0..4)
+            .map(|client| {
+                let app = app.clone();
+                tokio::spawn(async move {
+                    for _ in 0..5_000 {
+                        let answer = app.clone().oneshot(to(&format!("/{client}"))).await;
+                        assert_eq!(answer.unwrap().status(), 200);
+                    }
+                })
+            })
+            .collect();
+        for client in clients {
+            client.await.unwrap();
         }
     }
     soon(locks.idle()).await;
