@@ -28,6 +28,7 @@ use tower_http::compression::CompressionLayer;
 
 use crate::help::{ms, soon};
 use crate::layer::{by_path, send, status, steal, text, to, until};
+use crate::layer_several::replicas;
 
 /// A body of the frames that a test sends. It ends when the sender is dropped.
 struct Stream(mpsc::UnboundedReceiver<&'static str>);
@@ -67,13 +68,6 @@ fn streams(layer: LockLayer<impl KeySource>) -> (Router, mpsc::UnboundedReceiver
 async fn is_free(locks: &Locks, key: &'static str) -> bool {
     // Another process asks: the requests of this one are answered in their order.
     locks.mutex(key).try_lock().await.unwrap().is_some()
-}
-
-fn replicas() -> (MemoryStore, Locks, Locks) {
-    let store = MemoryStore::new();
-    let node = || Locks::builder().memory_shared(&store).unwrap();
-    let (one, other) = (node(), node());
-    (store, one, other)
 }
 
 #[tokio::test]

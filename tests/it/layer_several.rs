@@ -58,7 +58,8 @@ async fn shown(layer: LockLayer<impl KeySource>) -> String {
     text
 }
 
-fn replicas() -> (MemoryStore, Locks, Locks) {
+/// Returns two nodes of one store.
+pub(crate) fn replicas() -> (MemoryStore, Locks, Locks) {
     let store = MemoryStore::new();
     let node = || Locks::builder().memory_shared(&store).unwrap();
     let (one, other) = (node(), node());
