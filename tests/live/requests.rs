@@ -1,9 +1,10 @@
-//! Requests to replicas that are processes: withdrawals from few accounts by clients that time out and try again, through
-//! a proxy that repeats what is answered with 503, while replicas are killed and drained.
+//! Requests to replicas that are processes: withdrawals from few accounts, and transfers between them, by clients that
+//! time out and try again, through a proxy that repeats what is answered with 503, while replicas are killed and drained.
 //!
 //! A statement that was sent to the ledger is carried out, whether or not somebody waits for it: it reads, thinks and
-//! writes. Two at a time on one account lose money. What was done is remembered with the same write, so a retry that
-//! comes after its first attempt is given the same answer; one that runs beside it is done twice.
+//! writes. Two at a time on one account lose money. A transfer locks both of its accounts, which its body names. What was
+//! done is remembered with the same write, so a retry that comes after its first attempt is given the same answer; one
+//! that runs beside it is done twice.
 //!
 //! `TENURE_REQUESTS_SECONDS` says for how long.
 
@@ -11,10 +12,11 @@ mod answers;
 mod clients;
 mod leaving;
 mod ledger;
+mod orders;
 mod repeater;
 mod replica;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::sleep;
@@ -26,6 +28,7 @@ use crate::help::{Eyes, PATIENCE, ms, soon, until};
 use crate::server::RedisServer;
 use clients::{Client, Tally};
 use ledger::Ledger;
+use orders::Order;
 use repeater::Repeater;
 use replica::{Layers, Replica};
 
@@ -42,6 +45,7 @@ enum Faults {
 /// What came of it.
 struct Outcome {
     tally: Tally,
+    accepted: BTreeMap<String, Order>,
     repeats: u64,
     kills: u64,
     /// What is wrong with the books.
@@ -65,7 +69,7 @@ fn storm(layers: Layers, faults: Faults, lasts: Duration) -> Outcome {
         let mut clients = JoinSet::new();
         for n in 0..CLIENTS {
             let client = Client::new(n, repeater.addr(), addresses, tally.clone());
-            clients.spawn(client.withdraws(stop.clone()));
+            clients.spawn(client.sends_orders(stop.clone()));
         }
         (ledger, repeater, clients)
     });
@@ -78,8 +82,8 @@ fn storm(layers: Layers, faults: Faults, lasts: Duration) -> Outcome {
     };
     stop.store(true, Ordering::Relaxed);
     runtime.block_on(async {
-        let mut accepted = Vec::new();
-        // Each ends the withdrawal that it is at.
+        let mut accepted = BTreeMap::new();
+        // Each ends the order that it is at.
         while let Some(client) = soon(clients.join_next()).await {
             accepted.extend(client.unwrap());
         }
@@ -96,6 +100,7 @@ fn storm(layers: Layers, faults: Faults, lasts: Duration) -> Outcome {
         }
         Outcome {
             tally,
+            accepted,
             repeats: repeater.repeats(),
             kills,
             wrong,
@@ -131,11 +136,12 @@ fn asked() -> Duration {
 }
 
 #[test]
-fn every_withdrawal_is_done_once_whatever_becomes_of_clients_and_replicas() {
+fn every_order_is_done_once_whatever_becomes_of_clients_and_replicas() {
     let began = Instant::now();
     let outcome = storm(Layers::Both, Faults::KillAndDrain, asked());
     let Outcome {
         tally,
+        accepted,
         repeats,
         kills,
         wrong,
@@ -143,7 +149,7 @@ fn every_withdrawal_is_done_once_whatever_becomes_of_clients_and_replicas() {
     let answers: BTreeMap<String, u64> = tally.answers();
     println!(
         "{} accepted, {kills} kills, {repeats} repeats by the proxy, in {:?}: {answers:#?}",
-        tally.accepted(),
+        accepted.len(),
         began.elapsed()
     );
     assert!(wrong.is_empty(), "the books are wrong: {wrong:#?}");
@@ -157,6 +163,18 @@ fn every_withdrawal_is_done_once_whatever_becomes_of_clients_and_replicas() {
         "{answers:#?}"
     );
     assert!(tally.retried() > 0, "nobody was served by a retry");
+    assert!(seen("413") > 0 && seen("half of a body") > 0, "{answers:#?}");
+    let transfers = accepted.values().filter_map(|order| match order {
+        Order::Transfer { from, to, .. } => Some((*from, *to)),
+        Order::Withdrawal { .. } => None,
+    });
+    let directions: BTreeSet<_> = transfers.collect();
+    assert!(
+        directions
+            .iter()
+            .any(|(from, to)| directions.contains(&(*to, *from))),
+        "{directions:?}"
+    );
 }
 
 /// The test notices what the layers are for.
@@ -167,7 +185,7 @@ fn is_noticed(layers: Layers) {
         let outcome = storm(layers, Faults::None, ms(1_500));
         assert_eq!(outcome.tally.undocumented(), Vec::<String>::new());
         if let Some(wrong) = outcome.wrong.first() {
-            println!("{layers:?}: {} accepted, {wrong}", outcome.tally.accepted());
+            println!("{layers:?}: {} accepted, {wrong}", outcome.accepted.len());
             return;
         }
     }
@@ -182,4 +200,9 @@ fn without_the_layers_the_books_are_wrong() {
 #[test]
 fn without_completion_the_books_are_wrong() {
     is_noticed(Layers::NoCompletion);
+}
+
+#[test]
+fn without_the_lock_of_the_account_that_is_paid_the_books_are_wrong() {
+    is_noticed(Layers::OneAccount);
 }

@@ -6,16 +6,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use axum::body::Body;
 use axum::http::header::{CONTENT_TYPE, RETRY_AFTER};
 use axum::http::{Request, Response, StatusCode};
 use bytes::Bytes;
-use http_body_util::{BodyExt, Empty};
+use http_body_util::BodyExt;
 use hyper_util::client::legacy::{Client as Http, connect::HttpConnector};
 use hyper_util::rt::TokioExecutor;
 use tokio::time::{sleep, timeout};
 
 use crate::help::ms;
-use crate::requests::ledger::ACCOUNTS;
+use crate::requests::orders::Order;
 use crate::requests::repeater::BAD_GATEWAY;
 
 /// Longer than two waits at each of the attempts of the proxy. Only a request that hangs is not answered by then.
@@ -29,13 +30,18 @@ pub struct Tally(Arc<Mutex<Seen>>);
 struct Seen {
     answers: BTreeMap<String, u64>,
     undocumented: Vec<String>,
-    accepted: u64,
     retried: u64,
 }
 
 impl Tally {
-    fn count(&self, what: &str) {
+    pub fn count(&self, what: &str) {
         *self.0.lock().unwrap().answers.entry(what.to_owned()).or_default() += 1;
+    }
+
+    fn undocumented_answer(&self, answer: &Response<Bytes>) {
+        let (status, headers) = (answer.status(), answer.headers());
+        let what = format!("{status} {headers:?} {}", String::from_utf8_lossy(answer.body()));
+        self.0.lock().unwrap().undocumented.push(what);
     }
 
     pub fn answers(&self) -> BTreeMap<String, u64> {
@@ -47,10 +53,6 @@ impl Tally {
         self.0.lock().unwrap().undocumented.clone()
     }
 
-    pub fn accepted(&self) -> u64 {
-        self.0.lock().unwrap().accepted
-    }
-
     /// How many were accepted that had to try more than once.
     pub fn retried(&self) -> u64 {
         self.0.lock().unwrap().retried
@@ -60,7 +62,7 @@ impl Tally {
 /// One, with connections of its own.
 pub struct Client {
     n: usize,
-    http: Http<HttpConnector, Empty<Bytes>>,
+    http: Http<HttpConnector, Body>,
     /// Where it sends its attempts, in turn.
     to: Vec<SocketAddr>,
     tally: Tally,
@@ -81,36 +83,50 @@ impl Client {
     }
 
     /// One after the other until it is told to stop. Answers which were accepted: all that it began.
-    pub async fn withdraws(self, stop: Arc<AtomicBool>) -> Vec<String> {
+    pub async fn sends_orders(self, stop: Arc<AtomicBool>) -> Vec<(String, Order)> {
         let mut accepted = Vec::new();
         while !stop.load(Ordering::Relaxed) {
             let key = format!("{}-{}", self.n, accepted.len());
-            let account = fastrand::u64(0..ACCOUNTS);
+            if fastrand::u8(0..8) == 0 {
+                self.sends_too_much(&format!("{key}-too-large")).await;
+            }
+            let order = Order::draw();
             let mut tries = 1;
-            while !self.is_done(account, &key, tries).await {
+            while !self.is_done(order, &key, tries).await {
                 tries += 1;
                 // They are told to come back in seconds, and are in a hurry.
                 sleep(ms(fastrand::u64(1..40))).await;
             }
-            let mut seen = self.tally.0.lock().unwrap();
-            seen.accepted += 1;
-            seen.retried += u64::from(tries > 1);
-            accepted.push(key);
+            self.tally.0.lock().unwrap().retried += u64::from(tries > 1);
+            accepted.push((key, order));
         }
         accepted
     }
 
-    async fn is_done(&self, account: u64, key: &str, tries: usize) -> bool {
-        let spelling = match fastrand::u8(0..3) {
-            0 => format!("{account}"),
-            1 => format!("0{account}"),
-            _ => format!("+{account}"),
-        };
+    async fn is_done(&self, order: Order, key: &str, tries: usize) -> bool {
         let to = self.to[(self.n + tries) % self.to.len()];
-        let request = Request::post(format!("http://{to}/accounts/{spelling}/withdraw"))
-            .header("idempotency-key", key)
-            .body(Empty::new())
-            .unwrap();
+        let request = order.request(to, key, &self.tally);
+        let answer = self.exchange(request, &format!("{key} to {to}")).await;
+        answer.is_some_and(|answer| self.judge(&answer))
+    }
+
+    /// It must not be done.
+    async fn sends_too_much(&self, key: &str) {
+        let to = self.to[self.n % self.to.len()];
+        let request = Order::request_too_large(to, key, &self.tally);
+        let answer = self.exchange(request, &format!("{key} to {to}")).await;
+        match answer {
+            Some(answer) if answer.status() == StatusCode::PAYLOAD_TOO_LARGE && is_problem(&answer) => {
+                self.tally.count("413");
+            }
+            Some(answer) if is_bad_gateway(&answer) => self.tally.count("502 of the proxy"),
+            Some(answer) => self.tally.undocumented_answer(&answer),
+            None => {}
+        }
+    }
+
+    /// Answers nothing if it was not answered in time.
+    async fn exchange(&self, request: Request<Body>, what: &str) -> Option<Response<Bytes>> {
         let patience = if self.n % 5 == 4 {
             HANGS
         } else {
@@ -122,21 +138,15 @@ impl Client {
             Some(Response::from_parts(parts, body))
         };
         match timeout(patience, answer).await {
-            Ok(Some(answer)) => self.judge(&answer),
-            Ok(None) => {
-                self.tally.count("connection failed");
-                false
-            }
+            Ok(Some(answer)) => return Some(answer),
+            Ok(None) => self.tally.count("connection failed"),
             Err(_) if patience == HANGS => {
-                let hangs = format!("{key} to {to} was not answered in {HANGS:?}");
+                let hangs = format!("{what} was not answered in {HANGS:?}");
                 self.tally.0.lock().unwrap().undocumented.push(hangs);
-                false
             }
-            Err(_) => {
-                self.tally.count("timed out");
-                false
-            }
+            Err(_) => self.tally.count("timed out"),
         }
+        None
     }
 
     /// As the manual of the middleware has it.
@@ -147,13 +157,10 @@ impl Client {
             self.tally.count("200");
             return true;
         }
-        if status == StatusCode::BAD_GATEWAY && body == BAD_GATEWAY {
+        if is_bad_gateway(answer) {
             self.tally.count("502 of the proxy");
             return false;
         }
-        let is_problem = headers
-            .get(CONTENT_TYPE)
-            .is_some_and(|kind| kind == "application/problem+json");
         let outcome = body
             .split_once("#variant.")
             .and_then(|(_, rest)| rest.split_once('"'));
@@ -164,12 +171,20 @@ impl Client {
             (500, false) => outcome == "OutcomeUnknown",
             _ => false,
         };
-        if is_problem && is_documented {
+        if is_problem(answer) && is_documented {
             self.tally.count(&format!("{} {outcome}", status.as_u16()));
         } else {
-            let what = format!("{status} {headers:?} {body}");
-            self.tally.0.lock().unwrap().undocumented.push(what);
+            self.tally.undocumented_answer(answer);
         }
         false
     }
+}
+
+fn is_problem(answer: &Response<Bytes>) -> bool {
+    let kind = answer.headers().get(CONTENT_TYPE);
+    kind.is_some_and(|kind| kind == "application/problem+json")
+}
+
+fn is_bad_gateway(answer: &Response<Bytes>) -> bool {
+    answer.status() == StatusCode::BAD_GATEWAY && answer.body() == BAD_GATEWAY
 }

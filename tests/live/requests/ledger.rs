@@ -1,15 +1,15 @@
 //! The accounts. They live in the Redis that the locks are in, and know nothing of locks.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 use redis::aio::MultiplexedConnection;
 
 use crate::help::ms;
+use crate::requests::orders::Order;
 
 pub const PREFIX: &str = "books:";
 pub const ACCOUNTS: u64 = 4;
 const OPENED_WITH: i64 = 1_000_000_000;
-const AMOUNT: i64 = 10;
 
 #[derive(Clone)]
 pub struct Ledger(MultiplexedConnection);
@@ -46,47 +46,70 @@ impl Ledger {
         self.ask(redis::cmd("GET").arg(key)).await
     }
 
-    /// Reads, thinks, writes. Who asks again gets the same answer.
-    pub async fn withdraw(&self, id: u64, attempt: &str) -> i64 {
+    /// Reads, thinks, writes, and answers what is left to the account that pays. Who asks again gets the same answer.
+    pub async fn carry_out(&self, order: Order, attempt: &str) -> i64 {
         let done = format!("{PREFIX}done:{attempt}");
         if let Some(left) = self.get(done.clone()).await {
             return left;
         }
-        let left: i64 = self.get::<i64>(balance(id)).await - AMOUNT;
-        tokio::time::sleep(ms(fastrand::u64(1..6))).await;
         let mut write = redis::pipe();
-        write.atomic().set(balance(id), left).ignore();
-        write.set(done, left).ignore();
-        write.rpush(journal(id), attempt).ignore();
+        write.atomic();
+        let mut left = Vec::new();
+        for (id, change) in order.changes() {
+            let changed = self.get::<i64>(balance(id)).await + change;
+            write.set(balance(id), changed).ignore();
+            write.rpush(journal(id), format!("{attempt} {change}")).ignore();
+            left.push(changed);
+        }
+        tokio::time::sleep(ms(fastrand::u64(1..6))).await;
+        write.set(done, left[0]).ignore();
         write.query_async::<()>(&mut self.0.clone()).await.unwrap();
-        left
+        left[0]
     }
 
-    /// What is wrong, when each client stayed until it was told that its withdrawal was done.
-    pub async fn audit(&self, accepted: &[String]) -> Vec<String> {
-        let (mut wrong, mut done) = (Vec::new(), BTreeSet::new());
+    /// What is wrong, when each client stayed until it was told that its order was done.
+    pub async fn audit(&self, accepted: &BTreeMap<String, Order>) -> Vec<String> {
+        let (mut wrong, mut done) = (Vec::new(), BTreeMap::<String, Vec<(u64, i64)>>::new());
+        let mut all = 0;
         for id in 0..ACCOUNTS {
             let mut list = redis::cmd("LRANGE");
             let written: Vec<String> = self.ask(list.arg(journal(id)).arg(0).arg(-1)).await;
             let left: i64 = self.get(balance(id)).await;
-            let expected = OPENED_WITH - AMOUNT * written.len() as i64;
+            let mut expected = OPENED_WITH;
+            for line in &written {
+                let (attempt, change) = line.split_once(' ').unwrap();
+                let change: i64 = change.parse().unwrap();
+                expected += change;
+                done.entry(attempt.to_owned()).or_default().push((id, change));
+            }
             if left != expected {
                 wrong.push(format!(
-                    "account {id} has {} too much after {} withdrawals",
+                    "account {id} has {} too much after {} orders",
                     left - expected,
                     written.len()
                 ));
             }
-            for attempt in written {
-                if done.contains(&attempt) {
-                    wrong.push(format!("{attempt} was done twice"));
-                }
-                done.insert(attempt);
+            all += left;
+        }
+        let mut expected = ACCOUNTS as i64 * OPENED_WITH;
+        for (attempt, order) in accepted {
+            let mut changes = order.changes();
+            expected += changes.iter().map(|(_, change)| change).sum::<i64>();
+            changes.sort_unstable();
+            let done = done.remove(attempt).unwrap_or_default();
+            if done != changes {
+                wrong.push(format!(
+                    "{attempt} was accepted for {changes:?}, and did {done:?}"
+                ));
             }
         }
-        let accepted: BTreeSet<String> = accepted.iter().cloned().collect();
-        let differ = accepted.symmetric_difference(&done);
-        wrong.extend(differ.map(|attempt| format!("{attempt} was accepted or done, but not both")));
+        if all != expected {
+            wrong.push(format!("all accounts have {} too much", all - expected));
+        }
+        wrong.extend(
+            done.keys()
+                .map(|attempt| format!("{attempt} was done, not accepted")),
+        );
         wrong
     }
 }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{Request, State};
+use axum::http::header::CONTENT_TYPE;
 use axum::http::{StatusCode, Version};
 use axum::response::{IntoResponse, Response};
 use http_body_util::BodyExt;
@@ -96,8 +97,10 @@ async fn pass(State(upstream): State<Upstream>, request: Request) -> Response {
             .version(parts.version)
             .body(Body::from(body.clone()))
             .unwrap();
-        let key = parts.headers.get("idempotency-key").cloned();
-        again.headers_mut().extend(key.map(|key| (IDEMPOTENCY_KEY, key)));
+        for name in [IDEMPOTENCY_KEY, CONTENT_TYPE] {
+            let value = parts.headers.get(&name).cloned();
+            again.headers_mut().extend(value.map(|value| (name, value)));
+        }
         match http.request(again).await {
             Ok(answer) if answer.status() != StatusCode::SERVICE_UNAVAILABLE || attempt == REPEATS => {
                 return answer.map(Body::new);

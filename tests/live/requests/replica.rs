@@ -5,16 +5,17 @@ use std::net::SocketAddr;
 use std::process::Command;
 use std::time::Duration;
 
-use axum::Router;
 use axum::extract::{Path, State};
 use axum::http::HeaderMap;
 use axum::routing::post;
-use tenure::middleware::keys;
+use axum::{Json, Router};
+use tenure::middleware::{BufferBody, keys};
 use tenure::{LockLayer, Locks};
 use tokio::net::TcpListener;
 
 use crate::help::{Other, locks, ms};
 use crate::requests::ledger::Ledger;
+use crate::requests::orders::{MAX_TRANSFER, Order, Transfer};
 
 const URL: &str = "TENURE_REPLICA_URL";
 const LAYERS: &str = "TENURE_REPLICA_LAYERS";
@@ -27,10 +28,12 @@ const WAIT: Duration = ms(2_000);
 /// What is around the handler.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Layers {
-    /// One attempt at a time that is done to its end, and one withdrawal at a time from an account.
+    /// One attempt at a time that is done to its end, and one order at a time at an account.
     Both,
     /// The same, but who leaves has its handler dropped.
     NoCompletion,
+    /// As `Both`, but a transfer locks only the account that pays.
+    OneAccount,
     None,
 }
 
@@ -41,6 +44,7 @@ fn plays_a_role() {
     let layers = match std::env::var(LAYERS).unwrap().as_str() {
         "Both" => Layers::Both,
         "NoCompletion" => Layers::NoCompletion,
+        "OneAccount" => Layers::OneAccount,
         _ => Layers::None,
     };
     let addr: SocketAddr = std::env::var(ADDR).unwrap().parse().unwrap();
@@ -72,23 +76,44 @@ fn plays_a_role() {
 }
 
 fn app(locks: &Locks, ledger: Ledger, layers: Layers) -> Router {
-    let routes = Router::new()
-        .route("/accounts/{id}/withdraw", post(withdraw))
-        .with_state(ledger);
-    if layers == Layers::None {
-        return routes;
+    let mut withdrawals = Router::new().route("/accounts/{id}/withdraw", post(withdraw));
+    let mut transfers = Router::new().route("/transfers", post(transfer));
+    if layers != Layers::None {
+        let account = keys::path_param::<u64>("id").named("account");
+        let payer = |Json((from, _, _)): Json<Transfer>| ("account", from);
+        let accounts = |Json((from, to, _)): Json<Transfer>| [("account", from), ("account", to)];
+        let attempts = LockLayer::new(locks, keys::idempotency_key()).wait(WAIT);
+        let attempts = attempts.run_to_completion(layers != Layers::NoCompletion);
+        withdrawals = withdrawals
+            .route_layer(LockLayer::new(locks, account).wait(WAIT))
+            .route_layer(attempts.clone());
+        transfers = match layers {
+            Layers::OneAccount => transfers.route_layer(LockLayer::from_request(locks, payer).wait(WAIT)),
+            _ => transfers.route_layer(LockLayer::from_request(locks, accounts).wait(WAIT)),
+        };
+        transfers = transfers.route_layer(attempts);
     }
-    let account = keys::path_param::<u64>("id").named("account");
-    let attempts = LockLayer::new(locks, keys::idempotency_key()).wait(WAIT);
-    routes
-        .route_layer(LockLayer::new(locks, account).wait(WAIT))
-        .route_layer(attempts.run_to_completion(layers == Layers::Both))
+    // Who sends slowly holds neither an attempt nor an account.
+    let transfers = transfers.route_layer(BufferBody::new(MAX_TRANSFER));
+    withdrawals.merge(transfers).with_state(ledger)
 }
 
-async fn withdraw(State(ledger): State<Ledger>, Path(id): Path<u64>, headers: HeaderMap) -> String {
+async fn withdraw(State(ledger): State<Ledger>, Path(account): Path<u64>, headers: HeaderMap) -> String {
+    carry_out(ledger, Order::Withdrawal { account }, &headers).await
+}
+
+async fn transfer(
+    State(ledger): State<Ledger>,
+    headers: HeaderMap,
+    Json((from, to, amount)): Json<Transfer>,
+) -> String {
+    carry_out(ledger, Order::Transfer { from, to, amount }, &headers).await
+}
+
+async fn carry_out(ledger: Ledger, order: Order, headers: &HeaderMap) -> String {
     let attempt = headers["idempotency-key"].to_str().unwrap().to_owned();
     // What a database was sent it carries out, whether or not somebody waits for it.
-    let statement = tokio::spawn(async move { ledger.withdraw(id, &attempt).await });
+    let statement = tokio::spawn(async move { ledger.carry_out(order, &attempt).await });
     format!("{} left", statement.await.unwrap())
 }
 
