@@ -13,6 +13,7 @@ mod clients;
 mod leaving;
 mod ledger;
 mod orders;
+mod outages;
 mod repeater;
 mod replica;
 
