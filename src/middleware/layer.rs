@@ -78,8 +78,11 @@ pub enum StoreFailure {
     /// outage of the store is worse than that. The handler sees no [`Lease`](crate::Lease), and [`Unlocked`] is in the
     /// request's extensions. The metric `tenure_unlocked_total` counts such requests.
     ///
-    /// A server that [recovers](crate::Recovery) is no failure: earlier leases may be in use then, so the request is refused. A
-    /// request whose wait was so short that no answer was late is refused, too.
+    /// A request that arrives when an outage begins first waits for its lock: until its wait ends, or until the server has been
+    /// silent for a [`request_timeout`](crate::Builder::request_timeout). Later requests run at once.
+    ///
+    /// A server that [recovers](crate::Recovery) is no failure: earlier leases may be in use then, so the request is refused. A server
+    /// that comes back without its data recovers. A request whose wait was so short that no answer was late is refused, too.
     RunUnlocked,
 }
 

@@ -19,6 +19,7 @@ use tower::ServiceExt;
 use crate::help::{Eyes, held, locks, ms, soon, until};
 use crate::server::RedisServer;
 use crate::support::events::Watch;
+use crate::support::proxy::{Direction, Flow, Proxy};
 
 /// Longer than a busy machine takes to serve all requests that are sent at once.
 const WAIT: Duration = ms(20_000);
@@ -165,5 +166,20 @@ async fn no_request_runs_unlocked_while_a_server_recovers() {
         permits.are_refused(vec![permits.clone().ask(account).await]);
     }
     assert_eq!(eyes.text::<u8>("EXISTS tenure1:recovering"), 1);
+    assert!(guard.is_held());
+}
+
+/// Otherwise a client that chooses a short wait would never wait for its lock.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_wait_that_ends_before_an_answer_can_come_is_no_outage() {
+    let server = RedisServer::start();
+    let proxy = Proxy::start(([127, 0, 0, 1], server.port()).into());
+    let locks = locks(&format!("redis://{}/", proxy.addr()), ms(60_000)).await;
+    let other = crate::help::locks(&server.url(), ms(60_000)).await;
+    let permits = Service::new(&locks, StoreFailure::RunUnlocked, ms(1));
+    let guard = held(&other, "account:1").await;
+    proxy.set(Direction::Both, Flow::Delay(ms(200)));
+    permits.are_refused(vec![permits.clone().ask(1).await]);
+    soon(locks.idle()).await;
     assert!(guard.is_held());
 }
