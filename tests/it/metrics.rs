@@ -90,6 +90,17 @@ async fn layers(locks: &Locks, meter: &Meter) {
         .unwrap();
     meter.until("tenure_refused_total{why=busy}").await;
     held.release().await.unwrap();
+    #[cfg(feature = "redis")]
+    {
+        // Nothing listens at this port.
+        let builder = Locks::builder().lazy().request_timeout(ms(200));
+        let gone = builder.redis("redis://127.0.0.1:1/").await.unwrap();
+        let unlocked = tenure::LockLayer::by(&gone, |_| "metered route")
+            .on_store_failure(tenure::middleware::StoreFailure::RunUnlocked)
+            .layer(done);
+        unlocked.oneshot(http::Request::default()).await.unwrap();
+        meter.until("tenure_unlocked_total").await;
+    }
 }
 
 /// The list, the table, the descriptions given to a recorder, and the series that it receives are the same.
@@ -230,7 +241,9 @@ async fn every_metric_is_listed_documented_described_and_fed() {
         .filter(|name| {
             cfg!(feature = "scheduler") || !["tenure_ticks_total", "tenure_job_alarms_total"].contains(name)
         })
-        .filter(|name| cfg!(feature = "redis") || *name != "tenure_store_errors_total")
+        .filter(|name| {
+            cfg!(feature = "redis") || !["tenure_store_errors_total", "tenure_unlocked_total"].contains(name)
+        })
         .map(str::to_owned)
         .collect();
     assert_eq!(fed, expected);
