@@ -319,6 +319,7 @@ pub struct StoreError {
     message: Arc<str>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
     /// The caller gave up before the answer was late.
+    #[cfg_attr(not(feature = "tower"), allow(dead_code, reason = "only the layer asks"))]
     is_premature: bool,
 }
 
