@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use http::request::Parts;
+
 use crate::error::{Error, OptionsError};
 use crate::locks::Locks;
 use crate::middleware::key::Keys;
@@ -10,10 +12,9 @@ use crate::middleware::leases;
 use crate::middleware::refusal::Refused;
 use crate::middleware::request_guard::Acquired;
 use crate::primitives::guard::{Guard, Guards, Lease};
-use crate::primitives::multi::{MAX_KEYS, MultiKey};
+use crate::primitives::multi::{MAX_KEYS, Multi, MultiKey};
 use crate::primitives::multi_guard::MultiGuard;
 use crate::protocol::message::{Mode, Permits};
-use http::request::Parts;
 
 /// Why a request gets no lock, and the error that says more.
 pub(super) type Denial = (Refused, Option<Error>);
@@ -51,8 +52,7 @@ impl LayerSettings {
         parts: &Parts,
         wait: Duration,
     ) -> Result<Acquired, Denial> {
-        self.no_permits(&keys).map_err(bad_options)?;
-        let mut multi = self.multi(locks.multi(keys));
+        let mut multi = self.several(locks, keys).map_err(bad_options)?;
         // The client chose the keys, so this is no fault of the program.
         if multi.keys().count() > MAX_KEYS {
             return Err((Refused::BadKey, None));
@@ -82,8 +82,7 @@ impl LayerSettings {
                 acquired.map(Acquired::One)
             }
             Keys::Several(keys) => {
-                self.no_permits(&keys)?;
-                let multi = self.multi(locks.multi(keys));
+                let multi = self.several(locks, keys)?;
                 multi.lock_timeout(Duration::ZERO).await.map(Acquired::Several)
             }
         }
@@ -105,23 +104,17 @@ impl LayerSettings {
     fn mode(&self, key: &MultiKey) -> Result<Mode, Error> {
         match (self.permits, key.mode()) {
             (Some(capacity), Mode::Exclusive) => Ok(Mode::Permits(Permits { weight: 1, capacity })),
-            (Some(_), _) => self.no_permits(&[]).map(|()| key.mode()),
+            (Some(permits), _) => Err(not_with_permits(permits, "a key for reading")),
             (None, mode) => Ok(mode),
         }
     }
 
-    fn no_permits(&self, keys: &[MultiKey]) -> Result<(), Error> {
-        let Some(permits) = self.permits else {
-            return Ok(());
-        };
-        let what = if keys.is_empty() {
-            "for reading"
-        } else {
-            "and others"
-        };
-        Err(Error::Options(OptionsError(format!(
-            "a layer with `permits({permits})` has one key for each request, which is not read, and got a key {what}: use two layers"
-        ))))
+    /// Returns the lock on several keys.
+    fn several(&self, locks: &Locks, keys: Vec<MultiKey>) -> Result<Multi, Error> {
+        match self.permits {
+            Some(permits) => Err(not_with_permits(permits, "several keys")),
+            None => Ok(self.multi(locks.multi(keys))),
+        }
     }
 
     fn denial(&self, error: Error, wait: Duration) -> Denial {
@@ -133,6 +126,12 @@ impl LayerSettings {
             error => (Refused::from(&error), Some(error)),
         }
     }
+}
+
+fn not_with_permits(permits: u32, got: &str) -> Error {
+    Error::Options(OptionsError(format!(
+        "a layer with `permits({permits})` has one key for each request, which is not read, and got {got}: use two layers"
+    )))
 }
 
 fn bad_options(error: Error) -> Denial {

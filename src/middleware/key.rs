@@ -145,16 +145,7 @@ pub trait KeySource: Clone + Send + Sync + 'static {
     /// Locks each key for reading, beside other readers, as [`RwLock::read`](crate::RwLock::read) does. Readers send no
     /// [`fence_header`](crate::LockLayer::fence_header). Does not compile for a source with [`RETRIES`](Self::RETRIES).
     fn read(self) -> Reading<Self> {
-        const {
-            assert!(
-                !Self::RETRIES,
-                "a request and its retries exclude each other, so their key is not read"
-            )
-        }
-        Reading {
-            source: self,
-            by_method: false,
-        }
+        Reading::new(self, false)
     }
 
     /// Locks each key for reading in requests with a method that changes nothing: `GET`, `HEAD`, `OPTIONS`, `TRACE` and `QUERY`.
@@ -168,16 +159,7 @@ pub trait KeySource: Clone + Send + Sync + 'static {
     /// let layer = LockLayer::new(&locks, keys::header::<u64>("x-account").by_method());
     /// ```
     fn by_method(self) -> Reading<Self> {
-        const {
-            assert!(
-                !Self::RETRIES,
-                "a request and its retries exclude each other, so their key is not read"
-            )
-        }
-        Reading {
-            source: self,
-            by_method: true,
-        }
+        Reading::new(self, true)
     }
 }
 
@@ -261,6 +243,18 @@ impl<A: KeySource, B: KeySource> KeySource for And<A, B> {
 pub struct Reading<K> {
     source: K,
     by_method: bool,
+}
+
+impl<K: KeySource> Reading<K> {
+    fn new(source: K, by_method: bool) -> Self {
+        const {
+            assert!(
+                !K::RETRIES,
+                "a request and its retries exclude each other, so their key is not read"
+            )
+        }
+        Reading { source, by_method }
+    }
 }
 
 impl<K: KeySource> KeySource for Reading<K> {

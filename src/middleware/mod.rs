@@ -198,8 +198,6 @@ pub use self::extract::{ExtractorFn, FromExtractors, LeaseMissing};
 pub use self::future::ResponseFuture;
 pub use self::grpc::Grpc;
 pub use self::key::{IntoLockKey, KeySource, LockKey};
-#[cfg(feature = "axum")]
-pub use self::keys::extract_body::{FromRequestBody, RequestFn};
 pub use self::layer::{LockLayer, OnLost, StoreFailure, Unlocked};
 pub use self::leases::Leases;
 pub use self::refusal::{Answer, IntoAnswer, OnRefusal, Problem, Refused, RefusedRequest};

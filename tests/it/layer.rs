@@ -70,7 +70,7 @@ impl Seen {
         soon(self.0.recv()).await.unwrap()
     }
 
-    pub(crate) fn nobody(&mut self) -> bool {
+    pub(crate) fn is_empty(&mut self) -> bool {
         self.0.try_recv().is_err()
     }
 }
@@ -153,7 +153,7 @@ async fn one_at_a_time_per_key_and_keys_in_parallel() {
     until(|| locks.waiting() == 1).await;
     let other = send(&app, to("/o/b"));
     assert_eq!(seen.next().await, "b");
-    assert!(seen.nobody(), "the second one is inside beside the first");
+    assert!(seen.is_empty(), "the second one is inside beside the first");
     assert_eq!(handler.inside.load(Ordering::SeqCst), 2);
 
     handler.let_go(2);
@@ -301,7 +301,7 @@ async fn a_wait_that_is_over_answers_429() {
         true,
     )
     .await;
-    assert!(seen.nobody());
+    assert!(seen.is_empty());
 }
 
 #[tokio::test]
@@ -341,7 +341,7 @@ async fn shutdown_answers_503() {
         true,
     )
     .await;
-    assert!(seen.nobody());
+    assert!(seen.is_empty());
 }
 
 #[tokio::test]
@@ -366,7 +366,7 @@ async fn bad_keys_answer_400() {
         false,
     )
     .await;
-    assert!(seen.nobody());
+    assert!(seen.is_empty());
 }
 
 #[tokio::test]
@@ -381,7 +381,7 @@ async fn invalid_options_answer_500() {
         false,
     )
     .await;
-    assert!(seen.nobody());
+    assert!(seen.is_empty());
 }
 
 #[tokio::test]
@@ -403,7 +403,7 @@ async fn a_store_that_refuses_answers_503() {
         true,
     )
     .await;
-    assert!(seen.nobody());
+    assert!(seen.is_empty());
 }
 
 // Keys.
@@ -495,7 +495,7 @@ async fn extractors_make_keys_and_reject_for_themselves() {
     let response = soon(send(&app, to("/o/seven"))).await.unwrap();
     assert_eq!(response.status(), 400);
     assert!(text(response).await.contains("Cannot parse"));
-    assert!(seen.nobody());
+    assert!(seen.is_empty());
 }
 
 #[tokio::test]

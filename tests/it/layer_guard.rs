@@ -492,7 +492,7 @@ async fn a_guard_that_is_taken_and_released_elsewhere_is_no_loss() {
     soon(locks.idle()).await;
 }
 
-/// A shutdown waits for a handler as long as its lease lasts, whoever has the guard.
+/// A shutdown waits for a handler as long as its lease lasts, also if the handler took the guard.
 #[tokio::test]
 async fn a_shutdown_does_not_wait_for_a_handler_whose_guard_was_taken_and_released() {
     let locks = Locks::memory();

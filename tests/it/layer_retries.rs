@@ -36,7 +36,7 @@ async fn a_retry_waits_for_the_attempt_whose_client_left() {
     assert!(first.await.unwrap_err().is_cancelled());
     let retry = send(&app, payment("8e03"));
     until(|| locks.waiting() == 1).await;
-    assert!(seen.nobody(), "the retry runs beside its first attempt");
+    assert!(seen.is_empty(), "the retry runs beside its first attempt");
     // Another key is another request.
     let other = send(&app, payment("77aa"));
     seen.next().await;
@@ -207,7 +207,7 @@ async fn a_shutdown_that_waits_for_handlers_lets_no_other_begin() {
     let waited = soon(waits).await.unwrap();
     assert_eq!(waited.extensions().get(), Some(&Refused::Closed));
     soon(ending).await;
-    assert!(seen.nobody(), "a handler began");
+    assert!(seen.is_empty(), "a handler began");
 }
 
 /// A running handler comes to its end, and may need other locks for it.

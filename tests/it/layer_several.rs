@@ -112,7 +112,7 @@ async fn the_form_of_a_key_decides_what_the_handler_sees() {
 }
 
 #[tokio::test]
-async fn several_keys_are_held_together_and_by_nobody_else() {
+async fn several_keys_are_held_together_and_excluded_elsewhere() {
     let (store, locks, other) = replicas();
     let (handler, mut inside) = GatedHandler::new();
     let keys = |_: &Parts| [MultiKey::write("a"), MultiKey::read("rates")];
@@ -218,10 +218,10 @@ async fn readers_share_and_a_writer_gets_its_turn() {
         request(Method::from_bytes(b"QUERY").unwrap(), "/o/r4"),
     ));
     until(|| locks.waiting() == 1).await;
-    assert!(inside.nobody());
+    assert!(inside.is_empty());
     handler.let_go(2);
     assert_eq!(inside.next().await, "w");
-    assert!(inside.nobody());
+    assert!(inside.is_empty());
     assert_eq!(handler.inside.load(Ordering::SeqCst), 1);
     handler.let_go(10);
     for request in requests {
@@ -356,7 +356,7 @@ async fn a_request_without_a_permit_is_refused_or_waits() {
     );
     requests.push(send(&apps[1], to("/o/fourth")));
     until(|| other.waiting() == 1).await;
-    assert!(inside.nobody());
+    assert!(inside.is_empty());
     handler.let_go(1);
     assert_eq!(inside.next().await, "fourth");
     handler.let_go(3);

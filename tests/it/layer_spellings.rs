@@ -78,7 +78,7 @@ async fn one_lock(source: impl KeySource, mut spellings: Vec<Parts>) {
         assert_eq!(soon(held).await.unwrap().status(), 200);
         assert_eq!(soon(beside).await.unwrap().status(), 200);
     }
-    assert!(spellings.len() > 1 && seen.nobody());
+    assert!(spellings.len() > 1 && seen.is_empty());
 }
 
 /// Checks the same around a service without axum.

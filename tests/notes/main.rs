@@ -37,7 +37,7 @@ fn main() {
     // Closures over a request with its body.
     LockLayer::from_request(&locks, |Json(id): Json<u64>, Path(_): Path<u64>| id); //~ only the last extractor may read the body
     LockLayer::from_request(&locks, |Path(_): Path<u64>, Json(id): Json<u64>| AccountId(id)); //~ that returns a key: an integer
-    LockLayer::from_request(&locks, |State(id): State<u64>| id); //~ go into `LockLayer::from_request_with_state`
+    LockLayer::from_request(&locks, |State(id): State<u64>| id); //~ and `LockLayer::from_request_with_state`
 
     // Several keys.
     LockLayer::by(&locks, |_: &Parts| [1.5, 2.5]); //~ an array is several keys

@@ -103,6 +103,13 @@ impl<E, F> Extension<E, F> {
     }
 }
 
+/// Reports that a request lacks an extension, and refuses the request.
+pub(crate) fn missing<E>(throttle: &RouteThrottle, parts: &Parts) -> LockKey {
+    let is_news = throttle.allow(parts);
+    observe::extension_missing(type_name::<E>(), original_path(parts), is_news);
+    LockKey::refuse(Refused::BadOptions)
+}
+
 impl<E, F, R> KeySource for Extension<E, F>
 where
     E: Send + Sync + 'static,
@@ -113,9 +120,7 @@ where
 
     fn key(&self, parts: &mut Parts) -> impl Future<Output = LockKey> + Send {
         let Some(extension) = parts.extensions.get::<E>() else {
-            let is_news = self.missing.allow(parts);
-            observe::extension_missing(type_name::<E>(), original_path(parts), is_news);
-            return ready(LockKey::refuse(Refused::BadOptions));
+            return ready(missing::<E>(&self.missing, parts));
         };
         ready(match ((self.key)(extension).into_lock_key().0, &self.prefix) {
             (Choice::Lock(keys), Some(prefix)) => {

@@ -86,9 +86,7 @@ pub use self::param::{PathParam, path_param, path_text};
 pub use self::path::{WholePath, path};
 pub use self::value::ByValue;
 
-mod extension;
-#[cfg(feature = "axum")]
-pub(super) mod extract_body;
+pub(super) mod extension;
 mod field;
 mod host;
 mod idempotency;

@@ -46,7 +46,7 @@ impl Ledger {
         self.ask(redis::cmd("GET").arg(key)).await
     }
 
-    /// Reads, thinks, writes, and answers what is left to the account that pays. Who asks again gets the same answer.
+    /// Reads, thinks, writes, and answers what is left to the account that pays. A client that asks again gets the same answer.
     pub async fn carry_out(&self, order: Order, attempt: &str) -> i64 {
         let done = format!("{PREFIX}done:{attempt}");
         if let Some(left) = self.get(done.clone()).await {

@@ -93,7 +93,7 @@ fn app(locks: &Locks, ledger: Ledger, layers: Layers) -> Router {
         };
         transfers = transfers.route_layer(attempts);
     }
-    // Who sends slowly holds neither an attempt nor an account.
+    // A client that sends slowly holds neither an attempt nor an account.
     let transfers = transfers.route_layer(BufferBody::new(MAX_TRANSFER));
     withdrawals.merge(transfers).with_state(ledger)
 }
