@@ -261,7 +261,7 @@ impl Locks {
     }
 
     /// Returns the line for `name`, which may be of any kind.
-    fn line(&self, name: Name) -> Mutex {
+    pub(crate) fn line(&self, name: Name) -> Mutex {
         Mutex::new(self.handle.clone(), name)
     }
 }

@@ -14,7 +14,7 @@ use crate::middleware::request_guard::Acquired;
 use crate::primitives::guard::{Guard, Guards, Lease};
 use crate::primitives::multi::{MAX_KEYS, Multi, MultiKey};
 use crate::primitives::multi_guard::MultiGuard;
-use crate::protocol::message::{Mode, Permits};
+use crate::protocol::message::{Mode, Name, Permits};
 
 /// Why a request gets no lock, and the error that says more.
 pub(super) type Denial = (Refused, Option<Error>);
@@ -30,12 +30,12 @@ impl LayerSettings {
     ) -> Result<Acquired, Denial> {
         match keys {
             Keys::One(key) => {
-                let mode = self.mode(&key).map_err(bad_options)?;
+                let (name, mode) = self.one(key).map_err(bad_options)?;
                 // A request does not wait for a lock that it already holds.
-                if let Some(lease) = leases::held(parts, locks, key.name()) {
+                if let Some(lease) = leases::held(parts, locks, &name) {
                     return again(&lease, mode).map(|guard| Acquired::Again(guard, mode));
                 }
-                let acquired = self.acquire_one(locks, key, mode, wait).await;
+                let acquired = self.mutex(locks.line(name)).enter_timeout(mode, wait).await;
                 acquired
                     .map(Acquired::One)
                     .map_err(|error| self.denial(error, wait))
@@ -74,38 +74,29 @@ impl LayerSettings {
     }
 
     /// Tries once to acquire the keys, for a request that holds none of them.
-    pub(super) async fn try_acquire(&self, locks: &Locks, keys: Keys) -> Result<Acquired, Error> {
+    pub(super) async fn try_acquire(&self, locks: &Locks, keys: Keys) -> Result<Option<Acquired>, Error> {
         match keys {
             Keys::One(key) => {
-                let mode = self.mode(&key)?;
-                let acquired = self.acquire_one(locks, key, mode, Duration::ZERO).await;
-                acquired.map(Acquired::One)
+                let (name, mode) = self.one(key)?;
+                let acquired = self.mutex(locks.line(name)).try_enter(mode).await?;
+                Ok(acquired.map(Acquired::One))
             }
             Keys::Several(keys) => {
                 let multi = self.several(locks, keys)?;
-                multi.lock_timeout(Duration::ZERO).await.map(Acquired::Several)
+                Ok(multi.try_lock().await?.map(Acquired::Several))
             }
         }
     }
 
-    async fn acquire_one(
-        &self,
-        locks: &Locks,
-        key: MultiKey,
-        mode: Mode,
-        wait: Duration,
-    ) -> Result<Guard, Error> {
-        self.mutex(locks.mutex(key.into_key()))
-            .enter_timeout(mode, wait)
-            .await
-    }
-
-    /// Returns how a request holds its only key.
-    fn mode(&self, key: &MultiKey) -> Result<Mode, Error> {
+    /// Returns what a request with one key acquires, and how.
+    fn one(&self, key: MultiKey) -> Result<(Name, Mode), Error> {
         match (self.permits, key.mode()) {
-            (Some(capacity), Mode::Exclusive) => Ok(Mode::Permits(Permits { weight: 1, capacity })),
+            (Some(capacity), Mode::Exclusive) => {
+                let permits = Permits { weight: 1, capacity };
+                Ok((Name::semaphore(key.into_name().key), Mode::Permits(permits)))
+            }
             (Some(permits), _) => Err(not_with_permits(permits, "a key for reading")),
-            (None, mode) => Ok(mode),
+            (None, mode) => Ok((key.into_name(), mode)),
         }
     }
 

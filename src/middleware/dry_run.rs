@@ -4,7 +4,6 @@ use http::request::Parts;
 use sha2::{Digest, Sha256};
 use tokio::sync::oneshot;
 
-use crate::error::Error;
 use crate::key::Key;
 use crate::middleware::key::{Choice, Keys};
 use crate::middleware::layer::LockLayer;
@@ -54,12 +53,12 @@ impl DryRun {
         let (ends, ended) = oneshot::channel::<()>();
         tokio::spawn(async move {
             let outcome = match settings.try_acquire(&locks, shadows).await {
-                Ok(guard) => {
+                Ok(Some(guard)) => {
                     observe::dry_run("alone", route.as_deref());
                     let _ = ended.await;
                     return drop(guard);
                 }
-                Err(Error::Busy { .. }) => "overlap",
+                Ok(None) => "overlap",
                 // If the store cannot be asked, a real layer would have refused the request.
                 Err(_) => "refused",
             };

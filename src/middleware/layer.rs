@@ -78,8 +78,9 @@ pub enum StoreFailure {
     /// outage of the store is worse than that. The handler sees no [`Lease`](crate::Lease), and [`Unlocked`] is in the
     /// request's extensions. The metric `tenure_unlocked_total` counts such requests.
     ///
-    /// A request that arrives when an outage begins first waits for its lock: until its wait ends, or until the server has been
-    /// silent for a [`request_timeout`](crate::Builder::request_timeout). Later requests run at once.
+    /// A request that arrives when a server falls silent first waits for its lock: until its wait ends, or until the server has
+    /// not answered for about two [`request_timeout`](crate::Builder::request_timeout)s. A request that does not wait for a busy
+    /// key waits for the answer of the server, too, for that long. Later requests run at once.
     ///
     /// A server that [recovers](crate::Recovery) is no failure: earlier leases may be in use then, so the request is refused. A server
     /// that comes back without its data recovers. A request whose wait was so short that no answer was late is refused, too.
@@ -237,7 +238,8 @@ impl<K> LockLayer<K> {
     }
 
     /// Admits `permits` requests at a time for each key, on all replicas together, as
-    /// [`Locks::semaphore`](crate::Locks::semaphore) does. The others wait, or are refused, as for a lock. Permits send no
+    /// [`Locks::semaphore`](crate::Locks::semaphore) does: the permits are those of `locks.semaphore(key, permits)`, and a lock of
+    /// the same key is independent of them. The others wait, or are refused, as for a lock. Permits send no
     /// [`fence_header`](Self::fence_header). Nested layers with one key and the same number share one permit.
     ///
     /// Each request needs exactly one key, which is not [read](crate::MultiKey::read), and which does not name a request and its
@@ -261,7 +263,8 @@ impl<K> LockLayer<K> {
 
     /// Holds the lock until the body of the response ends, fails or is dropped, for downloads and streams. The default is the end
     /// of the handler. The lease is renewed meanwhile, so a client that reads slowly holds the lock for as long as it reads: limit
-    /// it with [`max_hold`](Self::max_hold).
+    /// it with [`max_hold`](Self::max_hold), after which the lease runs out. [`Locks::shutdown`](crate::Locks::shutdown) ends
+    /// the lease, and so the body: first let the server finish its connections.
     ///
     /// If the lease is lost while the body is sent, the body ends with an error, and the client sees that it was cut off, unless
     /// the layer has [`OnLost::Tell`]. The lock of an upgraded connection, 101 or `CONNECT`, ends with the head. The response does

@@ -160,8 +160,8 @@
 //! [`Lease::again`](crate::Lease::again) of its lease. A task that was spawned or buffered without the request does
 //! not know the lease, and waits. The handler sees the [`Lease`](crate::Lease) of the innermost layer, or none if
 //! that layer took none; [`Leases`] has all leases. A layer that reads a key shares a lease that writes it. A layer that writes a
-//! key which the request only reads is a fault of the program: 500, and an error event once a minute for each route. Two routes
-//! that nest two keys in opposite order can wait for each
+//! key which the request only reads is a fault of the program: 500, and an error event once a minute for each route. Layers of two
+//! [`Locks`](crate::Locks) are like two processes: with one key the inner one waits for the outer one in vain. Two routes that nest two keys in opposite order can wait for each
 //! other until the wait of one of them ends.
 //!
 //! # When the client leaves
@@ -178,7 +178,8 @@
 //! The response does not wait until the lock is free. The lock is released beside the response, and the next waiting
 //! request gets it at most one round trip later. So a `try_lock` or a `skip` *elsewhere* may still find the lock busy
 //! directly after the response. A process that exits needs [`Locks::shutdown`](crate::Locks::shutdown) to release all
-//! locks. A layer with [`skip`](LockLayer::skip) or [`release_before_answer`](LockLayer::release_before_answer) waits
+//! locks. Call it after the server has finished its connections: it ends the leases of handlers that do not run to completion, which
+//! is a loss for them, and cuts off bodies that hold a lock. A layer with [`skip`](LockLayer::skip) or [`release_before_answer`](LockLayer::release_before_answer) waits
 //! for the release, for at most 250 ms if the store does not answer.
 //!
 //! # When the lease is lost

@@ -68,6 +68,13 @@ impl WaitingCaller {
 pub(crate) fn check(handle: &Handle, name: &Name, wanted: LockOptions) -> Result<LockOptions, Error> {
     let (options, node, key) = (handle.options(), handle.node(), &name.key);
     denial::check_key(handle, key)?;
+    let wants_permits = matches!(wanted.mode, Mode::Permits(_));
+    // The memory store would serve it, and Redis would not.
+    debug_assert_eq!(
+        wants_permits,
+        name.kind == Kind::Semaphore,
+        "permits are of semaphores"
+    );
     if let Mode::Permits(permits) = wanted.mode {
         check_permits(key, permits)?;
     }

@@ -86,8 +86,8 @@ impl MultiKey {
         Some(MultiKey { name, ..self })
     }
 
-    pub(crate) fn into_key(self) -> Key {
-        self.name.key
+    pub(crate) fn into_name(self) -> Name {
+        self.name
     }
 
     /// Returns the same key for reading.

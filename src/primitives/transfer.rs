@@ -237,8 +237,8 @@ impl Guard {
                 "other callers of this process read by it: try again later, or use a fixed lease",
             )),
             Ok(_) if !self.end_if_only() => Err(refused(
-                "there are other guards of it: release them first. A `LockLayer` keeps its guard as long as its handler runs, so \
-                 lock a mutex in the handler instead",
+                "there are other guards of it: release them first. A handler takes the guard of its `LockLayer` with \
+                 `Lease::take_guard`; nested layers of one key have two",
             )),
             Ok(term) => Ok(term),
         };

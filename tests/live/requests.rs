@@ -12,6 +12,7 @@ mod answers;
 mod clients;
 mod leaving;
 mod ledger;
+mod modes;
 mod orders;
 mod outages;
 mod repeater;
