@@ -47,7 +47,7 @@ where
 }
 
 impl<B> ResponseBody<B> {
-    /// Returns the handler's body, which holds the guard until it ends.
+    /// Returns the handler's body.
     pub(super) fn handler(body: B) -> Self {
         ResponseBody::new(Either::Left(body))
     }
