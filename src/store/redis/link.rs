@@ -67,7 +67,7 @@ impl RedisLink {
             let opened = tokio::time::timeout(timeout, Self::open_unbounded(&store)).await;
             let opened = opened.unwrap_or_else(|_| Err(too_slow(&store)));
             if let (Err(_), Some(masters)) = (&opened, &store.masters) {
-                masters.could_not_ask(&store.client);
+                masters.was_not_opened(&store.client);
             }
             return opened;
         };

@@ -133,29 +133,26 @@ impl Masters {
         result
     }
 
-    /// Notes that no connection to a master could be opened.
-    pub(super) fn could_not_ask(&self, client: &Client) {
-        self.change_vote(
-            client,
-            |vote| matches!(vote, None | Some(ListVote::Agrees)),
-            Some(ListVote::Unreachable),
-        );
+    /// Notes that no connection to a master was opened. A master that had agreed is asked again by the next one.
+    pub(super) fn was_not_opened(&self, client: &Client) {
+        self.change_vote(client, |vote| match vote {
+            None => Some(ListVote::Unreachable),
+            vote => vote.filter(|vote| !matches!(vote, ListVote::Agrees)),
+        });
     }
 
     /// Notes that a connection to a master has ended. Its list may be another one by the next.
     pub(super) fn ended(&self, client: &Client) {
-        self.change_vote(client, |vote| matches!(vote, Some(ListVote::Agrees)), None);
+        self.change_vote(client, |vote| {
+            vote.filter(|vote| !matches!(vote, ListVote::Agrees))
+        });
     }
 
-    fn change_vote(&self, client: &Client, is_old: fn(&Option<ListVote>) -> bool, vote: Option<ListVote>) {
-        let Some(own) = self.position(client) else { return };
-        self.seen.send_if_modified(|seen| {
-            let changes = is_old(&seen[own].vote);
-            if changes {
-                seen[own].vote = vote;
-            }
-            changes
-        });
+    fn change_vote(&self, client: &Client, change: fn(Option<ListVote>) -> Option<ListVote>) {
+        if let Some(own) = self.position(client) {
+            self.seen
+                .send_modify(|seen| seen[own].vote = change(seen[own].vote.take()));
+        }
     }
 
     fn position(&self, client: &Client) -> Option<usize> {
@@ -172,6 +169,12 @@ impl Masters {
     ///
     /// Returns an error if a master keeps another contract, or `Ok(false)` if fewer than a majority agree.
     pub(super) async fn agree_within(&self, time: Duration) -> Result<bool, StoreError> {
+        // A master that was unreachable earlier may answer now.
+        self.seen.send_modify(|seen| {
+            for seen in seen {
+                seen.vote.take_if(|vote| matches!(vote, ListVote::Unreachable));
+            }
+        });
         let mut seen = self.seen.subscribe();
         let decides = |seen: &Vec<Seen>| {
             let all_voted = seen.iter().all(|seen| seen.vote.is_some());
