@@ -103,6 +103,9 @@ async fn permits_of_a_layer_are_those_of_the_semaphore() {
     }
     gate.go.add_permits(2);
     are_served(std::mem::take(&mut requests)).await;
+    // A layer that skips tries once, so no release may be under way.
+    soon(one.idle()).await;
+    soon(other.idle()).await;
     // Nested layers share one permit.
     let nested = gate.app(layer(&one)).route_layer(layer(&one).skip());
     let requests = vec![send(&nested, Method::GET)];
