@@ -90,6 +90,8 @@ pub(crate) struct Options {
     /// `None` if the user has set none: the default depends on the store.
     pub(crate) recovery: Option<Recovery>,
     pub(crate) lazy: bool,
+    /// Whether the node tells operators of itself.
+    pub(crate) presence: bool,
     pub(crate) seed: Option<u64>,
     /// Whether leases may last down to [`SHORTEST_TEST_LEASE`].
     pub(crate) short_leases: bool,
@@ -113,6 +115,7 @@ impl Default for Options {
             poll_gap: Duration::ZERO,
             recovery: None,
             lazy: false,
+            presence: true,
             seed: None,
             short_leases: false,
         }

@@ -15,6 +15,7 @@ use tokio::time::timeout;
 use crate::driver::clock::Clock;
 use crate::driver::inbox;
 use crate::driver::node::Node;
+use crate::driver::presence;
 use crate::driver::servers::{OpenConnection, Server};
 use crate::driver::waiter::lock;
 use crate::error::{OptionsError, StoreError, StoreErrorKind, StoreRefusal};
@@ -54,6 +55,11 @@ pub(crate) fn start(
         .enable_all()
         .build()
         .map_err(failed)?;
+    // The cell is empty until here.
+    let _ = node.runtime.set(runtime.handle().clone());
+    if node.options.presence {
+        runtime.spawn(presence::keep(node.clone()));
+    }
     let driven = node.clone();
     std::thread::Builder::new()
         .name("tenure-driver".into())

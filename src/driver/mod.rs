@@ -3,7 +3,8 @@
 //! Reading order: [`node`] (the operations of callers), [`steps`] (of keys, on any thread), [`lookups`] (without a
 //! step), [`driver`] (the thread), [`servers`], [`inbox`], [`immediate`] (stores in memory), [`waiter`], [`events`],
 //! [`outage`] and [`session_events`] (a server that fails, and its events), [`pulse`] and [`pause`] (a process that
-//! stood still), `jobs`, [`clock`], [`handle`]. `process` is part of simulations.
+//! stood still), `jobs`, [`presence`] and
+//! [`reading`] (for operators), [`clock`], [`handle`]. `process` is part of simulations.
 
 pub(crate) mod clock;
 #[allow(clippy::module_inception, reason = "the thread that the folder is about")]
@@ -18,9 +19,11 @@ pub(crate) mod lookups;
 pub(crate) mod node;
 pub(crate) mod outage;
 pub(crate) mod pause;
+pub(crate) mod presence;
 #[cfg(all(feature = "scheduler", feature = "testing"))]
 pub(crate) mod process;
 pub(crate) mod pulse;
+pub(crate) mod reading;
 pub(crate) mod servers;
 pub(crate) mod session_events;
 pub(crate) mod steps;

@@ -10,15 +10,17 @@ use std::future::poll_fn;
 use std::hash::BuildHasher;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::Poll;
 
 use foldhash::quality::RandomState;
+use tokio::runtime::Handle;
 use tokio::sync::{Notify, oneshot, watch};
 
 use crate::driver::clock::Clock;
 use crate::driver::events::EventSink;
 use crate::driver::outage::FailureKind;
+use crate::driver::presence::PresenceState;
 use crate::driver::pulse::Pulse;
 use crate::driver::servers::{Server, Servers};
 use crate::driver::waiter::{CallResult, Waiter, Wake, lock};
@@ -50,6 +52,9 @@ pub(crate) struct Node {
     pub(crate) servers: Servers,
     pub(crate) alarm: Alarm,
     pub(crate) pulse: Pulse,
+    pub(crate) presence: PresenceState,
+    /// The runtime of the driver. A simulation has none.
+    pub(crate) runtime: OnceLock<Handle>,
     fork: forkguard::Guard,
     hasher: RandomState,
     pub(super) shards: Vec<ShardCell>,
@@ -236,6 +241,8 @@ impl Node {
                 planned: AtomicU64::new(u64::MAX),
             },
             pulse: Pulse::default(),
+            presence: PresenceState::new(),
+            runtime: OnceLock::new(),
             fork: forkguard::new(),
             hasher: RandomState::default(),
             shards: shards.collect(),
@@ -286,6 +293,7 @@ impl Node {
         let hold_ms = term.hold_ms();
         if self.longest_ms.load(Ordering::Relaxed) < hold_ms {
             self.longest_ms.fetch_max(hold_ms, Ordering::Relaxed);
+            self.presence.wanted.notify_one();
         }
     }
 

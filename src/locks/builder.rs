@@ -348,6 +348,16 @@ impl Builder {
         self
     }
 
+    /// Sets whether this node tells operators of itself; default `true`. Its presence has its name, host, process, version,
+    /// service and prefix, and how many keys and waiters it has. [`Inspection`](crate::inspect::Inspection) shows it.
+    ///
+    /// It costs one `SET` when the first lease is asked for, and every 20 s after that. It expires after a minute, and a
+    /// [`shutdown`](Locks::shutdown) removes it.
+    pub fn presence(mut self, tells: bool) -> Self {
+        self.options.presence = tells;
+        self
+    }
+
     /// Makes nonces and jitter repeatable, for tests.
     pub fn seed(mut self, seed: u64) -> Self {
         self.options.seed = Some(seed);

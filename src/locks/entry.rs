@@ -12,6 +12,7 @@ use crate::key::Key;
 use crate::primitives::call::CallFuture;
 use crate::primitives::election::Election;
 use crate::primitives::guard::Guard;
+use crate::primitives::inspect::Inspection;
 use crate::primitives::latch::Latch;
 use crate::primitives::multi::{Multi, MultiKey};
 use crate::primitives::mutex::Mutex;
@@ -165,6 +166,12 @@ impl Locks {
         })
     }
 
+    /// Returns what the store keeps, for operators: which nodes hold which keys, since when, and which nodes wait. Looking
+    /// changes nothing.
+    pub fn inspect(&self) -> Inspection {
+        Inspection::new(&self.handle)
+    }
+
     /// Removes the store's record of a job, and returns whether there was one. The record has the last granted tick and its
     /// result, and has no expiry.
     ///
@@ -228,6 +235,7 @@ impl Locks {
         }
         drop(close);
         self.idle().await;
+        self.handle.node().end_presence().await;
     }
 
     /// Returns the id of this process in the store. Each `Locks` that is built has a new one.

@@ -8,6 +8,7 @@ pub(crate) mod election;
 pub(crate) mod guard;
 pub(crate) mod held;
 pub(crate) mod holdings;
+pub mod inspect;
 pub(crate) mod latch;
 pub(crate) mod multi;
 pub(crate) mod multi_guard;

@@ -8,7 +8,7 @@
 //! sessions.
 //!
 //! Reading order: [`message`] (the vocabulary), [`step`] (the inputs and effects of a key machine),
-//! [`write`](mod@write), then one folder each: [`key`], [`call`], [`session`], [`ledger`].
+//! [`write`](mod@write), [`view`] (what operators see), then one folder each: [`key`], [`call`], [`session`], [`ledger`].
 
 pub mod call;
 mod failed_request;
@@ -21,4 +21,5 @@ pub mod redirects;
 pub mod session;
 pub mod step;
 pub mod time;
+pub mod view;
 pub mod write;

@@ -3,7 +3,7 @@
 //! The store excludes all users of one handle and its clones, and no other process. It is the default for tests, examples and
 //! services with one process.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 use std::future::ready;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,8 +11,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::ledger::Ledger;
 use crate::protocol::message::{Batch, BatchReply, InboxEvent, Kind, Name, NodeId, Reply};
+use crate::protocol::view::{NodeView, PAGE, Position, Presence, ReadPage, Reading, ServerView, nodes_of};
 use crate::protocol::write::Action;
-use crate::store::{Abilities, BoxFuture, Immediate, Inbox, Link, ServerId, Sink, Store, sealed};
+use crate::store::{Abilities, BoxFuture, Immediate, Inbox, Link, Reader, ServerId, Sink, Store, sealed};
 
 /// A store in memory. Clones share their state, so several [`Locks`](crate::locks::Locks) can be nodes of one store:
 ///
@@ -36,6 +37,7 @@ pub struct MemoryStore {
 struct Shared {
     ledger: Ledger,
     inboxes: HashMap<NodeId, Sink>,
+    presences: HashMap<NodeId, Presence>,
 }
 
 impl MemoryStore {
@@ -103,6 +105,10 @@ impl Store for MemoryStore {
         "memory".into()
     }
 
+    fn reader(&self) -> Option<Arc<dyn Reader>> {
+        Some(Arc::new(self.clone()))
+    }
+
     fn immediate(&self) -> Option<&dyn Immediate> {
         Some(self)
     }
@@ -151,12 +157,83 @@ impl Immediate for MemoryStore {
         now_us()
     }
 
+    fn tell(&self, node: NodeId, presence: Option<Presence>) {
+        let mut shared = self.lock();
+        match presence {
+            Some(presence) => shared.presences.insert(node, presence),
+            None => shared.presences.remove(&node),
+        };
+    }
+
     fn listen(&self, node: NodeId, sink: Option<Sink>) {
         let mut shared = self.lock();
         shared.ledger.set_listening(node, sink.is_some());
         match sink {
             Some(sink) => shared.inboxes.insert(node, sink),
-            None => shared.inboxes.remove(&node),
+            None => {
+                shared.presences.remove(&node);
+                shared.inboxes.remove(&node)
+            }
         };
+    }
+}
+
+/// The number of names that are read in one hold of the mutex.
+const CHUNK: usize = 100;
+
+impl Reader for MemoryStore {
+    fn read(&self, reading: Reading) -> BoxFuture<'static, Result<ReadPage, StoreError>> {
+        let (names, at) = match reading {
+            Reading::List(_, Some(Position::Name(names, at))) => (names, at),
+            Reading::List(prefix, _) => {
+                let shared = self.lock();
+                let names = shared.ledger.names();
+                let names = names.filter(|name| name.key.as_bytes().starts_with(&prefix));
+                (names.cloned().collect(), 0)
+            }
+            Reading::Show(key) => {
+                let names = Kind::ALL.iter().map(|kind| Name::new(*kind, key.clone()));
+                (names.collect(), 0)
+            }
+            Reading::Nodes(_) => (Arc::default(), 0),
+        };
+        let end = names.len().min(at + PAGE);
+        let mut view = ServerView {
+            server: "memory".into(),
+            now_us: now_us(),
+            date_us: date_ms() * 1000,
+            keys: Vec::new(),
+            nodes: BTreeMap::new(),
+        };
+        for chunk in names[at..end].chunks(CHUNK) {
+            let shared = self.lock();
+            let views = chunk
+                .iter()
+                .filter_map(|name| shared.ledger.view(name, view.now_us));
+            view.keys.extend(views);
+        }
+        view.nodes = self.nodes(nodes_of(&view.keys));
+        Box::pin(ready(Ok(ReadPage {
+            views: vec![view],
+            next: (end < names.len()).then_some(Position::Name(names, end)),
+            failures: Vec::new(),
+        })))
+    }
+}
+
+impl MemoryStore {
+    /// Returns what is known of these nodes, or of all that told of themselves if there are none.
+    fn nodes(&self, named: BTreeSet<NodeId>) -> BTreeMap<NodeId, NodeView> {
+        let shared = self.lock();
+        let node = |id: NodeId| NodeView {
+            presence: shared.presences.get(&id).cloned(),
+            listens: shared.inboxes.contains_key(&id),
+        };
+        let all = named.is_empty().then(|| shared.presences.keys().copied());
+        named
+            .into_iter()
+            .chain(all.into_iter().flatten())
+            .map(|id| (id, node(id)))
+            .collect()
     }
 }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use crate::error::StoreError;
 use crate::protocol::message::{Batch, BatchReply, Failure, InboxEvent, Name, NodeId, Reply};
 use crate::protocol::session::step::Place;
+use crate::protocol::view::{Presence, ReadPage, Reading};
 use crate::protocol::write::Action;
 
 pub mod memory;
@@ -112,6 +113,11 @@ pub trait Store: sealed::Sealed + Debug + Send + Sync + 'static {
         None
     }
 
+    /// Returns a reader for operators; `None` if the store has none.
+    fn reader(&self) -> Option<Arc<dyn Reader>> {
+        None
+    }
+
     /// Opens a new connection to a server, on the current runtime, and checks that the server can be trusted.
     ///
     /// There is no deadline. The future may be dropped at any time.
@@ -139,8 +145,17 @@ pub trait Immediate {
     /// Returns the time of the store's clock in microseconds.
     fn time(&self) -> u64;
 
+    /// Tells operators of a node, or removes what was told.
+    fn tell(&self, node: NodeId, presence: Option<Presence>);
+
     /// Opens the inbox of `node`, or closes it if `sink` is `None`.
     fn listen(&self, node: NodeId, sink: Option<Sink>);
+}
+
+/// Reads what a store keeps, for operators, and changes nothing.
+pub trait Reader: Debug + Send + Sync + 'static {
+    /// Answers a question, within the timeouts of the store. A store that needs input and output is asked on the current runtime.
+    fn read(&self, reading: Reading) -> BoxFuture<'static, Result<ReadPage, StoreError>>;
 }
 
 /// A connection to a server. It closes when the last handle and every future made from it are dropped.
@@ -155,6 +170,11 @@ pub trait Link: Debug + Send + Sync + 'static {
     /// The action is sent once. It is sent again only if the server said that it did not execute it. Dropping the future does
     /// not undo the action.
     fn act(&self, name: Name, action: Action) -> BoxFuture<'static, Result<Reply, Failure>>;
+
+    /// Tells operators of a node for a minute, or removes what was told.
+    fn tell(&self, _: NodeId, _: Option<Presence>) -> BoxFuture<'static, Result<(), StoreError>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
 
     /// Returns the time of the server's clock in microseconds, read when the connection was opened.
     fn time(&self) -> u64;

@@ -24,6 +24,7 @@ mod events;
 mod forks;
 mod guards;
 mod help;
+mod inspect;
 mod interop;
 mod key_machine;
 mod latches;

@@ -135,7 +135,9 @@ impl Eyes {
     /// Returns all keys except for the clock, which stays.
     pub fn left_behind(&mut self) -> Vec<String> {
         let keys: Vec<Vec<u8>> = self.text("KEYS *");
-        let keys = keys.into_iter().filter(|key| key != b"tenure1:clock");
+        let keys = keys
+            .into_iter()
+            .filter(|key| key != b"tenure1:clock" && !key.starts_with(b"tenure1:i:"));
         keys.map(|key| key.escape_ascii().to_string()).collect()
     }
 

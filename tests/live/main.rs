@@ -37,6 +37,7 @@ mod failovers;
 mod foreign_values;
 mod help;
 mod idle;
+mod inspect;
 mod interop;
 mod latches;
 mod leaders;

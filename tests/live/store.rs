@@ -15,9 +15,14 @@ use crate::tools::{CLAIM, Inbox, PATIENCE, TERM, WAIT, ask, batch, claim_id, con
 
 /// Returns the ACL rule of the README.
 pub fn acl() -> String {
+    rights_of("tenure")
+}
+
+/// Returns the rights of a user of the README.
+pub fn rights_of(user: &str) -> String {
     let readme = include_str!("../../README.md");
     let (_, rule) = readme
-        .split_once("ACL SETUSER tenure on >password ")
+        .split_once(&format!("ACL SETUSER {user} on >password "))
         .expect("the README has a rule");
     let (rule, _) = rule.split_once("```").expect("its end");
     rule.split_whitespace().collect::<Vec<_>>().join(" ")

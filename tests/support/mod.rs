@@ -6,6 +6,7 @@
 pub mod alone;
 pub mod elections;
 pub mod events;
+pub mod inspect;
 pub mod latches;
 pub mod laws;
 pub mod mutexes;

@@ -35,6 +35,7 @@ pub(crate) mod shares;
 pub(crate) mod ticks;
 pub mod transaction;
 pub(crate) mod transfer;
+mod view;
 pub(crate) mod watchers;
 
 /// The state of all keys of one server.

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use redis::{Value, from_redis_value};
+use redis::aio::MultiplexedConnection;
+use redis::{RedisError, Value, from_redis_value};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::error::{StoreError, StoreErrorKind};
@@ -42,6 +43,36 @@ impl Cluster {
         Ok(Arc::new(
             config.at(address).map_err(|error| cannot_open(config, error))?,
         ))
+    }
+
+    /// Returns a connection to a server for commands that no session sends.
+    pub(super) async fn connection(
+        &self,
+        config: &Arc<Config>,
+        address: &Address,
+    ) -> Result<MultiplexedConnection, StoreError> {
+        let mut targets = self.targets.lock().await;
+        if let Some(connection) = targets.get(address) {
+            return Ok(connection.clone());
+        }
+        let target = config
+            .at(address.clone())
+            .map_err(|error| cannot_open(config, error))?;
+        let target = Arc::new(target);
+        let opened = timeout(config.timeout / 4, connect(&target)).await;
+        let opened = opened.map_err(|_| {
+            let text = format_args!("no connection to {}", target.address());
+            StoreError::new(StoreErrorKind::Unreachable, text)
+        })??;
+        targets.insert(address.clone(), opened.clone());
+        Ok(opened)
+    }
+
+    /// Closes such a connection after an error that is not from the server.
+    pub(super) async fn note_error(&self, address: &Address, error: &RedisError) {
+        if error_text(error).is_none() {
+            self.targets.lock().await.remove(address);
+        }
     }
 
     fn no_server(&self) -> StoreError {
@@ -133,6 +164,20 @@ pub(super) async fn open(
     config: &Arc<Config>,
     server: ServerId,
 ) -> Result<RedisLink, StoreError> {
+    let opened = RedisLink::open(config_of(cluster, config, server).await?).await;
+    if opened.is_err() {
+        // The server may have been replaced.
+        cluster.want_reading();
+    }
+    opened
+}
+
+/// Returns the configuration for a server of the cluster; for [`ANY`], of one that the map names.
+pub(super) async fn config_of(
+    cluster: &Arc<Cluster>,
+    config: &Arc<Config>,
+    server: ServerId,
+) -> Result<Arc<Config>, StoreError> {
     let address = match cluster.address(server) {
         Some(address) => address,
         None => {
@@ -143,12 +188,7 @@ pub(super) async fn open(
         }
     };
     let at = config.at(address).map_err(|error| cannot_open(config, error))?;
-    let opened = RedisLink::open(Arc::new(at)).await;
-    if opened.is_err() {
-        // The server may have been replaced.
-        cluster.want_reading();
-    }
-    opened
+    Ok(Arc::new(at))
 }
 
 /// Returns the ranges of slots that a server tells.

@@ -7,8 +7,9 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ConnectionAddr, Pipeline, RedisError, RedisResult, Value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
-use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Name, Reply, WriteAnswer};
+use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Name, NodeId, Reply, WriteAnswer};
 use crate::protocol::session::step::Place;
+use crate::protocol::view::Presence;
 use crate::protocol::write::Action;
 use crate::store::redis::config::Config;
 use crate::store::redis::connection::{cannot_open, connect, failure, load_command, read_time, too_slow};
@@ -18,7 +19,7 @@ use crate::store::redis::script::{LuaScript, VOTE};
 use crate::store::redis::sentinel::SentinelWatch;
 use crate::store::redis::slots::{self, SlotBatch};
 use crate::store::redis::write::{self, ActionCall};
-use crate::store::redis::{decode, encode, names, run};
+use crate::store::redis::{decode, encode, format, names, run};
 use crate::store::{BoxFuture, Link};
 
 /// The oldest supported version: older servers lack commands that the scripts use.
@@ -41,6 +42,9 @@ pub(super) struct RedisLink {
     /// Asks the Sentinels where the master is, until the link has ended.
     watch: Mutex<Option<SentinelWatch>>,
 }
+
+/// How long a server keeps what a node told of itself, in milliseconds.
+const PRESENCE_MS: u64 = 60_000;
 
 impl fmt::Debug for RedisLink {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -296,6 +300,42 @@ impl Link for RedisLink {
                 }
                 (Err(error), _) => failed_action(&action, error),
             }
+        })
+    }
+
+    fn tell(&self, node: NodeId, presence: Option<Presence>) -> BoxFuture<'static, Result<(), StoreError>> {
+        let (mut connection, store) = (self.connection.clone(), self.store.clone());
+        Box::pin(async move {
+            let key = names::presence(node);
+            // On a cluster the key is in a slot of its own.
+            let cluster = store.cluster.as_ref();
+            let elsewhere = cluster.and_then(|cluster| {
+                let slot = store.names.slot_of_key(key.as_bytes());
+                Some((cluster, cluster.address(cluster.server(slot))?))
+            });
+            if let Some((cluster, address)) = &elsewhere {
+                connection = cluster.connection(&store, address).await?;
+            }
+            let command = match presence {
+                Some(presence) => {
+                    let mut set = redis::cmd("SET");
+                    set.arg(key)
+                        .arg(format::presence(&presence))
+                        .arg("PX")
+                        .arg(PRESENCE_MS);
+                    set
+                }
+                None => {
+                    let mut del = redis::cmd("DEL");
+                    del.arg(key);
+                    del
+                }
+            };
+            let answer = connection.send_packed_command(&command).await.and_then(result);
+            if let (Err(error), Some((cluster, address))) = (&answer, &elsewhere) {
+                cluster.note_error(address, error).await;
+            }
+            answer.map(drop).map_err(|error| failure(error).error)
         })
     }
 

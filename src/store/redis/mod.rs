@@ -18,22 +18,25 @@ use crate::store::redis::masters::Masters;
 use crate::store::redis::names::Names;
 #[cfg(feature = "bb8")]
 pub(crate) use crate::store::redis::pool::Pool;
+use crate::store::redis::reader::RedisReader;
 pub(crate) use crate::store::redis::run::RunPolicy;
 use crate::store::redis::sentinel::Sentinels;
 use crate::store::redis::slot_map::Cluster;
-use crate::store::{Abilities, BoxFuture, Inbox, Link, MapSink, ServerId, Sink, Store, sealed};
+use crate::store::{Abilities, BoxFuture, Inbox, Link, MapSink, Reader, ServerId, Sink, Store, sealed};
 
 mod cluster;
 mod config;
 mod connection;
 mod decode;
 mod encode;
+mod format;
 mod inbox;
 mod link;
 mod masters;
 mod names;
 #[cfg(feature = "bb8")]
 mod pool;
+mod reader;
 mod run;
 mod script;
 mod sentinel;
@@ -330,6 +333,10 @@ impl Store for RedisStore {
             };
             Ok(Arc::new(link) as Arc<dyn Link>)
         })
+    }
+
+    fn reader(&self) -> Option<Arc<dyn Reader>> {
+        Some(Arc::new(RedisReader::new(self.inner.clone())))
     }
 
     fn inbox(&self, _: ServerId, node: NodeId, sink: Sink) -> BoxFuture<'static, Result<Inbox, StoreError>> {

@@ -1,5 +1,6 @@
 //! The names in Redis: records, queues, memories of jobs and elections, and channels.
 
+use std::fmt::Display;
 use std::sync::LazyLock;
 
 use crc::{CRC_16_XMODEM, Crc};
@@ -20,6 +21,9 @@ pub(super) const RUN: &str = "tenure1:run";
 pub(super) const LONGEST: &str = "tenure1:longest";
 /// The key that holds the list of the masters of a quorum, of which the server is one.
 pub(super) const MASTERS: &str = "tenure1:masters";
+
+/// The beginning of the keys in which nodes tell of themselves.
+pub(super) const PRESENCE: &str = "tenure1:i:";
 
 /// The names of keys in Redis.
 #[derive(Debug, Clone)]
@@ -187,6 +191,16 @@ fn tag(slot: u16) -> &'static [u8] {
         tags
     });
     &TAGS[slot as usize % SLOTS]
+}
+
+/// Returns the name of the key in which a node tells of itself.
+pub(super) fn presence(node: impl Display) -> String {
+    format!("{PRESENCE}{node}")
+}
+
+/// Returns the record of a queue, or `None` if the key is no queue.
+pub(super) fn record_of_queue(key: &[u8]) -> Option<&[u8]> {
+    untagged(b'q', key)
 }
 
 /// Returns the channel to which grants for a node are published.

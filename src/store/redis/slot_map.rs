@@ -33,7 +33,7 @@ pub(super) struct Cluster {
     pub(super) last_read: Mutex<Option<(Instant, bool)>>,
     /// The number of inboxes that were opened. Each leads to the next server.
     pub(super) inboxes: AtomicUsize,
-    /// The connections for slots that are on their way to a server.
+    /// The connections for commands that no session sends: about slots that are on their way to a server, and presences.
     pub(super) targets: Mutex<HashMap<Address, MultiplexedConnection>>,
 }
 

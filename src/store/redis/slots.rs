@@ -7,15 +7,14 @@ use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
-use tokio::time::timeout;
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::flaw::Sound;
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Redirect, Reply, Request};
 use crate::protocol::redirects::{Fallback, Side, SlotRefusal, after_alone, after_script, is_believed};
 use crate::store::redis::config::Config;
-use crate::store::redis::connection::{cannot_open, connect, failure, load_command, read_time};
-use crate::store::redis::decode::{self, error_text, result};
+use crate::store::redis::connection::{failure, load_command, read_time};
+use crate::store::redis::decode::{self, result};
 use crate::store::redis::encode;
 use crate::store::redis::script::ALONE;
 use crate::store::redis::sentinel::Address;
@@ -203,26 +202,7 @@ impl SlotBatch {
 
     /// Executes a script of one key at the server that a slot is moving to.
     async fn ask_target(&self, address: &Address, call: Cmd) -> Result<Value, StoreError> {
-        let config = &self.store;
-        let mut targets = self.cluster.targets.lock().await;
-        let mut connection = match targets.get(address) {
-            Some(connection) => connection.clone(),
-            None => {
-                let target = Arc::new(
-                    config
-                        .at(address.clone())
-                        .map_err(|error| cannot_open(config, error))?,
-                );
-                let opened = timeout(config.timeout / 4, connect(&target)).await;
-                let opened = opened.map_err(|_| {
-                    let text = format_args!("no connection to {}", target.address());
-                    StoreError::new(StoreErrorKind::Unreachable, text)
-                })??;
-                targets.insert(address.clone(), opened.clone());
-                opened
-            }
-        };
-        drop(targets);
+        let mut connection = self.cluster.connection(&self.store, address).await?;
         // SCRIPT LOAD ends what ASKING begins, so it comes first.
         let mut pipeline = Pipeline::with_capacity(3);
         pipeline.add_command(load_command(&ALONE));
@@ -233,9 +213,7 @@ impl SlotBatch {
         match answer {
             Ok(answer) => Ok(answer),
             Err(error) => {
-                if error_text(&error).is_none() {
-                    self.cluster.targets.lock().await.remove(address);
-                }
+                self.cluster.note_error(address, &error).await;
                 let text = format_args!("{}:{}: {error}", address.0, address.1);
                 Err(StoreError::new(StoreErrorKind::Interrupted, text).with_source(error))
             }

@@ -1,0 +1,142 @@
+//! The presence of a node: what it tells operators of itself, once it has asked for a lease.
+//!
+//! Presence decides nothing. It costs one SET every 20 s, and expires a minute after the node has ended. A node that shuts down
+//! removes it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
+
+use crate::driver::node::Node;
+use crate::driver::waiter::lock;
+use crate::error::{StoreError, StoreErrorKind};
+use crate::observe;
+use crate::protocol::session::step::SessionRole;
+use crate::protocol::view::Presence;
+use crate::store::Link;
+
+/// How often a node tells of itself. The store keeps it for three times as long.
+const INTERVAL: Duration = Duration::from_secs(20);
+/// The pause after an attempt without a connection.
+const RETRY: Duration = Duration::from_secs(1);
+/// How long a shutdown waits for the removal.
+const MAX_REMOVAL: Duration = Duration::from_millis(500);
+
+/// Whether this node tells of itself.
+#[derive(Debug, Default)]
+pub(crate) struct PresenceState {
+    /// Notified when a caller asks for a lease.
+    pub(crate) wanted: Notify,
+    has_told: AtomicBool,
+    /// Set at the shutdown.
+    is_over: AtomicBool,
+    has_warned: AtomicBool,
+    started_ms: u64,
+}
+
+impl PresenceState {
+    #[allow(clippy::disallowed_methods, reason = "operators read the date")]
+    pub(crate) fn new() -> Self {
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        let started_ms = u64::try_from(now.tv_sec).unwrap_or(0) * 1000 + now.tv_nsec as u64 / 1_000_000;
+        PresenceState {
+            started_ms,
+            ..PresenceState::default()
+        }
+    }
+}
+
+/// Tells of the node again and again, from the first request for a lease to the shutdown.
+pub(crate) async fn keep(node: Arc<Node>) {
+    let state = &node.presence;
+    state.wanted.notified().await;
+    while !state.is_over.load(Ordering::Acquire) {
+        let told = node.tell(true).await;
+        sleep(if told { INTERVAL } else { RETRY }).await;
+    }
+}
+
+impl Node {
+    /// Removes the presence, if the store can be reached. Runs on the driver, which has timers.
+    pub(crate) async fn end_presence(self: &Arc<Self>) {
+        self.presence.is_over.store(true, Ordering::Release);
+        if !self.presence.has_told.load(Ordering::Acquire) {
+            return;
+        }
+        let node = self.clone();
+        let removal = async move { timeout(MAX_REMOVAL, node.tell(false)).await };
+        if let Some(runtime) = self.runtime.get() {
+            let _ = runtime.spawn(removal).await;
+        }
+    }
+
+    /// Tells the store of this node, or removes what was told. Returns whether a server answered.
+    async fn tell(&self, is_there: bool) -> bool {
+        let presence = is_there.then(|| self.presence());
+        if let Some(store) = self.servers.immediate() {
+            store.tell(self.id, presence);
+            self.presence.has_told.store(true, Ordering::Release);
+            return true;
+        }
+        let mut has_answer = false;
+        for link in self.links() {
+            let telling = timeout(self.options.request_timeout, link.tell(self.id, presence.clone()));
+            match telling.await {
+                Ok(Ok(())) => has_answer = true,
+                Ok(Err(error)) => {
+                    has_answer |= matches!(error.kind(), StoreErrorKind::Refused(_));
+                    self.warn_of_presence(&error);
+                }
+                Err(_) => {}
+            }
+        }
+        self.presence.has_told.fetch_or(has_answer, Ordering::AcqRel);
+        has_answer
+    }
+
+    fn warn_of_presence(&self, error: &StoreError) {
+        let is_refusal = matches!(error.kind(), StoreErrorKind::Refused(_));
+        if is_refusal && !self.presence.has_warned.swap(true, Ordering::Relaxed) {
+            let text = format!(
+                "the store refuses what this node tells operators of itself: {error}. Locks work; `presence(false)` tells nothing"
+            );
+            self.events.push(observe::server_warning(text));
+        }
+    }
+
+    /// Returns a connection to the store, or to each master of a quorum, as far as they are open.
+    fn links(&self) -> Vec<Arc<dyn Link>> {
+        let servers = self
+            .servers
+            .all()
+            .filter(|server| server.role != SessionRole::Inbox);
+        let links = servers.filter_map(|server| {
+            let io = lock(&server.io);
+            io.connections.values().next().map(|open| open.link.clone())
+        });
+        let count = if self.servers.is_quorum() { usize::MAX } else { 1 };
+        links.take(count).collect()
+    }
+
+    fn presence(&self) -> Presence {
+        let options = &self.options;
+        Presence {
+            name: options.node_name.clone().unwrap_or_default(),
+            host: host(),
+            pid: std::process::id(),
+            started_ms: self.presence.started_ms,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            service: options.service.clone(),
+            prefix: options.prefix.clone(),
+            keys: self.keys() as u64,
+            waiting: self.waiting() as u64,
+        }
+    }
+}
+
+fn host() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}

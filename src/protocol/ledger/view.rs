@@ -1,0 +1,92 @@
+//! What the ledger shows of its keys to an operator. Looking changes nothing: no key is settled or swept.
+
+use crate::protocol::flaw::Plant;
+use crate::protocol::ledger::Ledger;
+use crate::protocol::ledger::record::{KeyRecord, Record, RecordOwner, SharedLease, is_past};
+use crate::protocol::message::{Mode, Name};
+use crate::protocol::view::{HolderView, KeyView, MAX_LISTED, RecordView, WaiterView};
+
+impl<P: Plant> Ledger<P> {
+    /// Returns every name with state, in no order.
+    pub fn names(&self) -> impl Iterator<Item = &Name> {
+        self.states.keys()
+    }
+
+    /// Returns what is kept of a name at `now_us`, or `None` if it has neither a record nor a waiter.
+    pub fn view(&self, name: &Name, now_us: u64) -> Option<KeyView> {
+        let now = now_us / 1000;
+        let state = self.states.get(name)?;
+        let left_ms = |expires: u64| expires.saturating_sub(now);
+        let record = state
+            .record
+            .as_ref()
+            .filter(|record| !is_past(record.expires, now));
+        let latch = state.latch.as_ref().filter(|latch| now <= latch.expires);
+        let (record, ends) = match (record, latch) {
+            (Some(record), _) => (owned(record, now), record.expires),
+            (None, Some(latch)) => (RecordView::Latch { left: latch.left }, Some(latch.expires)),
+            (None, None) => shared(state, now),
+        };
+        let watchers = state.watchers.iter().filter(|watcher| now <= watcher.expires);
+        let is_latch = matches!(record, RecordView::Latch { .. });
+        let watchers = watchers.filter(|_| is_latch);
+        let watchers = watchers.map(|watcher| WaiterView {
+            node: watcher.node,
+            claim: None,
+            mode: Mode::Exclusive,
+            is_dead: false,
+        });
+        let waiters = state.queue.iter().map(|entry| WaiterView {
+            node: entry.claim_id.node,
+            claim: Some(entry.claim_id.claim),
+            mode: entry.mode,
+            is_dead: entry.dies < now,
+        });
+        let waiters = waiters.chain(watchers);
+        let waiting = waiters.clone().count() as u64;
+        let is_known = record != RecordView::Free || waiting > 0;
+        is_known.then(|| KeyView {
+            name: name.clone(),
+            record,
+            left_ms: ends.map(left_ms),
+            waiting,
+            waiters: waiters.take(MAX_LISTED).collect(),
+        })
+    }
+}
+
+fn owned(record: &Record, now: u64) -> RecordView {
+    match record.owner {
+        RecordOwner::Claim(claim_id, number) => RecordView::Owned(HolderView {
+            node: claim_id.node,
+            claim: claim_id.claim,
+            mode: Mode::Exclusive,
+            number,
+            left_ms: record.expires.map(|expires| expires.saturating_sub(now)),
+        }),
+        RecordOwner::Foreign | RecordOwner::WrongType => RecordView::Foreign(None),
+    }
+}
+
+/// Returns the shares that are not over, and when the last of them ends.
+fn shared(state: &KeyRecord, now: u64) -> (RecordView, Option<u64>) {
+    let live = state.shares.iter().filter(|share| now <= share.expires);
+    let mut live: Vec<&SharedLease> = live.collect();
+    live.sort_by_key(|share| (share.expires, share.claim_id.to_string()));
+    let Some(last) = live.last() else {
+        return (RecordView::Free, None);
+    };
+    let holders = live.iter().take(MAX_LISTED).map(|share| HolderView {
+        node: share.claim_id.node,
+        claim: share.claim_id.claim,
+        mode: share.mode,
+        number: share.number,
+        left_ms: Some(share.expires.saturating_sub(now)),
+    });
+    let record = RecordView::Shared {
+        count: live.len() as u64,
+        in_use: live.iter().map(|share| share.weight()).sum(),
+        holders: holders.collect(),
+    };
+    (record, Some(last.expires))
+}

@@ -1,0 +1,251 @@
+//! The texts in records, shares, queues and presences, as operators and tests read them. `lua/` writes them.
+
+use std::str::FromStr;
+use std::sync::Arc;
+
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
+
+use crate::protocol::message::{ClaimNumber, GrantNumber, Kind, Mode, NodeId, Permits};
+use crate::protocol::view::Presence;
+
+/// The bytes that a presence has as they are.
+const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
+    .remove(b'-')
+    .remove(b'_')
+    .remove(b'.')
+    .remove(b':');
+/// The most bytes of a field of a presence, encoded.
+const MAX_FIELD: usize = 256;
+
+/// The owner of a record, `<node>:<claim>:<nonce>:<grant number>`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Owner {
+    pub(super) node: NodeId,
+    pub(super) claim: ClaimNumber,
+    pub(super) number: GrantNumber,
+}
+
+/// A member of a zset that names a claim: `a<holder>:…` of a queue, `h<holder>…` of a record.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Member<'a> {
+    pub(super) node: NodeId,
+    pub(super) claim: ClaimNumber,
+    pub(super) mode: Mode,
+    /// The text of the claim, `<node>:<claim>:<nonce>:`. It has the nonce.
+    pub(super) holder: &'a str,
+}
+
+/// Reads the value of a record. `None`: another client wrote it.
+pub(super) fn owner(value: &[u8]) -> Option<Owner> {
+    let (node, claim, number) = claim(std::str::from_utf8(value).ok()?)?;
+    Some(Owner {
+        node,
+        claim,
+        number: GrantNumber(decimal(number)?),
+    })
+}
+
+/// Reads a share of a record of this kind.
+pub(super) fn share(member: &[u8], kind: Kind) -> Option<Member<'_>> {
+    let text = std::str::from_utf8(member).ok()?.strip_prefix('h')?;
+    let (node, claim, rest) = claim(text)?;
+    let mode = match kind {
+        Kind::Semaphore => permits(rest)?,
+        _ if rest.is_empty() => Mode::Read,
+        _ => return None,
+    };
+    Some(Member {
+        node,
+        claim,
+        mode,
+        holder: &text[..text.len() - rest.len()],
+    })
+}
+
+/// Reads the place of a waiter in a queue of this kind: `a<holder>:<lease>:<hold>`, and `:<tick>` or `:<mode>`.
+pub(super) fn waiter(member: &[u8], kind: Kind) -> Option<Member<'_>> {
+    let text = std::str::from_utf8(member).ok()?.strip_prefix('a')?;
+    let (node, claim, rest) = claim(text)?;
+    let mut terms = rest.splitn(3, ':');
+    let (_lease, _hold) = (decimal::<u64>(terms.next()?)?, decimal::<u64>(terms.next()?)?);
+    let mode = match (kind, terms.next()) {
+        (Kind::Semaphore, Some(of)) => permits(of)?,
+        (Kind::Lock, Some("1")) => Mode::Read,
+        _ => Mode::Exclusive,
+    };
+    Some(Member {
+        node,
+        claim,
+        mode,
+        holder: &text[..text.len() - rest.len()],
+    })
+}
+
+/// Reads `<node>:<claim>:<nonce>:` and returns what follows.
+fn claim(text: &str) -> Option<(NodeId, ClaimNumber, &str)> {
+    let mut parts = text.splitn(4, ':');
+    let (node, claim, nonce, rest) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+    let is_node = node.len() == 32 && node.bytes().all(|byte| byte.is_ascii_hexdigit());
+    u64::from_str_radix(nonce, 16).ok()?;
+    Some((
+        node.parse().ok().filter(|_| is_node)?,
+        ClaimNumber(decimal(claim)?),
+        rest,
+    ))
+}
+
+fn permits(text: &str) -> Option<Mode> {
+    let (weight, capacity) = text.split_once('/')?;
+    Some(Mode::Permits(Permits {
+        weight: decimal(weight)?,
+        capacity: decimal(capacity)?,
+    }))
+}
+
+/// Reads digits only: `parse` also takes a sign.
+fn decimal<T: FromStr>(text: &str) -> Option<T> {
+    text.parse()
+        .ok()
+        .filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
+}
+
+/// Identifies the value of a foreign client, by the first 12 digits of its SHA-1. The value may be a secret of that client: with
+/// it, the lock could be released.
+pub(super) fn digest(value: &[u8]) -> Arc<str> {
+    let hex = sha1_smol::Sha1::from(value).digest().to_string();
+    hex[..12].into()
+}
+
+/// Writes a presence as `field=value&…`.
+pub(super) fn presence(presence: &Presence) -> String {
+    let numbers = [
+        presence.pid.into(),
+        presence.started_ms,
+        presence.keys,
+        presence.waiting,
+    ];
+    let [pid, started, keys, waiting] = numbers.map(|number: u64| number.to_string());
+    let fields: [(&str, &[u8]); 9] = [
+        ("name", presence.name.as_bytes()),
+        ("host", presence.host.as_bytes()),
+        ("pid", pid.as_bytes()),
+        ("started", started.as_bytes()),
+        ("version", presence.version.as_bytes()),
+        ("service", presence.service.as_bytes()),
+        ("prefix", &presence.prefix),
+        ("keys", keys.as_bytes()),
+        ("waiting", waiting.as_bytes()),
+    ];
+    let fields = fields.map(|(field, value)| {
+        let mut text = percent_encode(value, PLAIN).to_string();
+        // A cut in the middle of an escape leaves a `%`, which is read as it is.
+        text.truncate(MAX_FIELD);
+        format!("{field}={text}")
+    });
+    fields.join("&")
+}
+
+/// Reads a presence. Unknown fields are ignored, missing ones are empty: other versions have other fields.
+pub(super) fn read_presence(text: &[u8]) -> Presence {
+    let mut presence = Presence::default();
+    for field in String::from_utf8_lossy(text).split('&') {
+        let (field, value) = field.split_once('=').unwrap_or((field, ""));
+        let value = percent_decode_str(value);
+        let text = value.clone().decode_utf8_lossy().into_owned();
+        match field {
+            "name" => presence.name = text,
+            "host" => presence.host = text,
+            "pid" => presence.pid = text.parse().unwrap_or_default(),
+            "started" => presence.started_ms = text.parse().unwrap_or_default(),
+            "version" => presence.version = text,
+            "service" => presence.service = text,
+            "prefix" => presence.prefix = value.collect(),
+            "keys" => presence.keys = text.parse().unwrap_or_default(),
+            "waiting" => presence.waiting = text.parse().unwrap_or_default(),
+            _ => {}
+        }
+    }
+    presence
+}
+
+/// Returns a text with each character escaped that has a meaning in a pattern of Redis.
+pub(super) fn escape_pattern(text: &[u8], out: &mut Vec<u8>) {
+    for &byte in text {
+        if b"*?[]\\^-".contains(&byte) {
+            out.push(b'\\');
+        }
+        out.push(byte);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NODE: &str = "0123456789abcdef0123456789abcdef";
+
+    #[test]
+    fn what_a_script_writes_is_read_and_nothing_else() {
+        let owner = |text: &str| super::owner(text.as_bytes()).map(|owner| (owner.claim.0, owner.number.0));
+        assert_eq!(owner(&format!("{NODE}:7:00ff:1700")), Some((7, 1700)));
+        for foreign in [
+            "abc",
+            "",
+            NODE,
+            &format!("{NODE}:7:00ff:"),
+            &format!("{NODE}:7:00ff:+1"),
+            &format!("{NODE}:7:xyz:1"),
+            &format!("{NODE}:7:00ff:1:2"),
+            &format!("!{NODE}:7:00ff:1"),
+            "01234567-89ab-cdef-0123-456789abcdef:7:00ff:1",
+        ] {
+            assert_eq!(owner(foreign), None, "{foreign}");
+        }
+        let mode = |kind, text: &str| share(text.as_bytes(), kind).map(|share| share.mode);
+        let (weight, capacity) = (2, 5);
+        let permits = Mode::Permits(Permits { weight, capacity });
+        assert_eq!(mode(Kind::Lock, &format!("h{NODE}:7:00ff:")), Some(Mode::Read));
+        assert_eq!(
+            mode(Kind::Semaphore, &format!("h{NODE}:7:00ff:2/5")),
+            Some(permits)
+        );
+        assert_eq!(mode(Kind::Lock, &format!("h{NODE}:7:00ff:2/5")), None);
+        let mode =
+            |kind, rest: &str| waiter(format!("a{NODE}:7:00ff:{rest}").as_bytes(), kind).map(|of| of.mode);
+        assert_eq!(mode(Kind::Lock, "1000:1250"), Some(Mode::Exclusive));
+        assert_eq!(mode(Kind::Lock, "1000:1250:1"), Some(Mode::Read));
+        assert_eq!(mode(Kind::Job, "1000:1250:1700000000000"), Some(Mode::Exclusive));
+        assert_eq!(mode(Kind::Semaphore, "1000:1250:2/5"), Some(permits));
+        assert_eq!(mode(Kind::Lock, "1000"), None);
+    }
+
+    #[test]
+    fn a_presence_is_read_as_it_was_written_and_by_other_versions() {
+        let told = Presence {
+            name: "web 1&host=x=%\n".to_owned(),
+            host: "Zürich".to_owned(),
+            pid: 7,
+            started_ms: 1_700_000_000_000,
+            version: "0.1.0".to_owned(),
+            service: String::new(),
+            prefix: b"lock:\xff".to_vec(),
+            keys: 3,
+            waiting: 4,
+        };
+        let text = presence(&told);
+        assert!(text.is_ascii(), "{text}");
+        assert_eq!(read_presence(text.as_bytes()), told);
+        assert_eq!(read_presence(format!("zone=b&{text}&new").as_bytes()), told);
+        assert_eq!(read_presence(b"\xff&pid=x&&=").pid, 0);
+        let name = "ü".repeat(1_000);
+        let text = presence(&Presence { name, ..told });
+        assert!(text.len() < 1_000, "{text}");
+    }
+
+    #[test]
+    fn a_prefix_is_no_pattern() {
+        let mut pattern = Vec::new();
+        escape_pattern(br"a*b?[c-d]\e^", &mut pattern);
+        assert_eq!(pattern, br"a\*b\?\[c\-d\]\\e\^");
+    }
+}

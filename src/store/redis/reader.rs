@@ -1,0 +1,731 @@
+//! Reads for operators: pages of keys and nodes, on connections of their own.
+//!
+//! Every command is a plain read with a bound, so a large database is read in many short steps, and nothing is settled, swept or
+//! created.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::sync::Arc;
+
+use redis::aio::MultiplexedConnection;
+use redis::{Pipeline, Value, from_redis_value};
+use tokio::sync::Mutex;
+use tokio::time::timeout;
+
+use crate::error::{StoreError, StoreErrorKind};
+use crate::key::Key;
+use crate::protocol::message::{GrantNumber, Kind, Mode, Name, NodeId};
+use crate::protocol::view::{
+    HolderView, KeyView, MAX_LISTED, NodeView, PAGE, Position, ReadPage, Reading, RecordView, ServerView,
+    WaiterView, nodes_of,
+};
+use crate::store::redis::cluster;
+use crate::store::redis::config::Config;
+use crate::store::redis::connection::{cannot_open, connect, failure, read_time, refused, too_slow};
+use crate::store::redis::decode::{error_text, malformed, result, text};
+use crate::store::redis::format;
+use crate::store::redis::names::{self, Names};
+use crate::store::{BoxFuture, Reader, ServerId};
+
+/// The number of SCANs for one page. With a prefix that few keys have, most SCANs find nothing.
+const MAX_SCANS: usize = 200;
+/// The number of keys that one pipeline reads.
+const CHUNK: usize = 100;
+/// The number of shares that one command reads.
+const SHARES: usize = 400;
+/// Above every place in a queue, and below every time.
+const LAST_PLACE: &str = "99999999999";
+/// Above every time, and below every grant number.
+const LAST_TIME: &str = "100000000000000";
+
+/// Reads from the servers of a store.
+#[derive(Clone)]
+pub(super) struct RedisReader(Arc<Inner>);
+
+struct Inner {
+    config: Arc<Config>,
+    connections: Mutex<HashMap<ServerId, MultiplexedConnection>>,
+}
+
+/// What the first round shows of a name.
+struct Outline<'a> {
+    name: &'a Name,
+    record: Vec<u8>,
+    queue: Vec<u8>,
+    form: Form,
+    left_ms: Option<u64>,
+    waiting: u64,
+}
+
+/// The form of a record, by its type.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Form {
+    Missing,
+    Text,
+    Shares,
+    Latch,
+    /// No value of this kind.
+    Other,
+}
+
+impl std::fmt::Debug for RedisReader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("RedisReader")
+            .field(&self.0.config.server())
+            .finish()
+    }
+}
+
+impl RedisReader {
+    pub(super) fn new(config: Arc<Config>) -> Self {
+        RedisReader(Arc::new(Inner {
+            config,
+            connections: Mutex::default(),
+        }))
+    }
+}
+
+impl Reader for RedisReader {
+    fn read(&self, reading: Reading) -> BoxFuture<'static, Result<ReadPage, StoreError>> {
+        let inner = self.0.clone();
+        Box::pin(async move {
+            match reading {
+                Reading::List(prefix, from) => {
+                    let prefix = [&*inner.config.names.prefix, &prefix].concat();
+                    let page = |server, cursor| inner.list(server, cursor, &prefix);
+                    inner.page(from, page).await
+                }
+                Reading::Show(key) => inner.show(&key).await,
+                Reading::Nodes(from) => {
+                    let page = |server, cursor| inner.list_nodes(server, cursor);
+                    inner.page(from, page).await
+                }
+            }
+        })
+    }
+}
+
+impl Inner {
+    /// Reads a page of the server at the position. The servers follow each other.
+    async fn page<P: Future<Output = Result<(ServerView, u64), StoreError>>>(
+        &self,
+        from: Option<Position>,
+        page: impl FnOnce(ServerId, u64) -> P,
+    ) -> Result<ReadPage, StoreError> {
+        let servers = self.servers().await?;
+        let (at, cursor) = match from {
+            Some(Position::Scan(at, cursor)) => (at, cursor),
+            _ => (0, 0),
+        };
+        let mut read = ReadPage {
+            views: Vec::new(),
+            next: (at + 1 < servers.len()).then_some(Position::Scan(at + 1, 0)),
+            failures: Vec::new(),
+        };
+        // A cluster may have lost a server since the last page.
+        let Some(&server) = servers.get(at) else {
+            return Ok(read);
+        };
+        match page(server, cursor).await {
+            Ok((view, cursor)) => {
+                read.views.push(view);
+                if cursor > 0 {
+                    read.next = Some(Position::Scan(at, cursor));
+                }
+            }
+            Err(error) => self.note_failure(server, error, &mut read)?,
+        }
+        Ok(read)
+    }
+
+    /// Notes that a master of a quorum does not answer. Every other server must answer.
+    fn note_failure(
+        &self,
+        server: ServerId,
+        error: StoreError,
+        page: &mut ReadPage,
+    ) -> Result<(), StoreError> {
+        if self.config.masters.is_none() {
+            return Err(error);
+        }
+        page.failures
+            .push((self.config.master(server).server().into(), error));
+        Ok(())
+    }
+
+    async fn servers(&self) -> Result<Vec<ServerId>, StoreError> {
+        if let Some(cluster) = &self.config.cluster {
+            cluster.read(&self.config).await?;
+            return Ok(cluster.masters());
+        }
+        let masters = self.config.masters.as_ref();
+        let count = masters.map_or(1, |masters| masters.clients.len());
+        Ok((0..count as u16).map(ServerId).collect())
+    }
+
+    async fn list(
+        &self,
+        server: ServerId,
+        cursor: u64,
+        prefix: &[u8],
+    ) -> Result<(ServerView, u64), StoreError> {
+        let mut pattern = b"*".to_vec();
+        format::escape_pattern(prefix, &mut pattern);
+        pattern.push(b'*');
+        let names = &self.config.names;
+        // A name is found by its record and by its queue.
+        let (mut found, mut by_queue) = (BTreeSet::new(), HashSet::new());
+        let next = self
+            .scan(server, cursor, &pattern, |key| {
+                let Some((name, is_queue)) = named(names, key) else {
+                    return found.len();
+                };
+                let full = [&*names.prefix, name.key.as_bytes()].concat();
+                if full.starts_with(prefix) {
+                    if is_queue {
+                        by_queue.insert(name.clone());
+                    } else {
+                        by_queue.remove(&name);
+                    }
+                    found.insert(name);
+                }
+                found.len()
+            })
+            .await?;
+        let found: Vec<Name> = found.into_iter().collect();
+        let mut view = self.view(server, &found).await?;
+        // A record is listed when its own key is found.
+        view.keys
+            .retain(|key| key.record == RecordView::Free || !by_queue.contains(&key.name));
+        Ok((view, next))
+    }
+
+    async fn list_nodes(&self, server: ServerId, cursor: u64) -> Result<(ServerView, u64), StoreError> {
+        let mut nodes = BTreeSet::new();
+        let pattern = names::presence("*");
+        let next = self
+            .scan(server, cursor, pattern.as_bytes(), |key| {
+                let key = std::str::from_utf8(key).ok();
+                let id = key.and_then(|key| key.strip_prefix(names::PRESENCE)?.parse::<NodeId>().ok());
+                nodes.extend(id);
+                nodes.len()
+            })
+            .await?;
+        let mut view = self.view(server, &[]).await?;
+        view.nodes = self.nodes(server, nodes).await?;
+        view.nodes.retain(|_, node| node.presence.is_some());
+        Ok((view, next))
+    }
+
+    async fn show(&self, key: &Key) -> Result<ReadPage, StoreError> {
+        let names: Vec<Name> = Kind::ALL
+            .iter()
+            .map(|kind| Name::new(*kind, key.clone()))
+            .collect();
+        let mut servers = self.servers().await?;
+        if let Some(cluster) = &self.config.cluster {
+            servers = vec![cluster.server(self.config.names.slot(&names[0]))];
+        }
+        let mut page = ReadPage {
+            views: Vec::new(),
+            next: None,
+            failures: Vec::new(),
+        };
+        for server in servers {
+            match self.view(server, &names).await {
+                Ok(view) => page.views.push(view),
+                Err(error) => self.note_failure(server, error, &mut page)?,
+            }
+        }
+        Ok(page)
+    }
+
+    /// Passes each key that SCAN returns to `found`, which returns how many names it has. Returns the next cursor.
+    async fn scan(
+        &self,
+        server: ServerId,
+        mut cursor: u64,
+        pattern: &[u8],
+        mut found: impl FnMut(&[u8]) -> usize,
+    ) -> Result<u64, StoreError> {
+        for _ in 0..MAX_SCANS {
+            let mut scan = redis::pipe();
+            scan.cmd("SCAN").arg(cursor).arg("MATCH").arg(pattern);
+            scan.arg("COUNT").arg(PAGE);
+            let [answer] = self.ask(server, &scan).await?.try_into().map_err(unreadable)?;
+            let (next, keys): (u64, Vec<Vec<u8>>) = read(result(answer))?;
+            let count = keys.iter().map(|key| found(key)).last().unwrap_or_default();
+            cursor = next;
+            if cursor == 0 || count >= PAGE {
+                break;
+            }
+        }
+        Ok(cursor)
+    }
+
+    /// Reads what a server keeps of these names, and of the nodes that hold them and wait for them.
+    async fn view(&self, server: ServerId, names: &[Name]) -> Result<ServerView, StoreError> {
+        let (mut keys, mut now_us) = (Vec::new(), 0);
+        let chunks = names.chunks(CHUNK).chain(names.is_empty().then_some(&[][..]));
+        for chunk in chunks {
+            let (outlines, now) = self.outlines(server, chunk).await?;
+            now_us = now;
+            keys.extend(self.fill(server, outlines, now / 1000).await?);
+        }
+        let nodes = self.nodes(server, nodes_of(&keys)).await?;
+        let server = match &self.config.cluster {
+            Some(cluster) => cluster
+                .address(server)
+                .map(|(host, port)| format!("{host}:{port}")),
+            None => None,
+        }
+        .unwrap_or_else(|| self.config.master(server).server());
+        Ok(ServerView {
+            server: server.into(),
+            now_us,
+            date_us: now_us,
+            keys,
+            nodes,
+        })
+    }
+
+    /// Reads the types of records, when they end, how many claims wait, and the server's clock.
+    async fn outlines<'a>(
+        &self,
+        server: ServerId,
+        names: &'a [Name],
+    ) -> Result<(Vec<Outline<'a>>, u64), StoreError> {
+        let mut pipe = redis::pipe();
+        pipe.cmd("TIME");
+        let keys: Vec<_> = names.iter().map(|name| self.keys_of(name)).collect();
+        for (record, queue) in &keys {
+            pipe.cmd("TYPE").arg(record);
+            pipe.cmd("PTTL").arg(record);
+            pipe.cmd("ZCOUNT").arg(queue).arg("1").arg(LAST_PLACE);
+        }
+        let mut answers = self.ask(server, &pipe).await?.into_iter();
+        let time = read_time(result(next(&mut answers)?)).map_err(|error| failure(error).error)?;
+        let mut outlines = Vec::with_capacity(names.len());
+        for (name, (record, queue)) in names.iter().zip(keys) {
+            let form = checked(next(&mut answers)?)?.and_then(text);
+            let left: Option<i64> = optional(next(&mut answers)?)?;
+            let waiting: Option<u64> = optional(next(&mut answers)?)?;
+            outlines.push(Outline {
+                name,
+                record,
+                queue,
+                form: form_of(name.kind, form.as_deref()),
+                left_ms: left.and_then(|left| u64::try_from(left).ok()),
+                waiting: waiting.unwrap_or_default(),
+            });
+        }
+        Ok((outlines, time))
+    }
+
+    fn keys_of(&self, name: &Name) -> (Vec<u8>, Vec<u8>) {
+        let (mut record, mut queue) = (Vec::new(), Vec::new());
+        self.config.names.push_record(name, &mut record);
+        self.config.names.push_queue(name, &mut queue);
+        (record, queue)
+    }
+
+    /// Reads the records and the first waiters.
+    async fn fill(
+        &self,
+        server: ServerId,
+        outlines: Vec<Outline<'_>>,
+        now: u64,
+    ) -> Result<Vec<KeyView>, StoreError> {
+        let mut pipe = redis::pipe();
+        for of in &outlines {
+            match of.form {
+                Form::Missing | Form::Other => {}
+                Form::Text => push(&mut pipe, "GETRANGE", &of.record, &["0", "511"]),
+                Form::Shares => {
+                    push(&mut pipe, "ZRANGE", &of.record, &["0", "0"]);
+                    push_shares(&mut pipe, &of.record, now, 0);
+                }
+                Form::Latch => {
+                    push(&mut pipe, "HMGET", &of.record, &["gen", "left"]);
+                    let now = now.to_string();
+                    push(&mut pipe, "ZCOUNT", &of.queue, &[&now, "+inf"]);
+                    let limit = MAX_LISTED.to_string();
+                    push(
+                        &mut pipe,
+                        "ZRANGEBYSCORE",
+                        &of.queue,
+                        &[&now, "+inf", "LIMIT", "0", &limit],
+                    );
+                }
+            }
+            if of.waiting > 0 {
+                let limit = MAX_LISTED.to_string();
+                push(
+                    &mut pipe,
+                    "ZRANGEBYSCORE",
+                    &of.queue,
+                    &["1", LAST_PLACE, "LIMIT", "0", &limit],
+                );
+            }
+        }
+        let mut answers = self.ask(server, &pipe).await?.into_iter();
+        let mut views = Vec::with_capacity(outlines.len());
+        for of in outlines {
+            let mut view = KeyView {
+                name: of.name.clone(),
+                record: RecordView::Free,
+                left_ms: of.left_ms,
+                waiting: of.waiting,
+                waiters: Vec::new(),
+            };
+            match of.form {
+                Form::Missing => {}
+                Form::Other => view.record = RecordView::Foreign(None),
+                Form::Text => {
+                    let value: Option<Vec<u8>> = optional(next(&mut answers)?)?;
+                    // An empty value may also be a record that has ended since.
+                    if let Some(value) = value.filter(|value| !value.is_empty()) {
+                        view.record = text_record(&value, of.left_ms);
+                    }
+                }
+                Form::Shares => {
+                    let first: Option<Vec<Vec<u8>>> = optional(next(&mut answers)?)?;
+                    let first = first.and_then(|first| first.into_iter().next());
+                    let page = optional(next(&mut answers)?)?.unwrap_or_default();
+                    view.record = match first {
+                        Some(first) if format::share(&first, of.name.kind).is_none() => {
+                            RecordView::Foreign(None)
+                        }
+                        _ => self.shares(server, &of, now, page).await?,
+                    };
+                }
+                Form::Latch => {
+                    let fields: Option<Vec<Option<String>>> = optional(next(&mut answers)?)?;
+                    let watching: Option<u64> = optional(next(&mut answers)?)?;
+                    let nodes: Option<Vec<String>> = optional(next(&mut answers)?)?;
+                    view.record = latch(fields.unwrap_or_default());
+                    if matches!(view.record, RecordView::Latch { .. }) {
+                        view.waiting = watching.unwrap_or_default();
+                        let nodes = nodes.into_iter().flatten();
+                        view.waiters = nodes.filter_map(|node| watcher(&node)).collect();
+                    }
+                }
+            }
+            if of.waiting > 0 {
+                let entries: Option<Vec<Vec<u8>>> = optional(next(&mut answers)?)?;
+                view.waiters = self
+                    .waiters(server, &of, now, entries.unwrap_or_default())
+                    .await?;
+            }
+            if view.record == RecordView::Free {
+                view.left_ms = None;
+            }
+            if view.record != RecordView::Free || view.waiting > 0 {
+                views.push(view);
+            }
+        }
+        Ok(views)
+    }
+
+    /// Reads the numbers of the first shares, and counts all of them.
+    async fn shares(
+        &self,
+        server: ServerId,
+        of: &Outline<'_>,
+        now: u64,
+        mut page: Vec<(Vec<u8>, f64)>,
+    ) -> Result<RecordView, StoreError> {
+        let (mut count, mut in_use, mut holders) = (0, 0, Vec::new());
+        loop {
+            let first = count == 0;
+            let shares = page
+                .iter()
+                .filter_map(|(member, ends)| Some((format::share(member, of.name.kind)?, *ends as u64)));
+            let shares: Vec<_> = shares.collect();
+            count += shares.len() as u64;
+            in_use += shares.iter().map(|(share, _)| weight(share.mode)).sum::<u64>();
+            if first && !shares.is_empty() {
+                let listed = &shares[..shares.len().min(MAX_LISTED)];
+                let mut pipe = redis::pipe();
+                let members: Vec<_> = listed
+                    .iter()
+                    .map(|(share, _)| format!("n{}", share.holder))
+                    .collect();
+                let members: Vec<&str> = members.iter().map(String::as_str).collect();
+                push(&mut pipe, "ZMSCORE", &of.record, &members);
+                let [numbers] = self.ask(server, &pipe).await?.try_into().map_err(unreadable)?;
+                let numbers: Option<Vec<Option<f64>>> = optional(numbers)?;
+                let numbers = numbers
+                    .unwrap_or_default()
+                    .into_iter()
+                    .chain(std::iter::repeat(None));
+                // A share without a number has left since.
+                holders = listed
+                    .iter()
+                    .zip(numbers)
+                    .filter_map(|((share, ends), number)| {
+                        Some(HolderView {
+                            node: share.node,
+                            claim: share.claim,
+                            mode: share.mode,
+                            number: GrantNumber(number? as u64),
+                            left_ms: Some(ends.saturating_sub(now)),
+                        })
+                    })
+                    .collect();
+            }
+            if page.len() < SHARES {
+                break;
+            }
+            let mut pipe = redis::pipe();
+            push_shares(&mut pipe, &of.record, now, count as usize);
+            let [rest] = self.ask(server, &pipe).await?.try_into().map_err(unreadable)?;
+            page = optional(rest)?.unwrap_or_default();
+        }
+        Ok(match count {
+            0 => RecordView::Free,
+            count => RecordView::Shared {
+                count,
+                in_use,
+                holders,
+            },
+        })
+    }
+
+    /// Reads which of the first waiters are alive.
+    async fn waiters(
+        &self,
+        server: ServerId,
+        of: &Outline<'_>,
+        now: u64,
+        entries: Vec<Vec<u8>>,
+    ) -> Result<Vec<WaiterView>, StoreError> {
+        if entries.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut pipe = redis::pipe();
+        pipe.cmd("ZMSCORE").arg(&of.queue);
+        for entry in &entries {
+            pipe.arg([b"b", &entry[1..]].concat());
+        }
+        let [ends] = self.ask(server, &pipe).await?.try_into().map_err(unreadable)?;
+        let ends: Option<Vec<Option<f64>>> = optional(ends)?;
+        let ends = ends
+            .unwrap_or_default()
+            .into_iter()
+            .chain(std::iter::repeat(None));
+        let waiters = entries.iter().zip(ends).filter_map(|(entry, dies)| {
+            let entry = format::waiter(entry, of.name.kind)?;
+            Some(WaiterView {
+                node: entry.node,
+                claim: Some(entry.claim),
+                mode: entry.mode,
+                is_dead: dies.is_none_or(|dies| dies < now as f64),
+            })
+        });
+        Ok(waiters.collect())
+    }
+
+    /// Reads what these nodes told of themselves, and which of them listen. A user without the right to read it still sees keys.
+    async fn nodes(
+        &self,
+        server: ServerId,
+        nodes: BTreeSet<NodeId>,
+    ) -> Result<BTreeMap<NodeId, NodeView>, StoreError> {
+        let nodes: Vec<NodeId> = nodes.into_iter().collect();
+        let mut views: BTreeMap<_, _> = nodes.iter().map(|node| (*node, NodeView::default())).collect();
+        // On a cluster a presence is in a slot of its own, and an inbox at any server.
+        let servers = match &self.config.cluster {
+            Some(_) => self.servers().await?,
+            None => vec![server],
+        };
+        for server in servers {
+            for nodes in nodes.chunks(CHUNK) {
+                let here = nodes.iter().filter(|node| self.tells_here(**node, server));
+                let here: Vec<NodeId> = here.copied().collect();
+                let mut pipe = redis::pipe();
+                for node in &here {
+                    pipe.cmd("GET").arg(names::presence(node));
+                }
+                pipe.cmd("PUBSUB").arg("NUMSUB");
+                for node in nodes {
+                    pipe.arg(names::channel(*node));
+                }
+                let mut answers = self.ask(server, &pipe).await?.into_iter();
+                for node in here {
+                    let told: Option<Vec<u8>> = optional(next(&mut answers)?).unwrap_or_default();
+                    if let (Some(told), Some(view)) = (told, views.get_mut(&node)) {
+                        view.presence = Some(format::read_presence(&told));
+                    }
+                }
+                let Ok(Value::Array(heard)) = result(next(&mut answers)?) else {
+                    continue;
+                };
+                for (node, heard) in nodes.iter().zip(heard.chunks(2)) {
+                    if let ([_, Value::Int(1..)], Some(view)) = (heard, views.get_mut(node)) {
+                        view.listens = true;
+                    }
+                }
+            }
+        }
+        Ok(views)
+    }
+
+    /// Returns whether the presence of a node is at this server.
+    fn tells_here(&self, node: NodeId, server: ServerId) -> bool {
+        self.config.cluster.as_ref().is_none_or(|cluster| {
+            let slot = self.config.names.slot_of_key(names::presence(node).as_bytes());
+            cluster.server(slot) == server
+        })
+    }
+
+    /// Sends the commands to a server, and returns an answer for each.
+    async fn ask(&self, server: ServerId, pipe: &Pipeline) -> Result<Vec<Value>, StoreError> {
+        if pipe.is_empty() {
+            return Ok(Vec::new());
+        }
+        let config = &self.config;
+        let asking = async {
+            let mut connection = self.connection(server).await?;
+            let answers = connection.send_packed_commands(pipe, 0, pipe.len()).await;
+            answers.map_err(|error| failure(error).error)
+        };
+        let late = |_| StoreError::new(StoreErrorKind::TimedOut, too_slow(config));
+        let answered = timeout(config.timeout, asking)
+            .await
+            .map_err(late)
+            .and_then(|answered| answered);
+        if answered.is_err() {
+            self.connections.lock().await.remove(&server);
+        }
+        answered
+    }
+
+    async fn connection(&self, server: ServerId) -> Result<MultiplexedConnection, StoreError> {
+        let mut connections = self.connections.lock().await;
+        if let Some(open) = connections.get(&server) {
+            return Ok(open.clone());
+        }
+        let config = &self.config;
+        let at = match (&config.cluster, &config.sentinels) {
+            (Some(cluster), _) => cluster::config_of(cluster, config, server).await?,
+            (None, Some(sentinels)) => {
+                let located = sentinels.watch(config.timeout).locate().await?;
+                Arc::new(config.at(located).map_err(|error| cannot_open(config, error))?)
+            }
+            (None, None) => config.master(server),
+        };
+        let opened = connect(&at).await?;
+        connections.insert(server, opened.clone());
+        Ok(opened)
+    }
+}
+
+/// Returns the name to which a key of the server belongs, and whether the key is its queue.
+fn named(names: &Names, key: &[u8]) -> Option<(Name, bool)> {
+    let (record, is_queue) = match names::record_of_queue(key) {
+        Some(record) => (record, true),
+        None => (key, false),
+    };
+    let mut kinds = Kind::ALL.iter();
+    let name = kinds.find_map(|kind| names.name(*kind, record))?;
+    Some((name, is_queue))
+}
+
+fn form_of(kind: Kind, form: Option<&str>) -> Form {
+    match (form, kind) {
+        (None | Some("none"), _) => Form::Missing,
+        (Some("string"), _) if kind != Kind::Latch => Form::Text,
+        (Some("zset"), Kind::Lock | Kind::Semaphore) => Form::Shares,
+        (Some("hash"), Kind::Latch) => Form::Latch,
+        _ => Form::Other,
+    }
+}
+
+fn text_record(value: &[u8], left_ms: Option<u64>) -> RecordView {
+    match format::owner(value) {
+        Some(owner) => RecordView::Owned(HolderView {
+            node: owner.node,
+            claim: owner.claim,
+            mode: Mode::Exclusive,
+            number: owner.number,
+            left_ms,
+        }),
+        None => RecordView::Foreign(Some(format::digest(value))),
+    }
+}
+
+fn latch(fields: Vec<Option<String>>) -> RecordView {
+    match &fields[..] {
+        [Some(_), Some(left)] => left
+            .parse()
+            .map_or(RecordView::Foreign(None), |left| RecordView::Latch { left }),
+        // No fields were read: the latch has ended since.
+        [] => RecordView::Free,
+        _ => RecordView::Foreign(None),
+    }
+}
+
+fn watcher(node: &str) -> Option<WaiterView> {
+    Some(WaiterView {
+        node: node.parse().ok()?,
+        claim: None,
+        mode: Mode::Exclusive,
+        is_dead: false,
+    })
+}
+
+fn weight(mode: Mode) -> u64 {
+    match mode {
+        Mode::Permits(permits) => permits.weight.into(),
+        Mode::Exclusive | Mode::Read => 0,
+    }
+}
+
+fn push(pipe: &mut Pipeline, command: &str, key: &[u8], words: &[&str]) {
+    pipe.cmd(command).arg(key).arg(words);
+}
+
+fn push_shares(pipe: &mut Pipeline, record: &[u8], now: u64, from: usize) {
+    let words = [
+        &*now.to_string(),
+        LAST_TIME,
+        "WITHSCORES",
+        "LIMIT",
+        &from.to_string(),
+        &SHARES.to_string(),
+    ];
+    push(pipe, "ZRANGEBYSCORE", record, &words);
+}
+
+fn next(answers: &mut impl Iterator<Item = Value>) -> Result<Value, StoreError> {
+    answers.next().ok_or_else(|| unreadable(()))
+}
+
+fn unreadable<T>(_: T) -> StoreError {
+    malformed("the server's answer to a read is no such answer").error
+}
+
+fn read<T: redis::FromRedisValue>(answer: redis::RedisResult<Value>) -> Result<T, StoreError> {
+    let answer = answer.map_err(|error| failure(error).error)?;
+    from_redis_value(answer).map_err(unreadable)
+}
+
+/// Returns the answer, or `None` if the key has another type by now, or another server serves it.
+fn checked(answer: Value) -> Result<Option<Value>, StoreError> {
+    match result(answer) {
+        Ok(Value::Nil) => Ok(None),
+        Ok(answer) => Ok(Some(answer)),
+        Err(error) if matches!(error.code(), Some("WRONGTYPE" | "MOVED" | "ASK" | "TRYAGAIN")) => Ok(None),
+        Err(error) => Err(match error_text(&error) {
+            Some(text) => refused(&text).with_source(error),
+            None => failure(error).error,
+        }),
+    }
+}
+
+fn optional<T: redis::FromRedisValue>(answer: Value) -> Result<Option<T>, StoreError> {
+    let answer = checked(answer)?;
+    answer
+        .map(|answer| from_redis_value(answer).map_err(unreadable))
+        .transpose()
+}

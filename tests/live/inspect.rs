@@ -1,0 +1,369 @@
+//! What operators see of real servers, and that looking costs and changes nothing.
+
+use std::collections::BTreeMap;
+
+use tenure::error::{StoreErrorKind, StoreRefusal};
+use tenure::inspect::State;
+use tenure::{Error, Locks};
+use tracing::Level;
+
+use crate::cluster::Cluster;
+use crate::help::{Eyes, held, ms, soon, until};
+use crate::quorums::{masters, urls};
+use crate::server::RedisServer;
+use crate::store::rights_of;
+use crate::support::events::Watch;
+use crate::support::inspect;
+
+async fn node(url: &str, name: &str) -> Locks {
+    let builder = Locks::builder()
+        .node_name(name)
+        .lease(ms(60_000))
+        .request_timeout(ms(10_000));
+    soon(builder.redis(url)).await.unwrap()
+}
+
+/// Runs what is the same on every store.
+async fn is_shown(one: &Locks, other: &Locks, count: usize) {
+    inspect::an_owner_and_its_waiter_are_shown(one, other).await;
+    inspect::each_kind_of_a_key_has_an_entry(one, other).await;
+    inspect::pages_have_each_key_with_the_prefix(one, count).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_server_is_shown_as_memory_is() {
+    for protocol in ["", "?protocol=resp3"] {
+        let server = RedisServer::start();
+        let url = format!("{}{protocol}", server.url());
+        let (one, other) = (node(&url, "one").await, node(&url, "other").await);
+        is_shown(&one, &other, 1_100).await;
+        let nodes = soon(one.inspect().nodes()).await.unwrap();
+        let names: Vec<_> = nodes
+            .iter()
+            .map(|node| &*node.presence.as_ref().unwrap().name)
+            .collect();
+        assert!(
+            names.len() == 2 && names.contains(&"one") && names.contains(&"other"),
+            "{names:?}"
+        );
+        soon(one.shutdown()).await;
+        soon(other.shutdown()).await;
+        let left: Vec<String> = Eyes::on(&server).text("KEYS tenure1:i:*");
+        assert!(left.is_empty(), "{left:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_cluster_is_shown_as_memory_is() {
+    let cluster = Cluster::start(3, 0);
+    let node = async |name: &str| {
+        let urls = cluster.urls();
+        let like = redis::Client::open(&*urls[0]).unwrap();
+        let builder = Locks::builder()
+            .node_name(name)
+            .lease(ms(60_000))
+            .request_timeout(ms(10_000));
+        builder.cluster(&urls[..1], like).await.unwrap()
+    };
+    let (one, other) = (node("one").await, node("other").await);
+    is_shown(&one, &other, 300).await;
+    let guard = held(&one, "a").await;
+    inspect::until_told(&other, "a").await;
+    drop(guard);
+    assert_eq!(soon(one.inspect().nodes()).await.unwrap().len(), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_master_of_a_quorum_has_its_own_answer() {
+    let mut masters = masters(3).await;
+    let locks = soon(Locks::quorum(urls(&masters))).await.unwrap();
+    let guard = held(&locks, "a").await;
+    let what = "every master granted";
+    until(what, || {
+        masters.iter().all(|master| Eyes::on(master).owner("a").is_some())
+    })
+    .await;
+    let page = soon(locks.inspect().show("a")).await.unwrap();
+    assert_eq!(page.entries.len(), 3);
+    for entry in &page.entries {
+        assert_eq!(
+            (entry.state, entry.holders[0].node.id),
+            (State::Held, locks.node())
+        );
+        let port = entry.server.rsplit(':').next().unwrap().parse().unwrap();
+        assert!(masters.iter().any(|master| master.port() == port), "{entry:?}");
+    }
+    // One that is away is told.
+    let away = masters.pop().unwrap();
+    let port = away.port().to_string();
+    drop(away);
+    let page = soon(locks.inspect().show("a")).await.unwrap();
+    assert_eq!((page.entries.len(), page.failures.len()), (2, 1));
+    assert!(page.failures[0].0.contains(&port), "{page:?}");
+    let mut listed = 0;
+    let mut from = None;
+    let inspection = locks.inspect();
+    loop {
+        let page = soon(inspection.list("", from)).await.unwrap();
+        listed += page.entries.len();
+        from = page.next;
+        if from.is_none() {
+            break;
+        }
+    }
+    assert_eq!(listed, 2);
+    drop(guard);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_others_wrote_is_foreign() {
+    let server = RedisServer::start();
+    let locks = node(&server.url(), "one").await;
+    let mut eyes = Eyes::on(&server);
+    for (line, digest) in [
+        ("SET lock:text secret PX 60000", Some("e5e9fa1ba31e")),
+        ("SET lock:endless secret", Some("e5e9fa1ba31e")),
+        ("RPUSH lock:list x", None),
+        ("ZADD lock:zset 1 x", None),
+        ("HSET lock:hash x y", None),
+        ("SADD lock:set x", None),
+    ] {
+        let _: redis::Value = eyes.text(line);
+        let key = line.split([' ', ':']).nth(2).unwrap();
+        let [entry] = &inspect::show(&locks, key).await[..] else {
+            panic!("{line}")
+        };
+        assert_eq!(
+            (entry.state, entry.foreign.as_deref()),
+            (State::Foreign, digest),
+            "{line}"
+        );
+        assert_eq!(entry.left.is_some(), line.contains("PX"), "{line}");
+        assert!(!format!("{entry:?}").contains("secret"), "{entry:?}");
+    }
+    // Neither keys of the server that only look like ours, nor data of the user.
+    let _: redis::Value = eyes.text("SET data:lock:a x");
+    let _: redis::Value = eyes.text("SET tenure1:q:{0000}other x");
+    assert_eq!(inspect::list(&locks, "").await.len(), 6);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_that_is_shown_is_a_secret() {
+    let server = RedisServer::start();
+    let (one, other) = (
+        node(&server.url(), "one").await,
+        node(&server.url(), "other").await,
+    );
+    let _guard = held(&one, "a").await;
+    let mutex = other.mutex("a");
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    let entry = inspect::until(&one, "a", |entry| entry.waiting == 1).await;
+    let mut eyes = Eyes::on(&server);
+    let queue: Vec<String> = eyes.text("KEYS tenure1:q:*");
+    let members: Vec<String> = eyes.ask(&[b"ZRANGE", queue[0].as_bytes(), b"0", b"-1"]);
+    let nonces = members.iter().chain([&eyes.owner("a").unwrap()]).map(|text| {
+        let nonce = text.split(':').nth(2).unwrap();
+        u64::from_str_radix(nonce, 16).unwrap()
+    });
+    inspect::is_no_secret(&format!("{entry:?}"), &nonces.collect::<Vec<_>>());
+    #[cfg(feature = "serde")]
+    {
+        let owner = eyes.owner("a").unwrap();
+        let nonce = owner.split(':').nth(2).unwrap();
+        assert!(!serde_json::to_string(&entry).unwrap().contains(nonce));
+    }
+    waiting.abort();
+}
+
+/// A large server is read in short steps, of which none writes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn every_command_is_a_read_with_a_bound() {
+    let server = RedisServer::start();
+    let locks = node(&server.url(), "one").await;
+    let mut guards = Vec::new();
+    for n in 0..600 {
+        guards.push(soon(locks.semaphore("s", 600).acquire()).await.unwrap());
+        if n % 6 == 0 {
+            guards.push(held(&locks, n.to_string()).await);
+        }
+    }
+    let mut eyes = Eyes::on(&server);
+    let watched = server.client();
+    let inspector = Locks::builder().presence(false).lazy().redis(&server.url());
+    let inspector = inspector.await.unwrap();
+    let before = eyes.calls();
+    let mut monitor = monitor(watched);
+    let entries = inspect::list(&inspector, "").await;
+    soon(inspector.inspect().nodes()).await.unwrap();
+    assert_eq!(entries.len(), 101);
+    let permits = entries.iter().find_map(|entry| entry.permits);
+    assert_eq!(permits, Some((600, 600)));
+    let lines = monitor.until("tenure1:i:\\\\*");
+    let allowed = "scan time type pttl zcount getrange zrange zrangebyscore zmscore hmget get pubsub";
+    let mut seen = BTreeMap::<String, usize>::new();
+    for words in &lines {
+        let command = words[0].to_lowercase();
+        // What the holder's node does meanwhile.
+        if [
+            "evalsha", "ping", "info", "set", "hello", "client", "monitor", "script", "keys",
+        ]
+        .contains(&&*command)
+        {
+            continue;
+        }
+        assert!(allowed.split(' ').any(|allowed| allowed == command), "{words:?}");
+        *seen.entry(command.clone()).or_default() += 1;
+        let is_bounded = match &*command {
+            "scan" => words.last().unwrap() == "500",
+            "zrangebyscore" => {
+                words[words.len() - 3] == "LIMIT" && words.last().unwrap().parse::<u32>().unwrap() <= 400
+            }
+            "zrange" => words[2] == "0" && words[3] == "0",
+            "zmscore" => words.len() <= 2 + 50,
+            "getrange" => words[2] == "0" && words[3] == "511",
+            "hmget" | "pubsub" => words.len() <= 102,
+            _ => words.len() <= 4,
+        };
+        assert!(is_bounded, "{words:?}");
+    }
+    assert!(seen["getrange"] >= 100 && seen["zrangebyscore"] >= 2, "{seen:?}");
+    let after = eyes.calls();
+    for write in ["zrem", "zadd", "del", "pexpire", "publish"] {
+        assert_eq!(after.get(write), before.get(write), "{write}");
+    }
+    drop(guards);
+}
+
+/// A connection that prints every command.
+struct Monitor(redis::Connection);
+
+fn monitor(mut connection: redis::Connection) -> Monitor {
+    connection
+        .send_packed_command(&redis::cmd("MONITOR").get_packed_command())
+        .unwrap();
+    connection.recv_response().unwrap();
+    Monitor(connection)
+}
+
+impl Monitor {
+    /// Returns the words of each command up to the first that contains a text.
+    fn until(&mut self, last: &str) -> Vec<Vec<String>> {
+        let mut lines = Vec::new();
+        loop {
+            let line: String = redis::from_redis_value(self.0.recv_response().unwrap()).unwrap();
+            let words = line.split('"').skip(1).step_by(2).map(str::to_owned).collect();
+            lines.push(words);
+            if line.contains(last) {
+                return lines;
+            }
+        }
+    }
+}
+
+/// What a node costs beside its locks.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn presence_costs_one_command() {
+    let mut costs = Vec::new();
+    for presence in [false, true] {
+        let server = RedisServer::start();
+        let builder = Locks::builder()
+            .presence(presence)
+            .lease(ms(60_000))
+            .request_timeout(ms(10_000));
+        let locks = builder.redis(&server.url()).await.unwrap();
+        let mut eyes = Eyes::on(&server);
+        let before = eyes.calls();
+        for n in 0..1_000 {
+            soon(held(&locks, n.to_string()).await.release()).await.unwrap();
+        }
+        let is_told = || Eyes::on(&server).text::<Vec<String>>("KEYS tenure1:i:*").len() == 1;
+        if presence {
+            until("it told of itself", is_told).await;
+            let key = format!("tenure1:i:{}", locks.node());
+            let left: u64 = eyes.text(&format!("PTTL {key}"));
+            assert!((1..=60_000).contains(&left), "{left}");
+        } else {
+            assert!(!is_told());
+        }
+        let mut after = eyes.calls();
+        for (command, calls) in before {
+            *after.get_mut(&command).unwrap() -= calls;
+        }
+        let of = |command: &str| after.get(command).copied().unwrap_or_default();
+        println!(
+            "presence {presence}: {} EVALSHA, {} SET, {} DEL",
+            of("evalsha"),
+            of("set"),
+            of("del")
+        );
+        costs.push(["evalsha", "set", "del", "publish", "zadd"].map(of));
+    }
+    let [without, with] = [costs[0], costs[1]];
+    assert_eq!(
+        with,
+        [without[0], without[1] + 1, without[2], without[3], without[4]]
+    );
+    assert_eq!(without[0], 2_000);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_presence_is_one_warning() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let rights = rights_of("tenure");
+    let rights = rights.replace(
+        "~tenure1:*",
+        "~tenure1:clock ~tenure1:q:* ~tenure1:recovering ~tenure1:run ~tenure1:masters",
+    );
+    let _: String = eyes.text(&format!("ACL SETUSER app on >secret {rights}"));
+    let watch = Watch::of("tells operators of itself");
+    let url = server.url().replace("redis://", "redis://app:secret@");
+    let locks = node(&url, "quiet").await;
+    soon(held(&locks, "a").await.release()).await.unwrap();
+    let told = watch.until("server_warning").await;
+    assert_eq!(told.level, Level::WARN);
+    assert!(told.text.contains("presence(false)"), "{told:?}");
+    soon(held(&locks, "a").await.release()).await.unwrap();
+    assert_eq!(watch.count("server_warning"), 1);
+}
+
+/// The user of the README that looks can look, and can change nothing.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_documented_user_looks_and_changes_nothing() {
+    let server = RedisServer::start();
+    let _: String = Eyes::on(&server).text(&format!("ACL SETUSER look on >secret {}", rights_of("look")));
+    let (one, other) = (
+        node(&server.url(), "one").await,
+        node(&server.url(), "other").await,
+    );
+    let url = server.url().replace("redis://", "redis://look:secret@");
+    let looks = Locks::builder().presence(false).lazy().redis(&url).await.unwrap();
+    let guard = held(&one, "a").await;
+    let _readers = [
+        soon(one.rw_lock("r").read()).await.unwrap(),
+        soon(other.rw_lock("r").read()).await.unwrap(),
+    ];
+    let _permit = soon(one.semaphore("s", 2).acquire()).await.unwrap();
+    assert!(soon(one.latch("l").try_set_count(2)).await.unwrap());
+    let mutex = other.mutex("a");
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    let entry = inspect::until(&looks, "a", |entry| entry.waiting == 1).await;
+    assert_eq!(entry.holders[0].node.id, one.node());
+    inspect::until_told(&looks, "a").await;
+    assert_eq!(inspect::list(&looks, "").await.len(), 4);
+    assert_eq!(soon(looks.inspect().nodes()).await.unwrap().len(), 2);
+    let error = soon(looks.mutex("b").lock()).await.map(drop).unwrap_err();
+    let is_refusal = |error: &Error| match error {
+        Error::Store { source, .. } | Error::Connect { source, .. } => {
+            *source.kind() == StoreErrorKind::Refused(StoreRefusal::NoPermission)
+        }
+        _ => false,
+    };
+    assert!(is_refusal(&error), "{error:?}");
+    waiting.abort();
+    drop(guard);
+    // Without a store, the error says so.
+    drop(server);
+    let error = soon(looks.inspect().show("a")).await.unwrap_err();
+    assert!(matches!(&error, Error::Connect { .. }), "{error:?}");
+}
