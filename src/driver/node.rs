@@ -20,7 +20,7 @@ use tokio::sync::{Notify, oneshot, watch};
 use crate::driver::clock::Clock;
 use crate::driver::events::EventSink;
 use crate::driver::outage::FailureKind;
-use crate::driver::presence::PresenceState;
+use crate::driver::presence_state::PresenceState;
 use crate::driver::pulse::Pulse;
 use crate::driver::servers::{Server, Servers};
 use crate::driver::waiter::{CallResult, Waiter, Wake, lock};

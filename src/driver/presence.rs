@@ -4,10 +4,9 @@
 //! removes it.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 
 use crate::driver::node::Node;
@@ -24,30 +23,6 @@ const INTERVAL: Duration = Duration::from_secs(20);
 const RETRY: Duration = Duration::from_secs(1);
 /// How long a shutdown waits for the removal.
 const MAX_REMOVAL: Duration = Duration::from_millis(500);
-
-/// Whether this node tells of itself.
-#[derive(Debug, Default)]
-pub(crate) struct PresenceState {
-    /// Notified when a caller asks for a lease.
-    pub(crate) wanted: Notify,
-    has_told: AtomicBool,
-    /// Set at the shutdown.
-    is_over: AtomicBool,
-    has_warned: AtomicBool,
-    started_ms: u64,
-}
-
-impl PresenceState {
-    #[allow(clippy::disallowed_methods, reason = "operators read the date")]
-    pub(crate) fn new() -> Self {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-        let started_ms = u64::try_from(now.tv_sec).unwrap_or(0) * 1000 + now.tv_nsec as u64 / 1_000_000;
-        PresenceState {
-            started_ms,
-            ..PresenceState::default()
-        }
-    }
-}
 
 /// Tells of the node again and again, from the first request for a lease to the shutdown.
 pub(crate) async fn keep(node: Arc<Node>) {

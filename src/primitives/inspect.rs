@@ -17,12 +17,12 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::driver::handle::Handle;
-use crate::driver::reading::Reader;
+use crate::driver::inspector::Inspector;
 use crate::error::{Error, StoreError};
 use crate::key::Key;
 use crate::protocol::message::{Fence, NodeId};
 use crate::protocol::view::{
-    HolderView, KeyView, NodeView, Position, ReadPage, Reading, RecordView, ServerView, WaiterView,
+    HolderView, InspectAnswer, InspectQuery, KeyView, NodeView, Position, RecordView, ServerView, WaiterView,
 };
 
 pub use crate::protocol::message::{Kind, Mode, Permits};
@@ -40,14 +40,14 @@ mod json;
 #[derive(Debug, Clone)]
 pub struct Inspection {
     handle: Handle,
-    reader: Reader,
+    inspector: Inspector,
 }
 
 impl Inspection {
     pub(crate) fn new(handle: &Handle) -> Self {
         Inspection {
             handle: handle.clone(),
-            reader: handle.node().reader(),
+            inspector: handle.node().inspector(),
         }
     }
 
@@ -62,7 +62,7 @@ impl Inspection {
     /// [`Error::Closed`] in a forked child.
     pub async fn list(&self, prefix: impl AsRef<[u8]>, from: Option<Cursor>) -> Result<Page, Error> {
         let from = from.map(|Cursor(position)| position);
-        self.read(Reading::List(prefix.as_ref().into(), from)).await
+        self.read(InspectQuery::List(prefix.as_ref().into(), from)).await
     }
 
     /// Returns what is kept of a key: an entry for each kind that has this key, such as a lock and a semaphore.
@@ -70,7 +70,7 @@ impl Inspection {
     /// # Errors
     /// As [`list`](Self::list).
     pub async fn show(&self, key: impl Into<Key>) -> Result<Page, Error> {
-        self.read(Reading::Show(key.into())).await
+        self.read(InspectQuery::Show(key.into())).await
     }
 
     /// Returns the nodes that told of themselves within the last minute. A node does so once it asks for a lease, unless its
@@ -82,7 +82,7 @@ impl Inspection {
         let mut found = BTreeMap::new();
         let mut from = None;
         loop {
-            let page = self.ask(Reading::Nodes(from)).await?;
+            let page = self.ask(InspectQuery::Nodes(from)).await?;
             for view in page.views {
                 found.extend(
                     view.nodes
@@ -97,8 +97,8 @@ impl Inspection {
         }
     }
 
-    async fn read(&self, reading: Reading) -> Result<Page, Error> {
-        let page = self.ask(reading).await?;
+    async fn read(&self, query: InspectQuery) -> Result<Page, Error> {
+        let page = self.ask(query).await?;
         Ok(Page {
             entries: page.views.iter().flat_map(entries).collect(),
             next: page.next.map(Cursor),
@@ -106,9 +106,9 @@ impl Inspection {
         })
     }
 
-    async fn ask(&self, reading: Reading) -> Result<ReadPage, Error> {
+    async fn ask(&self, query: InspectQuery) -> Result<InspectAnswer, Error> {
         self.handle.not_forked(&Key::from("inspect"))?;
-        self.reader.read(reading).await.map_err(|source| Error::Connect {
+        self.inspector.read(query).await.map_err(|source| Error::Connect {
             store: self.handle.node().servers.text().to_string(),
             source,
         })

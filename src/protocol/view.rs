@@ -159,7 +159,7 @@ pub enum Position {
 
 /// What is asked of a store.
 #[derive(Debug, Clone)]
-pub enum Reading {
+pub enum InspectQuery {
     /// A page of the names whose keys begin with a prefix, and what is kept of them.
     List(Box<[u8]>, Option<Position>),
     /// What is kept of a key, of each kind.
@@ -168,9 +168,9 @@ pub enum Reading {
     Nodes(Option<Position>),
 }
 
-/// The answer to a [`Reading`].
+/// The answer to a [`InspectQuery`].
 #[derive(Debug, Clone)]
-pub struct ReadPage {
+pub struct InspectAnswer {
     /// What each server shows. Each master of a quorum has an answer of its own.
     pub views: Vec<ServerView>,
     /// Where the next page begins. `None`: this page was the last.

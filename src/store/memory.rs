@@ -11,9 +11,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::ledger::Ledger;
 use crate::protocol::message::{Batch, BatchReply, InboxEvent, Kind, Name, NodeId, Reply};
-use crate::protocol::view::{NodeView, PAGE, Position, Presence, ReadPage, Reading, ServerView, nodes_of};
+use crate::protocol::view::{
+    InspectAnswer, InspectQuery, NodeView, PAGE, Position, Presence, ServerView, nodes_of,
+};
 use crate::protocol::write::Action;
-use crate::store::{Abilities, BoxFuture, Immediate, Inbox, Link, Reader, ServerId, Sink, Store, sealed};
+use crate::store::{Abilities, BoxFuture, Immediate, Inbox, Inspect, Link, ServerId, Sink, Store, sealed};
 
 /// A store in memory. Clones share their state, so several [`Locks`](crate::locks::Locks) can be nodes of one store:
 ///
@@ -105,7 +107,7 @@ impl Store for MemoryStore {
         "memory".into()
     }
 
-    fn reader(&self) -> Option<Arc<dyn Reader>> {
+    fn inspector(&self) -> Option<Arc<dyn Inspect>> {
         Some(Arc::new(self.clone()))
     }
 
@@ -181,21 +183,21 @@ impl Immediate for MemoryStore {
 /// The number of names that are read in one hold of the mutex.
 const CHUNK: usize = 100;
 
-impl Reader for MemoryStore {
-    fn read(&self, reading: Reading) -> BoxFuture<'static, Result<ReadPage, StoreError>> {
-        let (names, at) = match reading {
-            Reading::List(_, Some(Position::Name(names, at))) => (names, at),
-            Reading::List(prefix, _) => {
+impl Inspect for MemoryStore {
+    fn read(&self, query: InspectQuery) -> BoxFuture<'static, Result<InspectAnswer, StoreError>> {
+        let (names, at) = match query {
+            InspectQuery::List(_, Some(Position::Name(names, at))) => (names, at),
+            InspectQuery::List(prefix, _) => {
                 let shared = self.lock();
                 let names = shared.ledger.names();
                 let names = names.filter(|name| name.key.as_bytes().starts_with(&prefix));
                 (names.cloned().collect(), 0)
             }
-            Reading::Show(key) => {
+            InspectQuery::Show(key) => {
                 let names = Kind::ALL.iter().map(|kind| Name::new(*kind, key.clone()));
                 (names.collect(), 0)
             }
-            Reading::Nodes(_) => (Arc::default(), 0),
+            InspectQuery::Nodes(_) => (Arc::default(), 0),
         };
         let end = names.len().min(at + PAGE);
         let mut view = ServerView {
@@ -213,7 +215,7 @@ impl Reader for MemoryStore {
             view.keys.extend(views);
         }
         view.nodes = self.nodes(nodes_of(&view.keys));
-        Box::pin(ready(Ok(ReadPage {
+        Box::pin(ready(Ok(InspectAnswer {
             views: vec![view],
             next: (end < names.len()).then_some(Position::Name(names, end)),
             failures: Vec::new(),

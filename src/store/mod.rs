@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::error::StoreError;
 use crate::protocol::message::{Batch, BatchReply, Failure, InboxEvent, Name, NodeId, Reply};
 use crate::protocol::session::step::Place;
-use crate::protocol::view::{Presence, ReadPage, Reading};
+use crate::protocol::view::{InspectAnswer, InspectQuery, Presence};
 use crate::protocol::write::Action;
 
 pub mod memory;
@@ -113,8 +113,8 @@ pub trait Store: sealed::Sealed + Debug + Send + Sync + 'static {
         None
     }
 
-    /// Returns a reader for operators; `None` if the store has none.
-    fn reader(&self) -> Option<Arc<dyn Reader>> {
+    /// Returns what reads for operators; `None` if the store has none.
+    fn inspector(&self) -> Option<Arc<dyn Inspect>> {
         None
     }
 
@@ -153,9 +153,9 @@ pub trait Immediate {
 }
 
 /// Reads what a store keeps, for operators, and changes nothing.
-pub trait Reader: Debug + Send + Sync + 'static {
+pub trait Inspect: Debug + Send + Sync + 'static {
     /// Answers a question, within the timeouts of the store. A store that needs input and output is asked on the current runtime.
-    fn read(&self, reading: Reading) -> BoxFuture<'static, Result<ReadPage, StoreError>>;
+    fn read(&self, query: InspectQuery) -> BoxFuture<'static, Result<InspectAnswer, StoreError>>;
 }
 
 /// A connection to a server. It closes when the last handle and every future made from it are dropped.

@@ -23,10 +23,12 @@ mod losses;
 mod meddling;
 mod slots;
 mod steps;
+mod views;
 mod votes;
 
 use comparing::same;
 use steps::Steps;
+use views::Views;
 
 const NAMES: usize = 9;
 /// The number of names without waiters, as is usual in a service. A full batch has as many requests.
@@ -420,8 +422,10 @@ impl Run {
     }
 
     async fn steps(&mut self, mut steps: Steps, wanted: &[(&str, u64)]) {
+        let views = Views::of(&*self.store);
         while let Some(step) = steps.next(&self.replies, wanted) {
             self.step(step).await;
+            views.compare(&self.ledger, step).await;
             if step.is_multiple_of(steps.least) {
                 self.begin_again();
             }

@@ -90,7 +90,7 @@ async fn each_master_of_a_quorum_has_its_own_answer() {
             (entry.state, entry.holders[0].node.id),
             (State::Held, locks.node())
         );
-        let port = entry.server.rsplit(':').next().unwrap().parse().unwrap();
+        let port: u16 = entry.server.rsplit(':').next().unwrap().parse().unwrap();
         assert!(masters.iter().any(|master| master.port() == port), "{entry:?}");
     }
     // One that is away is told.
@@ -161,10 +161,15 @@ async fn nothing_that_is_shown_is_a_secret() {
     let mut eyes = Eyes::on(&server);
     let queue: Vec<String> = eyes.text("KEYS tenure1:q:*");
     let members: Vec<String> = eyes.ask(&[b"ZRANGE", queue[0].as_bytes(), b"0", b"-1"]);
-    let nonces = members.iter().chain([&eyes.owner("a").unwrap()]).map(|text| {
-        let nonce = text.split(':').nth(2).unwrap();
-        u64::from_str_radix(nonce, 16).unwrap()
-    });
+    let owner = eyes.owner("a").unwrap();
+    let nonces = members
+        .iter()
+        .filter(|member| member.len() > 1)
+        .chain([&owner])
+        .map(|text| {
+            let nonce = text.split(':').nth(2).unwrap();
+            u64::from_str_radix(nonce, 16).unwrap()
+        });
     inspect::is_no_secret(&format!("{entry:?}"), &nonces.collect::<Vec<_>>());
     #[cfg(feature = "serde")]
     {
@@ -189,8 +194,8 @@ async fn every_command_is_a_read_with_a_bound() {
     }
     let mut eyes = Eyes::on(&server);
     let watched = server.client();
-    let inspector = Locks::builder().presence(false).lazy().redis(&server.url());
-    let inspector = inspector.await.unwrap();
+    let inspector = Locks::builder().presence(false).lazy();
+    let inspector = inspector.redis(&server.url()).await.unwrap();
     let before = eyes.calls();
     let mut monitor = monitor(watched);
     let entries = inspect::list(&inspector, "").await;
@@ -198,7 +203,7 @@ async fn every_command_is_a_read_with_a_bound() {
     assert_eq!(entries.len(), 101);
     let permits = entries.iter().find_map(|entry| entry.permits);
     assert_eq!(permits, Some((600, 600)));
-    let lines = monitor.until("tenure1:i:\\\\*");
+    let lines = monitor.until("tenure1:i:*");
     let allowed = "scan time type pttl zcount getrange zrange zrangebyscore zmscore hmget get pubsub";
     let mut seen = BTreeMap::<String, usize>::new();
     for words in &lines {

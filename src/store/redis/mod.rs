@@ -13,16 +13,16 @@ use crate::error::{OptionsError, StoreError};
 use crate::options::is_prefix;
 use crate::protocol::message::{Name, NodeId};
 use crate::store::redis::config::Config;
+use crate::store::redis::inspector::RedisInspector;
 use crate::store::redis::link::RedisLink;
 use crate::store::redis::masters::Masters;
 use crate::store::redis::names::Names;
 #[cfg(feature = "bb8")]
 pub(crate) use crate::store::redis::pool::Pool;
-use crate::store::redis::reader::RedisReader;
 pub(crate) use crate::store::redis::run::RunPolicy;
 use crate::store::redis::sentinel::Sentinels;
 use crate::store::redis::slot_map::Cluster;
-use crate::store::{Abilities, BoxFuture, Inbox, Link, MapSink, Reader, ServerId, Sink, Store, sealed};
+use crate::store::{Abilities, BoxFuture, Inbox, Inspect, Link, MapSink, ServerId, Sink, Store, sealed};
 
 mod cluster;
 mod config;
@@ -31,12 +31,13 @@ mod decode;
 mod encode;
 mod format;
 mod inbox;
+mod inspector;
 mod link;
 mod masters;
 mod names;
 #[cfg(feature = "bb8")]
 mod pool;
-mod reader;
+
 mod run;
 mod script;
 mod sentinel;
@@ -335,8 +336,8 @@ impl Store for RedisStore {
         })
     }
 
-    fn reader(&self) -> Option<Arc<dyn Reader>> {
-        Some(Arc::new(RedisReader::new(self.inner.clone())))
+    fn inspector(&self) -> Option<Arc<dyn Inspect>> {
+        Some(Arc::new(RedisInspector::new(self.inner.clone())))
     }
 
     fn inbox(&self, _: ServerId, node: NodeId, sink: Sink) -> BoxFuture<'static, Result<Inbox, StoreError>> {

@@ -10,6 +10,7 @@ use tenure::protocol::message::{
 };
 
 use super::steps::Steps;
+use super::views::Views;
 use super::{LEASES, LONG_MS, NODES, TOLERANCE_MS};
 use crate::server::RedisServer;
 use crate::tools::claim_id;
@@ -78,8 +79,10 @@ async fn the_script_for_elections_gives_the_replies_of_the_ledger() {
         ("late assertion", 0),
         ("news of an assertion", 0),
     ];
+    let views = Views::of(&*run.base.store);
     while let Some(step) = steps.next(&run.base.replies, &wanted) {
         run.step(step).await;
+        views.compare(&run.base.ledger, step).await;
         if step.is_multiple_of(EPOCH) {
             run.base.begin_again();
         }

@@ -12,6 +12,7 @@ use tenure::protocol::message::{
 use tenure::store::{Link, Store};
 
 use super::steps::Steps;
+use super::views::Views;
 use super::{CLOCK, LEASES, NODES, TOLERANCE_MS};
 use crate::server::RedisServer;
 use crate::tools::{Inbox, claim_id, connect, store};
@@ -49,8 +50,10 @@ async fn the_script_for_latches_gives_the_replies_of_the_ledger() {
         ("watcher died", 5),
         ("latch died", 5),
     ];
+    let views = Views::of(&*run.store);
     while let Some(step) = steps.next(&run.seen, &wanted) {
         run.step(step).await;
+        views.compare(&run.ledger, step).await;
     }
 }
 

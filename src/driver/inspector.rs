@@ -5,33 +5,33 @@ use std::sync::Arc;
 
 use crate::driver::node::Node;
 use crate::error::{StoreError, StoreErrorKind};
-use crate::protocol::view::{ReadPage, Reading};
+use crate::protocol::view::{InspectAnswer, InspectQuery};
 use crate::store;
 
 /// Reads what the store of a node keeps.
 #[derive(Clone)]
-pub(crate) struct Reader {
+pub(crate) struct Inspector {
     node: Arc<Node>,
-    reader: Option<Arc<dyn store::Reader>>,
+    inspector: Option<Arc<dyn store::Inspect>>,
 }
 
 impl Node {
-    pub(crate) fn reader(self: &Arc<Self>) -> Reader {
-        Reader {
+    pub(crate) fn inspector(self: &Arc<Self>) -> Inspector {
+        Inspector {
             node: self.clone(),
-            reader: self.servers.store.reader(),
+            inspector: self.servers.store.inspector(),
         }
     }
 }
 
-impl Reader {
-    pub(crate) async fn read(&self, reading: Reading) -> Result<ReadPage, StoreError> {
-        let Some(reader) = &self.reader else {
+impl Inspector {
+    pub(crate) async fn read(&self, query: InspectQuery) -> Result<InspectAnswer, StoreError> {
+        let Some(inspector) = &self.inspector else {
             return Err(StoreError::unsupported(format_args!(
                 "this store shows nothing to operators"
             )));
         };
-        let answer = reader.read(reading);
+        let answer = inspector.read(query);
         let driver = self.node.runtime.get();
         match driver.filter(|_| self.node.servers.immediate().is_none()) {
             Some(driver) => driver.spawn(answer).await.unwrap_or_else(|_| {
@@ -43,8 +43,8 @@ impl Reader {
     }
 }
 
-impl fmt::Debug for Reader {
+impl fmt::Debug for Inspector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Reader").field(&self.reader).finish()
+        f.debug_tuple("Inspector").field(&self.inspector).finish()
     }
 }

@@ -3,7 +3,7 @@
 //! Every command is a plain read with a bound, so a large database is read in many short steps, and nothing is settled, swept or
 //! created.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
@@ -15,8 +15,8 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::key::Key;
 use crate::protocol::message::{GrantNumber, Kind, Mode, Name, NodeId};
 use crate::protocol::view::{
-    HolderView, KeyView, MAX_LISTED, NodeView, PAGE, Position, ReadPage, Reading, RecordView, ServerView,
-    WaiterView, nodes_of,
+    HolderView, InspectAnswer, InspectQuery, KeyView, MAX_LISTED, NodeView, PAGE, Position, RecordView,
+    ServerView, WaiterView, nodes_of,
 };
 use crate::store::redis::cluster;
 use crate::store::redis::config::Config;
@@ -24,7 +24,7 @@ use crate::store::redis::connection::{cannot_open, connect, failure, read_time, 
 use crate::store::redis::decode::{error_text, malformed, result, text};
 use crate::store::redis::format;
 use crate::store::redis::names::{self, Names};
-use crate::store::{BoxFuture, Reader, ServerId};
+use crate::store::{BoxFuture, Inspect, ServerId};
 
 /// The number of SCANs for one page. With a prefix that few keys have, most SCANs find nothing.
 const MAX_SCANS: usize = 200;
@@ -39,7 +39,7 @@ const LAST_TIME: &str = "100000000000000";
 
 /// Reads from the servers of a store.
 #[derive(Clone)]
-pub(super) struct RedisReader(Arc<Inner>);
+pub(super) struct RedisInspector(Arc<Inner>);
 
 struct Inner {
     config: Arc<Config>,
@@ -67,35 +67,35 @@ enum Form {
     Other,
 }
 
-impl std::fmt::Debug for RedisReader {
+impl std::fmt::Debug for RedisInspector {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("RedisReader")
+        f.debug_tuple("RedisInspector")
             .field(&self.0.config.server())
             .finish()
     }
 }
 
-impl RedisReader {
+impl RedisInspector {
     pub(super) fn new(config: Arc<Config>) -> Self {
-        RedisReader(Arc::new(Inner {
+        RedisInspector(Arc::new(Inner {
             config,
             connections: Mutex::default(),
         }))
     }
 }
 
-impl Reader for RedisReader {
-    fn read(&self, reading: Reading) -> BoxFuture<'static, Result<ReadPage, StoreError>> {
+impl Inspect for RedisInspector {
+    fn read(&self, query: InspectQuery) -> BoxFuture<'static, Result<InspectAnswer, StoreError>> {
         let inner = self.0.clone();
         Box::pin(async move {
-            match reading {
-                Reading::List(prefix, from) => {
+            match query {
+                InspectQuery::List(prefix, from) => {
                     let prefix = [&*inner.config.names.prefix, &prefix].concat();
                     let page = |server, cursor| inner.list(server, cursor, &prefix);
                     inner.page(from, page).await
                 }
-                Reading::Show(key) => inner.show(&key).await,
-                Reading::Nodes(from) => {
+                InspectQuery::Show(key) => inner.show(&key).await,
+                InspectQuery::Nodes(from) => {
                     let page = |server, cursor| inner.list_nodes(server, cursor);
                     inner.page(from, page).await
                 }
@@ -110,13 +110,13 @@ impl Inner {
         &self,
         from: Option<Position>,
         page: impl FnOnce(ServerId, u64) -> P,
-    ) -> Result<ReadPage, StoreError> {
+    ) -> Result<InspectAnswer, StoreError> {
         let servers = self.servers().await?;
         let (at, cursor) = match from {
             Some(Position::Scan(at, cursor)) => (at, cursor),
             _ => (0, 0),
         };
-        let mut read = ReadPage {
+        let mut read = InspectAnswer {
             views: Vec::new(),
             next: (at + 1 < servers.len()).then_some(Position::Scan(at + 1, 0)),
             failures: Vec::new(),
@@ -142,7 +142,7 @@ impl Inner {
         &self,
         server: ServerId,
         error: StoreError,
-        page: &mut ReadPage,
+        page: &mut InspectAnswer,
     ) -> Result<(), StoreError> {
         if self.config.masters.is_none() {
             return Err(error);
@@ -172,30 +172,23 @@ impl Inner {
         format::escape_pattern(prefix, &mut pattern);
         pattern.push(b'*');
         let names = &self.config.names;
-        // A name is found by its record and by its queue.
-        let (mut found, mut by_queue) = (BTreeSet::new(), HashSet::new());
+        // A name is found by its record or by its queue, or by both.
+        let mut found = BTreeMap::new();
         let next = self
             .scan(server, cursor, &pattern, |key| {
-                let Some((name, is_queue)) = named(names, key) else {
-                    return found.len();
-                };
-                let full = [&*names.prefix, name.key.as_bytes()].concat();
-                if full.starts_with(prefix) {
-                    if is_queue {
-                        by_queue.insert(name.clone());
-                    } else {
-                        by_queue.remove(&name);
-                    }
-                    found.insert(name);
+                if let Some((name, is_queue)) = named(names, key)
+                    && [&*names.prefix, name.key.as_bytes()].concat().starts_with(prefix)
+                {
+                    *found.entry(name).or_insert(false) |= !is_queue;
                 }
                 found.len()
             })
             .await?;
-        let found: Vec<Name> = found.into_iter().collect();
-        let mut view = self.view(server, &found).await?;
-        // A record is listed when its own key is found.
+        let listed: Vec<Name> = found.keys().cloned().collect();
+        let mut view = self.view(server, &listed).await?;
+        // A name with a record is listed when SCAN returns the record.
         view.keys
-            .retain(|key| key.record == RecordView::Free || !by_queue.contains(&key.name));
+            .retain(|key| key.record == RecordView::Free || found.get(&key.name) == Some(&true));
         Ok((view, next))
     }
 
@@ -216,7 +209,7 @@ impl Inner {
         Ok((view, next))
     }
 
-    async fn show(&self, key: &Key) -> Result<ReadPage, StoreError> {
+    async fn show(&self, key: &Key) -> Result<InspectAnswer, StoreError> {
         let names: Vec<Name> = Kind::ALL
             .iter()
             .map(|kind| Name::new(*kind, key.clone()))
@@ -225,7 +218,7 @@ impl Inner {
         if let Some(cluster) = &self.config.cluster {
             servers = vec![cluster.server(self.config.names.slot(&names[0]))];
         }
-        let mut page = ReadPage {
+        let mut page = InspectAnswer {
             views: Vec::new(),
             next: None,
             failures: Vec::new(),

@@ -1,0 +1,84 @@
+//! What operators see of the server and of the ledger, after each step.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use tenure::protocol::ledger::Ledger;
+use tenure::protocol::message::Name;
+use tenure::protocol::view::{InspectQuery, KeyView, RecordView};
+use tenure::store::{Inspect, Store};
+
+use super::TOLERANCE_MS;
+
+/// Reads all that a server shows, and compares it with what the ledger shows.
+pub struct Views(Arc<dyn Inspect>);
+
+impl Views {
+    pub fn of(store: &dyn Store) -> Self {
+        Views(store.inspector().expect("Redis shows its keys"))
+    }
+
+    pub async fn compare(&self, ledger: &Ledger, step: u64) {
+        let (mut real, mut now_us, mut from) = (BTreeMap::new(), 0, None);
+        loop {
+            let page = self
+                .0
+                .read(InspectQuery::List(Box::default(), from))
+                .await
+                .unwrap();
+            for view in page.views {
+                now_us = view.now_us;
+                real.extend(view.keys.into_iter().map(|key| (key.name.clone(), key)));
+            }
+            from = page.next;
+            if from.is_none() {
+                break;
+            }
+        }
+        let model = ledger.names().filter_map(|name| ledger.view(name, now_us));
+        let mut model: BTreeMap<Name, KeyView> = model.map(|key| (key.name.clone(), key)).collect();
+        for view in model.values_mut() {
+            // A queue expires with its last waiter, unless it knows when its key was left free.
+            let shown = real.get(&view.name).map_or(0, |real| real.waiting);
+            if shown == 0 && view.waiters.iter().all(|waiter| waiter.is_dead) {
+                view.waiting = 0;
+                view.waiters.clear();
+            }
+        }
+        model.retain(|_, view| view.record != RecordView::Free || view.waiting > 0);
+        let real: Vec<_> = real.into_values().map(rounded).collect();
+        let model: Vec<_> = model.into_values().map(rounded).collect();
+        for ((real, ends), (model, ends_there)) in real.iter().zip(&model) {
+            assert_eq!(real, model, "step {step}");
+            let is_same = |(one, other): (&Option<u64>, &Option<u64>)| match (one, other) {
+                (Some(one), Some(other)) => one.abs_diff(*other) <= TOLERANCE_MS,
+                (one, other) => one == other,
+            };
+            assert!(
+                ends.iter().zip(ends_there).all(is_same),
+                "step {step}: {real:?} {ends:?} {ends_there:?}"
+            );
+        }
+        assert_eq!(
+            real.len(),
+            model.len(),
+            "step {step}: {real:?}, {model:?} in the ledger"
+        );
+    }
+}
+
+/// Returns a view without its ends, with its holders in the order of their grants, and its ends.
+fn rounded(mut view: KeyView) -> (KeyView, Vec<Option<u64>>) {
+    let mut ends = vec![view.left_ms.take()];
+    match &mut view.record {
+        RecordView::Owned(holder) => ends.push(holder.left_ms.take()),
+        RecordView::Shared { holders, .. } => {
+            holders.sort_by_key(|holder| holder.number);
+            ends.extend(holders.iter_mut().map(|holder| holder.left_ms.take()));
+        }
+        // The ledger keeps no values of foreign clients.
+        RecordView::Foreign(digest) => *digest = None,
+        RecordView::Free | RecordView::Latch { .. } => {}
+    }
+    (view, ends)
+}
