@@ -2,7 +2,7 @@
 
 use crate::protocol::flaw::Plant;
 use crate::protocol::ledger::Ledger;
-use crate::protocol::ledger::record::{KeyRecord, Record, RecordOwner, SharedLease, is_past};
+use crate::protocol::ledger::record::{KeyRecord, Record, RecordOwner, SharedLease, Watcher, is_past};
 use crate::protocol::message::{Mode, Name};
 use crate::protocol::view::{HolderView, KeyView, MAX_LISTED, RecordView, WaiterView};
 
@@ -27,10 +27,11 @@ impl<P: Plant> Ledger<P> {
             (None, Some(latch)) => (RecordView::Latch { left: latch.left }, Some(latch.expires)),
             (None, None) => shared(state, now),
         };
-        let watchers = state.watchers.iter().filter(|watcher| now <= watcher.expires);
         let is_latch = matches!(record, RecordView::Latch { .. });
-        let watchers = watchers.filter(|_| is_latch);
-        let watchers = watchers.map(|watcher| WaiterView {
+        let live = |watcher: &&Watcher| is_latch && now <= watcher.expires;
+        let mut watchers: Vec<_> = state.watchers.iter().filter(live).collect();
+        watchers.sort_by_key(|watcher| (watcher.expires, watcher.node));
+        let watchers = watchers.into_iter().map(|watcher| WaiterView {
             node: watcher.node,
             claim: None,
             mode: Mode::Exclusive,

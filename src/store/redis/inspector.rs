@@ -375,8 +375,9 @@ impl Inner {
                 Form::Other => view.record = RecordView::Foreign(None),
                 Form::Text => {
                     let value: Option<Vec<u8>> = optional(next(&mut answers)?)?;
-                    // An empty value may also be a record that has ended since.
-                    if let Some(value) = value.filter(|value| !value.is_empty()) {
+                    let value = value.unwrap_or_default();
+                    // A record that has ended since is read as an empty value, too.
+                    if !value.is_empty() || self.exists(server, &of.record).await? {
                         view.record = text_record(&value, of.left_ms);
                     }
                 }
@@ -417,6 +418,14 @@ impl Inner {
             }
         }
         Ok(views)
+    }
+
+    async fn exists(&self, server: ServerId, key: &[u8]) -> Result<bool, StoreError> {
+        let mut pipe = redis::pipe();
+        push(&mut pipe, "TYPE", key, &[]);
+        let [form] = self.ask(server, &pipe).await?.try_into().map_err(unreadable)?;
+        let form: Option<String> = optional(form)?;
+        Ok(form.is_some_and(|form| form != "none"))
     }
 
     /// Reads the numbers of the first shares, and counts all of them.
