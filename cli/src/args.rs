@@ -1,0 +1,200 @@
+//! The arguments of the command line.
+
+use std::ffi::{OsStr, OsString};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use clap::{Parser, Subcommand};
+use tenure::inspect::{Entry, Kind, NodeEntry};
+
+use crate::failure::Failure;
+use crate::text::{shown, unhex};
+
+/// The shortest time between two listings of a watch.
+const MIN_PERIOD: Duration = Duration::from_millis(100);
+/// The fewest digits of a node's id that select it.
+const MIN_ID_DIGITS: usize = 8;
+
+/// Shows which node holds which lease of the crate tenure, since when, and which nodes wait.
+///
+/// Looking changes nothing. The exit code is 0; 1 if the answer is no; 2 after wrong usage; 3 if the store is unavailable or
+/// refuses.
+#[derive(Parser)]
+#[command(name = "tenure", version)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    pub(crate) store: StoreArgs,
+    #[command(flatten)]
+    pub(crate) output: OutputArgs,
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Subcommand)]
+pub(crate) enum Command {
+    /// Lists the keys that are held, waited for or set
+    Ls(ListArgs),
+    /// Shows a key with its holders and waiters; exits with 1 if it is neither held, waited for nor set
+    Show {
+        /// The key, without the prefix of the records
+        key: OsString,
+    },
+    /// Lists the nodes that told of themselves within the last minute
+    Nodes,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct ListArgs {
+    /// What the keys begin with; all keys without it
+    #[arg(value_name = "PREFIX", default_value = "")]
+    pub(crate) key_prefix: OsString,
+    /// Lists this kind only
+    #[arg(long, value_parser = kind_parser())]
+    kind: Option<Kind>,
+    /// Lists keys that this node holds or waits for: a name or host as shown, or the first 8 or more digits of an id. Looks at
+    /// the first 50 holders and waiters of a key
+    #[arg(long)]
+    node: Option<String>,
+    /// How many keys to list; 0 for all
+    #[arg(long, value_name = "N", default_value_t = 1000)]
+    limit: usize,
+    /// Lists again after this time, such as 2s, until Ctrl-C
+    #[arg(long, value_name = "TIME", value_parser = parse_period)]
+    pub(crate) watch: Option<Duration>,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct StoreArgs {
+    /// redis://user:password@host:port/db, rediss:// for TLS, or unix:///path?db=0. Several with --sentinel or --cluster; in
+    /// TENURE_URL they are separated by spaces. Without it REDIS_URL is used, or redis://127.0.0.1/
+    // A help text must not show a password.
+    #[arg(
+        long = "url",
+        value_name = "URL",
+        env = "TENURE_URL",
+        hide_env_values = true,
+        global = true
+    )]
+    #[arg(value_delimiter = ' ')]
+    pub(crate) urls: Vec<String>,
+    /// The URLs are those of Sentinels that know the master by this name
+    #[arg(long, value_name = "NAME", global = true)]
+    pub(crate) sentinel: Option<String>,
+    /// The URLs are those of servers of a Redis Cluster
+    #[arg(long = "cluster", global = true)]
+    pub(crate) is_cluster: bool,
+    /// A URL with user, password, database and TLS of the servers behind --sentinel or --cluster, if they differ from those of
+    /// the first --url. Its host is not used
+    #[arg(long, value_name = "URL", global = true)]
+    pub(crate) like: Option<String>,
+    /// The prefix of the records
+    #[arg(long, env = "TENURE_PREFIX", default_value = "lock:", global = true)]
+    pub(crate) prefix: OsString,
+    /// The certificate authority of a rediss:// server, a PEM file
+    #[arg(long, value_name = "FILE", global = true)]
+    pub(crate) ca: Option<PathBuf>,
+    /// The certificate for a rediss:// server that asks for one, a PEM file
+    #[arg(long, value_name = "FILE", global = true)]
+    pub(crate) cert: Option<PathBuf>,
+    /// The private key of the certificate, a PEM file
+    #[arg(id = "cert_key", long = "key", value_name = "FILE", global = true)]
+    pub(crate) cert_key: Option<PathBuf>,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct OutputArgs {
+    /// Prints JSON, one object per line
+    #[arg(long = "json", global = true)]
+    pub(crate) is_json: bool,
+    /// Takes KEY and PREFIX as hexadecimal digits, and shows keys so
+    #[arg(long = "hex", global = true)]
+    pub(crate) is_hex: bool,
+}
+
+impl OutputArgs {
+    /// Returns the bytes of a key, or of the beginning of one.
+    pub(crate) fn bytes(&self, key: &OsStr) -> Result<Vec<u8>, Failure> {
+        let bytes = key.as_encoded_bytes();
+        if !self.is_hex {
+            return Ok(bytes.to_vec());
+        }
+        let refused = || Failure::Usage(format!("`{}` is not pairs of hexadecimal digits", shown(bytes)));
+        unhex(bytes).ok_or_else(refused)
+    }
+}
+
+impl ListArgs {
+    /// Returns how many keys are listed at most.
+    pub(crate) fn limit(&self) -> usize {
+        if self.limit == 0 { usize::MAX } else { self.limit }
+    }
+
+    /// Returns whether the entry is of the kind and of the node that are asked for.
+    pub(crate) fn wants(&self, entry: &Entry) -> bool {
+        let holders = entry.holders.iter().map(|holder| &holder.node);
+        let mut nodes = holders.chain(entry.waiters.iter().map(|waiter| &waiter.node));
+        let wanted = self.node.as_deref();
+        self.kind.is_none_or(|kind| kind == entry.kind)
+            && wanted.is_none_or(|wanted| nodes.any(|node| is_called(node, wanted)))
+    }
+}
+
+/// Returns whether the node has this name or host, or an id that begins with it. Names are compared as they are shown, so that
+/// each can be typed.
+fn is_called(node: &NodeEntry, wanted: &str) -> bool {
+    let id = node.id.to_string();
+    let is_id = wanted.len() >= MIN_ID_DIGITS && id.starts_with(&wanted.to_ascii_lowercase());
+    let told = node.presence.as_ref();
+    is_id || told.is_some_and(|told| shown(&told.name) == wanted || shown(&told.host) == wanted)
+}
+
+fn kind_parser() -> impl TypedValueParser<Value = Kind> {
+    let words = Kind::ALL.iter().map(|kind| kind.word());
+    PossibleValuesParser::new(words).map(|word| word.parse().expect("a word of a kind"))
+}
+
+fn parse_period(text: &str) -> Result<Duration, String> {
+    let period = humantime::parse_duration(text).map_err(|error| error.to_string())?;
+    if period < MIN_PERIOD {
+        return Err("a store is listed every 100ms at most".to_owned());
+    }
+    Ok(period)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn arguments_do_not_contradict_each_other() {
+        Args::command().debug_assert();
+    }
+
+    #[test]
+    fn options_of_the_store_may_stand_behind_the_command() {
+        let args = [
+            "tenure",
+            "show",
+            "a",
+            "--url",
+            "redis://one/",
+            "--key",
+            "file",
+            "--hex",
+        ];
+        let args = Args::try_parse_from(args).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(args.store.urls, ["redis://one/"]);
+        assert_eq!(args.store.cert_key, Some(PathBuf::from("file")));
+        assert!(args.output.is_hex && matches!(args.command, Command::Show { key } if key == "a"));
+    }
+
+    #[test]
+    fn a_watch_leaves_the_store_time() {
+        assert_eq!(parse_period("2s"), Ok(Duration::from_secs(2)));
+        assert!(parse_period("99ms").is_err());
+        assert!(parse_period("2").is_err());
+    }
+}

@@ -1,0 +1,202 @@
+//! Keys and nodes as lines for a reader.
+
+use std::fmt::{Display, Write};
+use std::time::SystemTime;
+
+use comfy_table::Table;
+use comfy_table::presets::NOTHING;
+use tenure::Key;
+use tenure::inspect::{Entry, HolderEntry, Mode, NodeEntry, WaiterEntry};
+
+use crate::text::{age, date, duration, hex, shown};
+
+/// How many digits of a node's id are shown where there is little room.
+const SHORT_ID: usize = 8;
+/// The text of what is not known, or does not exist.
+const NONE: &str = "-";
+
+/// How values are shown, and the time that ages are counted from.
+pub(crate) struct View {
+    is_hex: bool,
+    now: SystemTime,
+}
+
+impl View {
+    /// Creates a view of this moment.
+    pub(crate) fn new(is_hex: bool) -> View {
+        #[expect(clippy::disallowed_methods, reason = "judges no lease: ages are for a reader")]
+        let now = SystemTime::now();
+        View { is_hex, now }
+    }
+
+    /// Returns the text of a key.
+    pub(crate) fn key(&self, key: &Key) -> String {
+        if self.is_hex {
+            hex(key.as_bytes())
+        } else {
+            shown(key.as_bytes())
+        }
+    }
+
+    /// Returns the table of these rows.
+    pub(crate) fn keys(rows: Vec<[String; 7]>) -> String {
+        table(["KIND", "KEY", "STATE", "NODE", "SINCE", "LEFT", "WAITING"], rows)
+    }
+
+    /// Returns the row of a key. Of several holders it shows the one that has held the key for the longest time.
+    pub(crate) fn row(&self, entry: &Entry) -> [String; 7] {
+        let oldest = entry.holders.iter().min_by_key(|holder| holder.since);
+        let node = oldest.map(|holder| match entry.held_by {
+            0 | 1 => name(&holder.node),
+            several => format!("{} +{}", name(&holder.node), several - 1),
+        });
+        [
+            entry.kind.word().to_owned(),
+            self.key(&entry.key),
+            entry.state.word().to_owned(),
+            or_none(node),
+            or_none(oldest.map(|holder| age(holder.since, self.now))),
+            or_none(entry.left.map(duration)),
+            entry.waiting.to_string(),
+        ]
+    }
+
+    /// Returns the table of nodes.
+    pub(crate) fn nodes(&self, nodes: &[NodeEntry]) -> String {
+        let header = [
+            "NODE", "NAME", "HOST", "PID", "SERVICE", "VERSION", "STARTED", "KEYS", "WAITING", "PREFIX",
+        ];
+        table(header, nodes.iter().map(|node| self.node_row(node)).collect())
+    }
+
+    fn node_row(&self, node: &NodeEntry) -> [String; 10] {
+        let mut row = [const { String::new() }; 10];
+        row[0] = short_id(node);
+        if let Some(told) = &node.presence {
+            row[1] = shown(&told.name);
+            row[2] = shown(&told.host);
+            row[3] = told.pid.to_string();
+            row[4] = shown(&told.service);
+            row[5] = shown(&told.version);
+            row[6] = age(told.started, self.now);
+            row[7] = told.keys.to_string();
+            row[8] = told.waiting.to_string();
+            row[9] = self.key(&told.prefix);
+        }
+        row.map(|cell| if cell.is_empty() { NONE.to_owned() } else { cell })
+    }
+
+    /// Returns all that is known of a key, in lines.
+    pub(crate) fn details(&self, entry: &Entry) -> String {
+        let mut text = String::new();
+        let mut line = |label: &str, value: &dyn Display| {
+            let _ = writeln!(text, "{label:<9} {value}");
+        };
+        line("kind", &entry.kind.word());
+        line("key", &self.key(&entry.key));
+        line("state", &entry.state.word());
+        line("server", &shown(&*entry.server));
+        line("left", &or_none(entry.left.map(duration)));
+        if let Some((in_use, capacity)) = entry.permits {
+            line("permits", &format_args!("{in_use} of {capacity} in use"));
+        }
+        if let Some(count) = entry.count {
+            line("count", &format_args!("{count} count-downs left"));
+        }
+        if let Some(digest) = &entry.foreign {
+            line("value", &format_args!("{} (SHA-1)", shown(&**digest)));
+        }
+        line("holders", &entry.held_by);
+        let holders: Vec<String> = entry.holders.iter().map(|holder| self.holder(holder)).collect();
+        list(&mut text, &holders, entry.held_by);
+        let _ = writeln!(text, "{:<9} {}", "waiting", entry.waiting);
+        let waiters: Vec<String> = entry.waiters.iter().map(waiter).collect();
+        list(&mut text, &waiters, entry.waiting);
+        text
+    }
+
+    fn holder(&self, holder: &HolderEntry) -> String {
+        let left = match holder.left {
+            Some(left) => format!("{} left", duration(left)),
+            None => "no end".to_owned(),
+        };
+        format!(
+            "{}, claim {}, {}, fence {}, since {} ({}), {left}",
+            node(&holder.node),
+            holder.claim,
+            mode(holder.mode),
+            holder.fence,
+            date(holder.since),
+            age(holder.since, self.now),
+        )
+    }
+}
+
+fn waiter(waiter: &WaiterEntry) -> String {
+    let mut text = node(&waiter.node);
+    if let Some(claim) = waiter.claim {
+        let _ = write!(text, ", claim {claim}, {}", mode(waiter.mode));
+    }
+    if waiter.is_dead {
+        text += ", gave no sign of life for a lease";
+    }
+    text
+}
+
+/// Appends the items as lines, and how many more there are.
+fn list(text: &mut String, items: &[String], count: u64) {
+    for item in items {
+        let _ = writeln!(text, "  {item}");
+    }
+    let more = count.saturating_sub(items.len() as u64);
+    if more > 0 {
+        let _ = writeln!(text, "  and {more} more");
+    }
+}
+
+/// Returns all that identifies a node: name, host, id and process.
+fn node(node: &NodeEntry) -> String {
+    let is_alive = if node.is_alive { "alive" } else { "not alive" };
+    let mut text = format!("{}, {is_alive}, node {}", name(node), node.id);
+    if let Some(told) = &node.presence {
+        let _ = write!(text, ", pid {}", told.pid);
+    }
+    text
+}
+
+/// Returns the name of a node, or the first digits of its id, and its host.
+fn name(node: &NodeEntry) -> String {
+    match &node.presence {
+        None => short_id(node),
+        Some(told) if told.name.is_empty() => format!("{}@{}", short_id(node), shown(&told.host)),
+        Some(told) => format!("{}@{}", shown(&told.name), shown(&told.host)),
+    }
+}
+
+fn short_id(node: &NodeEntry) -> String {
+    let mut id = node.id.to_string();
+    id.truncate(SHORT_ID);
+    id
+}
+
+fn mode(mode: Mode) -> String {
+    match mode {
+        Mode::Exclusive => "exclusive".to_owned(),
+        Mode::Read => "read".to_owned(),
+        Mode::Permits(permits) => format!("{} of {} permits", permits.weight, permits.capacity),
+        _ => "another mode".to_owned(),
+    }
+}
+
+fn or_none(text: Option<String>) -> String {
+    text.unwrap_or_else(|| NONE.to_owned())
+}
+
+fn table<const N: usize>(header: [&str; N], rows: Vec<[String; N]>) -> String {
+    let mut table = Table::new();
+    table.load_style(NOTHING).set_header(header).add_rows(rows);
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    format!("{}\n", table.trim_fmt())
+}

@@ -1,0 +1,135 @@
+//! Stores other than a plain server: behind Sentinels, a cluster, TLS.
+
+use std::net::TcpListener;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use crate::server::RedisServer;
+use crate::tools::{run, second, until};
+
+fn set(server: &RedisServer, key: &str) {
+    redis::cmd("SET")
+        .arg(&[key, "abc"])
+        .exec(&mut server.client())
+        .unwrap();
+}
+
+#[test]
+fn a_master_is_found_behind_sentinels() {
+    let master = RedisServer::start();
+    set(&master, "lock:a");
+    let sentinel = RedisServer::sentinel("db", master.port());
+    let args = [
+        "ls",
+        "--sentinel",
+        "db",
+        "--url",
+        &sentinel.url(),
+        "--url",
+        "redis://127.0.0.1:1/",
+    ];
+    assert_eq!(second(&run(&args).well()), ["a"]);
+    run(&["ls", "--sentinel", "other", "--url", &sentinel.url()]).refuses(3, "`other`");
+}
+
+#[test]
+fn a_master_may_have_a_password_that_its_sentinels_do_not_have() {
+    let master = RedisServer::start();
+    set(&master, "lock:a");
+    let secure = redis::cmd("CONFIG")
+        .arg(&["SET", "requirepass", "hunter2"])
+        .exec(&mut master.client());
+    secure.unwrap();
+    let sentinel = RedisServer::sentinel("db", master.port());
+    let args = ["ls", "--sentinel", "db", "--url", &sentinel.url()];
+    run(&args).refuses(3, "NOAUTH");
+    let table = run(&[&args[..], &["--like", "redis://:hunter2@any/"]].concat()).well();
+    assert_eq!(second(&table), ["a"]);
+}
+
+#[tokio::test]
+async fn a_cluster_is_listed() {
+    let server = RedisServer::cluster_node(&["--cluster-enabled", "yes"]);
+    let mut client = server.client();
+    let slots = redis::cmd("CLUSTER")
+        .arg("ADDSLOTS")
+        .arg((0..16_384).collect::<Vec<_>>())
+        .exec(&mut client);
+    slots.unwrap();
+    until("the cluster serves its slots", async || {
+        redis::cmd("SET")
+            .arg(&["lock:a", "abc"])
+            .exec(&mut client)
+            .is_ok()
+    })
+    .await;
+    assert_eq!(
+        second(&run(&["ls", "--cluster", "--url", &server.url()]).well()),
+        ["a"]
+    );
+}
+
+/// The files of a certificate authority, and of a certificate for server and client.
+struct Files(PathBuf);
+
+impl Files {
+    fn new() -> Files {
+        let files = Files(std::env::temp_dir().join(format!("tenure-cli-tls-{}", std::process::id())));
+        std::fs::create_dir_all(&files.0).unwrap();
+        std::fs::write(files.0.join("ext"), "subjectAltName=IP:127.0.0.1\n").unwrap();
+        let key = "-newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes";
+        for line in [
+            &format!("req -x509 {key} -keyout ca.key -out ca.pem -days 2 -subj /CN=tenure-tests"),
+            &format!("req {key} -keyout own.key -out own.csr -subj /CN=own"),
+            "x509 -req -in own.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile ext -out own.pem",
+        ] {
+            openssl(&files.0, line);
+        }
+        files
+    }
+
+    fn path(&self, file: &str) -> String {
+        self.0.join(file).display().to_string()
+    }
+}
+
+impl Drop for Files {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn openssl(dir: &Path, line: &str) {
+    let mut command = Command::new("openssl");
+    let command = command
+        .args(line.split(' '))
+        .current_dir(dir)
+        .stdin(Stdio::null());
+    let output = command.output().expect("apt-get install openssl");
+    assert!(output.status.success(), "openssl {line}: {output:?}");
+}
+
+#[test]
+fn certificates_come_from_files() {
+    let files = Files::new();
+    let (ca, cert, key) = (files.path("ca.pem"), files.path("own.pem"), files.path("own.key"));
+    let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let port = free.unwrap().port().to_string();
+    let server = RedisServer::with_args(&[
+        "--tls-port",
+        &port,
+        "--tls-cert-file",
+        &cert,
+        "--tls-key-file",
+        &key,
+        "--tls-ca-cert-file",
+        &ca,
+    ]);
+    set(&server, "lock:a");
+    let url = format!("rediss://127.0.0.1:{port}/");
+    let args = ["ls", "--url", &url, "--ca", &ca, "--cert", &cert, "--key", &key];
+    assert_eq!(second(&run(&args).well()), ["a"]);
+    // The server asks for a certificate, and the system does not trust its authority.
+    assert_eq!(run(&args[..5]).code, 3);
+    assert_eq!(run(&args[..3]).code, 3);
+}
