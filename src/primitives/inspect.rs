@@ -260,7 +260,7 @@ impl NodeEntry {
             name: told.name.clone(),
             host: told.host.clone(),
             pid: told.pid,
-            started: SystemTime::UNIX_EPOCH + Duration::from_millis(told.started_ms),
+            started: after_epoch(Duration::from_millis(told.started_ms)),
             version: told.version.clone(),
             service: told.service.clone(),
             prefix: Key::from(&told.prefix[..]),
@@ -331,7 +331,7 @@ fn entry(server: &ServerView, key: &KeyView) -> Entry {
 fn holder_entry(server: &ServerView, holder: &HolderView) -> HolderEntry {
     // The clock of the numbers may be another one than the date. The number of a grant may also be ahead of its clock.
     let age = Duration::from_micros(server.now_us.saturating_sub(holder.number.0));
-    let now = SystemTime::UNIX_EPOCH + Duration::from_micros(server.date_us);
+    let now = after_epoch(Duration::from_micros(server.date_us));
     HolderEntry {
         node: node_entry(server, holder.node),
         claim: holder.claim.0,
@@ -354,4 +354,10 @@ fn waiter_entry(server: &ServerView, waiter: &WaiterView) -> WaiterEntry {
 fn node_entry(server: &ServerView, id: NodeId) -> NodeEntry {
     let unknown = NodeView::default();
     NodeEntry::new(id, server.nodes.get(&id).unwrap_or(&unknown))
+}
+
+/// A node may tell any date, also one that this platform does not have.
+fn after_epoch(time: Duration) -> SystemTime {
+    let epoch = SystemTime::UNIX_EPOCH;
+    epoch.checked_add(time).unwrap_or(epoch)
 }

@@ -81,14 +81,10 @@ async fn no_character_of_a_presence_acts_on_the_terminal() {
     let hostile = "%1B%5B2J%0A%E2%80%AE%FF";
     let fields = ["name", "host", "version", "service", "prefix"].map(|field| format!("{field}={hostile}"));
     let name = format!("tenure1:i:{}", tenure::NodeId::random());
-    let tell = |started: u64| {
-        let presence = format!("{}&pid=-1&keys=x&started={started}", fields.join("&"));
-        let mut set = redis::cmd("SET");
-        set.arg(&[&name, &presence]).exec(&mut server.client()).unwrap();
-    };
-    tell(u64::MAX);
+    let presence = format!("{}&pid=-1&keys=x&started={}", fields.join("&"), u64::MAX);
+    let mut set = redis::cmd("SET");
+    set.arg(&[&name, &presence]).exec(&mut server.client()).unwrap();
     assert_eq!(rows(&harmless(run_on(&server, &["nodes"]))).len(), 1);
-    tell(0);
     let line = harmless(run_on(&server, &["nodes", "--json"]));
     let program = "import json, sys; print(ascii(json.load(sys.stdin)['host']))";
     assert_eq!(python(program, &line), "'\\x1b[2J\\n\\u202e\\ufffd'\n");

@@ -176,6 +176,9 @@ fn ms(duration: Duration) -> u64 {
     duration.as_millis() as u64
 }
 
+/// A node may tell any date. RFC 3339 ends with the year 9999.
 fn date(date: SystemTime) -> String {
+    const LAST: Duration = Duration::from_secs(253_402_300_799);
+    let date = date.min(SystemTime::UNIX_EPOCH + LAST);
     humantime::format_rfc3339_millis(date).to_string()
 }

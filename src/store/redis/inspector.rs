@@ -23,6 +23,7 @@ use crate::store::redis::config::Config;
 use crate::store::redis::connection::{cannot_open, connect, failure, read_time, refused, too_slow};
 use crate::store::redis::decode::{error_text, malformed, result, text};
 use crate::store::redis::format;
+use crate::store::redis::link::greet;
 use crate::store::redis::names::{self, Names};
 use crate::store::{BoxFuture, Inspect, ServerId};
 
@@ -328,39 +329,7 @@ impl Inner {
         outlines: Vec<Outline<'_>>,
         now: u64,
     ) -> Result<Vec<KeyView>, StoreError> {
-        let mut pipe = redis::pipe();
-        for of in &outlines {
-            match of.form {
-                Form::Missing | Form::Other => {}
-                Form::Text => push(&mut pipe, "GETRANGE", &of.record, &["0", "511"]),
-                Form::Shares => {
-                    push(&mut pipe, "ZRANGE", &of.record, &["0", "0"]);
-                    push_shares(&mut pipe, &of.record, now, 0);
-                }
-                Form::Latch => {
-                    push(&mut pipe, "HMGET", &of.record, &["gen", "left"]);
-                    let now = now.to_string();
-                    push(&mut pipe, "ZCOUNT", &of.queue, &[&now, "+inf"]);
-                    let limit = MAX_LISTED.to_string();
-                    push(
-                        &mut pipe,
-                        "ZRANGEBYSCORE",
-                        &of.queue,
-                        &[&now, "+inf", "LIMIT", "0", &limit],
-                    );
-                }
-            }
-            if of.waiting > 0 {
-                let limit = MAX_LISTED.to_string();
-                push(
-                    &mut pipe,
-                    "ZRANGEBYSCORE",
-                    &of.queue,
-                    &["1", LAST_PLACE, "LIMIT", "0", &limit],
-                );
-            }
-        }
-        let mut answers = self.ask(server, &pipe).await?.into_iter();
+        let mut answers = self.ask(server, &questions(&outlines, now)).await?.into_iter();
         let mut views = Vec::with_capacity(outlines.len());
         for of in outlines {
             let mut view = KeyView {
@@ -370,40 +339,8 @@ impl Inner {
                 waiting: of.waiting,
                 waiters: Vec::new(),
             };
-            match of.form {
-                Form::Missing => {}
-                Form::Other => view.record = RecordView::Foreign(None),
-                Form::Text => {
-                    let value: Option<Vec<u8>> = optional(next(&mut answers)?)?;
-                    let value = value.unwrap_or_default();
-                    // A record that has ended since is read as an empty value, too.
-                    if !value.is_empty() || self.exists(server, &of.record).await? {
-                        view.record = text_record(&value, of.left_ms);
-                    }
-                }
-                Form::Shares => {
-                    let first: Option<Vec<Vec<u8>>> = optional(next(&mut answers)?)?;
-                    let first = first.and_then(|first| first.into_iter().next());
-                    let page = optional(next(&mut answers)?)?.unwrap_or_default();
-                    view.record = match first {
-                        Some(first) if format::share(&first, of.name.kind).is_none() => {
-                            RecordView::Foreign(None)
-                        }
-                        _ => self.shares(server, &of, now, page).await?,
-                    };
-                }
-                Form::Latch => {
-                    let fields: Option<Vec<Option<String>>> = optional(next(&mut answers)?)?;
-                    let watching: Option<u64> = optional(next(&mut answers)?)?;
-                    let nodes: Option<Vec<String>> = optional(next(&mut answers)?)?;
-                    view.record = latch(fields.unwrap_or_default());
-                    if matches!(view.record, RecordView::Latch { .. }) {
-                        view.waiting = watching.unwrap_or_default();
-                        let nodes = nodes.into_iter().flatten();
-                        view.waiters = nodes.filter_map(|node| watcher(&node)).collect();
-                    }
-                }
-            }
+            self.read_record(server, (&of, now), &mut answers, &mut view)
+                .await?;
             if of.waiting > 0 {
                 let entries: Option<Vec<Vec<u8>>> = optional(next(&mut answers)?)?;
                 view.waiters = self
@@ -418,6 +355,49 @@ impl Inner {
             }
         }
         Ok(views)
+    }
+
+    /// Reads the record from the answers to its questions.
+    async fn read_record(
+        &self,
+        server: ServerId,
+        (of, now): (&Outline<'_>, u64),
+        answers: &mut impl Iterator<Item = Value>,
+        view: &mut KeyView,
+    ) -> Result<(), StoreError> {
+        match of.form {
+            Form::Missing => {}
+            Form::Other => view.record = RecordView::Foreign(None),
+            Form::Text => {
+                let value: Option<Vec<u8>> = optional(next(answers)?)?;
+                let value = value.unwrap_or_default();
+                // A record that has ended since is read as an empty value, too.
+                if !value.is_empty() || self.exists(server, &of.record).await? {
+                    view.record = text_record(&value, of.left_ms);
+                }
+            }
+            Form::Shares => {
+                let first: Option<Vec<Vec<u8>>> = optional(next(answers)?)?;
+                let first = first.and_then(|first| first.into_iter().next());
+                let page = optional(next(answers)?)?.unwrap_or_default();
+                view.record = match first {
+                    Some(first) if format::share(&first, of.name.kind).is_none() => RecordView::Foreign(None),
+                    _ => self.shares(server, of, now, page).await?,
+                };
+            }
+            Form::Latch => {
+                let fields: Option<Vec<Option<String>>> = optional(next(answers)?)?;
+                let watching: Option<u64> = optional(next(answers)?)?;
+                let nodes: Option<Vec<String>> = optional(next(answers)?)?;
+                view.record = latch(fields.unwrap_or_default());
+                if matches!(view.record, RecordView::Latch { .. }) {
+                    view.waiting = watching.unwrap_or_default();
+                    let nodes = nodes.into_iter().flatten();
+                    view.waiters = nodes.filter_map(|node| watcher(&node)).collect();
+                }
+            }
+        }
+        Ok(())
     }
 
     async fn exists(&self, server: ServerId, key: &[u8]) -> Result<bool, StoreError> {
@@ -616,7 +596,9 @@ impl Inner {
             }
             (None, None) => config.master(server),
         };
-        let opened = connect(&at).await?;
+        let mut opened = connect(&at).await?;
+        // A node of a cluster would show its own slots only, and a replica an older state.
+        greet(&at, &mut opened, &mut Vec::new()).await?;
         connections.insert(server, opened.clone());
         Ok(opened)
     }
@@ -631,6 +613,42 @@ fn named(names: &Names, key: &[u8]) -> Option<(Name, bool)> {
     let mut kinds = Kind::ALL.iter();
     let name = kinds.find_map(|kind| names.name(*kind, record))?;
     Some((name, is_queue))
+}
+
+/// Returns the questions about records and first waiters.
+fn questions(outlines: &[Outline<'_>], now: u64) -> Pipeline {
+    let limit = MAX_LISTED.to_string();
+    let mut pipe = redis::pipe();
+    for of in outlines {
+        match of.form {
+            Form::Missing | Form::Other => {}
+            Form::Text => push(&mut pipe, "GETRANGE", &of.record, &["0", "511"]),
+            Form::Shares => {
+                push(&mut pipe, "ZRANGE", &of.record, &["0", "0"]);
+                push_shares(&mut pipe, &of.record, now, 0);
+            }
+            Form::Latch => {
+                push(&mut pipe, "HMGET", &of.record, &["gen", "left"]);
+                let now = now.to_string();
+                push(&mut pipe, "ZCOUNT", &of.queue, &[&now, "+inf"]);
+                push(
+                    &mut pipe,
+                    "ZRANGEBYSCORE",
+                    &of.queue,
+                    &[&now, "+inf", "LIMIT", "0", &limit],
+                );
+            }
+        }
+        if of.waiting > 0 {
+            push(
+                &mut pipe,
+                "ZRANGEBYSCORE",
+                &of.queue,
+                &["1", LAST_PLACE, "LIMIT", "0", &limit],
+            );
+        }
+    }
+    pipe
 }
 
 fn form_of(kind: Kind, form: Option<&str>) -> Form {

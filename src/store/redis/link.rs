@@ -169,7 +169,7 @@ fn answered<const N: usize>(answers: Vec<Value>) -> Result<[Value; N], StoreErro
 ///
 /// The pipeline is short and precedes the scripts. A server that requires a password closes the connection on a script,
 /// and the reason would be lost.
-async fn greet(
+pub(super) async fn greet(
     store: &Config,
     connection: &mut MultiplexedConnection,
     warnings: &mut Vec<String>,
