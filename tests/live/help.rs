@@ -76,6 +76,9 @@ pub async fn held_at_last(mutex: Mutex) -> Guard {
     soon(tries).await
 }
 
+/// The beginning of the keys in which nodes tell of themselves. They end a minute after their node.
+pub const PRESENCE: &[u8] = b"tenure1:i:";
+
 /// A direct connection that inspects the server.
 pub struct Eyes(pub redis::Connection);
 
@@ -132,12 +135,12 @@ impl Eyes {
         queues.into_iter().map(entries).sum()
     }
 
-    /// Returns all keys except for the clock, which stays.
+    /// Returns all keys except for the clock, which stays, and what nodes tell of themselves.
     pub fn left_behind(&mut self) -> Vec<String> {
         let keys: Vec<Vec<u8>> = self.text("KEYS *");
         let keys = keys
             .into_iter()
-            .filter(|key| key != b"tenure1:clock" && !key.starts_with(b"tenure1:i:"));
+            .filter(|key| key != b"tenure1:clock" && !key.starts_with(PRESENCE));
         keys.map(|key| key.escape_ascii().to_string()).collect()
     }
 

@@ -210,7 +210,7 @@ async fn every_command_is_a_read_with_a_bound() {
         let command = words[0].to_lowercase();
         // What the holder's node does meanwhile.
         if [
-            "evalsha", "ping", "info", "set", "hello", "client", "monitor", "script", "keys",
+            "evalsha", "ping", "info", "set", "role", "hello", "client", "monitor", "script", "keys",
         ]
         .contains(&&*command)
         {

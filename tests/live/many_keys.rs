@@ -6,7 +6,7 @@ use std::time::Duration;
 use tenure::Locks;
 use tokio::task::JoinSet;
 
-use crate::help::{Eyes, PATIENCE, locks, ms, soon, until};
+use crate::help::{Eyes, PATIENCE, ms, soon, until};
 use crate::server::RedisServer;
 
 /// Says how many keys, to this binary once more: what it measures of its own memory is nobody else's.
@@ -46,7 +46,9 @@ fn keys_that_are_used_once_leave_nothing() {
 async fn used_once(keys: u64) {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
-    let locks = Arc::new(locks(&server.url(), ms(60_000)).await);
+    let builder = Locks::builder().lease(ms(60_000)).request_timeout(ms(10_000));
+    let locks = builder.presence(false).redis(&server.url()).await.unwrap();
+    let locks = Arc::new(locks);
     let blocks = keys / BLOCK;
     // Buffers, tables and allocators reach their size.
     use_blocks(&locks, 0, blocks / 2).await;

@@ -13,7 +13,7 @@ use tenure::{Builder, Locks};
 use tokio::runtime::Runtime;
 
 use crate::deployment::{eventually, query};
-use crate::help::{PATIENCE, ms};
+use crate::help::{PATIENCE, PRESENCE, ms};
 use crate::server::RedisServer;
 
 /// How many laws run at a time.
@@ -175,7 +175,7 @@ pub fn run_laws(servers: &impl Servers, suites: &[Suite]) {
     println!("{count} laws in {:?}", began.elapsed());
     let left = || {
         let keys = keys(&servers.servers(), "*").into_iter();
-        let keys = keys.filter(|(_, key)| !servers.stays(key));
+        let keys = keys.filter(|(_, key)| !key.starts_with(PRESENCE) && !servers.stays(key));
         keys.map(|(_, key)| key.escape_ascii().to_string())
             .collect::<Vec<_>>()
     };
