@@ -58,8 +58,8 @@ impl Inspection {
     /// a key may be listed twice (`SCAN`). Memory lists the keys of the moment of the first page.
     ///
     /// # Errors
-    /// [`Error::Connect`] if the store is unavailable or refuses; of a quorum, if fewer than one master answers.
-    /// [`Error::Closed`] in a forked child.
+    /// [`Error::Connect`] if the store is unavailable or refuses. [`Error::Closed`] in a forked child. A master of a quorum that
+    /// does not answer is one of the [`failures`](Page::failures).
     pub async fn list(&self, prefix: impl AsRef<[u8]>, from: Option<Cursor>) -> Result<Page, Error> {
         let from = from.map(|Cursor(position)| position);
         self.read(InspectQuery::List(prefix.as_ref().into(), from)).await
@@ -68,7 +68,7 @@ impl Inspection {
     /// Returns what is kept of a key: an entry for each kind that has this key, such as a lock and a semaphore.
     ///
     /// # Errors
-    /// As [`list`](Self::list).
+    /// As [`list`](Self::list), and [`Error::Connect`] if no master of a quorum answers.
     pub async fn show(&self, key: impl Into<Key>) -> Result<Page, Error> {
         self.read(InspectQuery::Show(key.into())).await
     }
@@ -77,12 +77,14 @@ impl Inspection {
     /// [`presence`](crate::Builder::presence) is off.
     ///
     /// # Errors
-    /// As [`list`](Self::list).
+    /// As [`show`](Self::show). A master of a quorum that does not answer is passed over.
     pub async fn nodes(&self) -> Result<Vec<NodeEntry>, Error> {
-        let mut found = BTreeMap::new();
-        let mut from = None;
+        let (mut found, mut from) = (BTreeMap::new(), None);
+        let (mut has_answer, mut failures) = (false, Vec::new());
         loop {
             let page = self.ask(InspectQuery::Nodes(from)).await?;
+            has_answer |= !page.views.is_empty();
+            failures.extend(page.failures);
             for view in page.views {
                 found.extend(
                     view.nodes
@@ -91,9 +93,14 @@ impl Inspection {
                 );
             }
             from = page.next;
-            if from.is_none() {
-                return Ok(found.into_values().collect());
+            if from.is_some() {
+                continue;
             }
+            // A node tells each master of a quorum, so one answer is enough.
+            return match failures.into_iter().next() {
+                Some((_, source)) if !has_answer => Err(self.unavailable(source)),
+                _ => Ok(found.into_values().collect()),
+            };
         }
     }
 
@@ -108,10 +115,15 @@ impl Inspection {
 
     async fn ask(&self, query: InspectQuery) -> Result<InspectAnswer, Error> {
         self.handle.not_forked(&Key::from("inspect"))?;
-        self.inspector.read(query).await.map_err(|source| Error::Connect {
+        let answer = self.inspector.read(query).await;
+        answer.map_err(|source| self.unavailable(source))
+    }
+
+    fn unavailable(&self, source: StoreError) -> Error {
+        Error::Connect {
             store: self.handle.node().servers.text().to_string(),
             source,
-        })
+        }
     }
 }
 

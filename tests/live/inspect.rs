@@ -71,6 +71,10 @@ async fn a_cluster_is_shown_as_memory_is() {
     inspect::until_told(&other, "a").await;
     drop(guard);
     assert_eq!(soon(one.inspect().nodes()).await.unwrap().len(), 2);
+    // One server of it would show a part of the keys.
+    let alone = Locks::builder().lazy().redis(&cluster.urls()[0]).await.unwrap();
+    let error = soon(alone.inspect().list("", None)).await.unwrap_err();
+    assert!(error.to_string().contains("Locks::cluster"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -112,7 +116,12 @@ async fn each_master_of_a_quorum_has_its_own_answer() {
         }
     }
     assert_eq!(listed, 2);
+    assert_eq!(soon(locks.inspect().nodes()).await.unwrap().len(), 1);
     drop(guard);
+    drop(masters);
+    let error = soon(locks.inspect().show("a")).await.unwrap_err();
+    assert!(matches!(&error, Error::Connect { .. }), "{error:?}");
+    soon(locks.inspect().nodes()).await.unwrap_err();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -230,7 +230,10 @@ impl Inner {
                 Err(error) => self.note_failure(server, error, &mut page)?,
             }
         }
-        Ok(page)
+        match page.failures.first() {
+            Some((_, error)) if page.views.is_empty() => Err(error.clone()),
+            _ => Ok(page),
+        }
     }
 
     /// Passes each key that SCAN returns to `found`, which returns how many names it has. Returns the next cursor.
