@@ -38,7 +38,7 @@ impl Node {
     /// Removes the presence, if the store can be reached. Runs on the driver, which has timers.
     pub(crate) async fn end_presence(self: &Arc<Self>) {
         self.presence.is_over.store(true, Ordering::Release);
-        if !self.presence.has_told.load(Ordering::Acquire) {
+        if !self.presence.may_be_told.load(Ordering::Acquire) {
             return;
         }
         let node = self.clone();
@@ -51,9 +51,10 @@ impl Node {
     /// Tells the store of this node, or removes what was told. Returns whether a server answered.
     async fn tell(&self, is_there: bool) -> bool {
         let presence = is_there.then(|| self.presence());
+        // Before an answer: a shutdown may come first.
+        self.presence.may_be_told.fetch_or(is_there, Ordering::AcqRel);
         if let Some(store) = self.servers.immediate() {
             store.tell(self.id, presence);
-            self.presence.has_told.store(true, Ordering::Release);
             return true;
         }
         let mut has_answer = false;
@@ -68,7 +69,6 @@ impl Node {
                 Err(_) => {}
             }
         }
-        self.presence.has_told.fetch_or(has_answer, Ordering::AcqRel);
         has_answer
     }
 

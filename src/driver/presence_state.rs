@@ -10,7 +10,7 @@ pub(crate) struct PresenceState {
     /// Notified when a caller asks for a lease.
     pub(crate) wanted: Notify,
     /// A server may have been told.
-    pub(super) has_told: AtomicBool,
+    pub(super) may_be_told: AtomicBool,
     /// Set at the shutdown.
     pub(super) is_over: AtomicBool,
     /// A refusal was reported.
