@@ -72,6 +72,9 @@ pub(crate) fn start(
                 driven.events.push(observe::driver_failed());
                 runtime.block_on(async { tokio::time::sleep(RESTART_PAUSE).await });
             }
+            if let Some(store) = driven.servers.immediate() {
+                store.listen(driven.id, None);
+            }
             driven
                 .servers
                 .all()

@@ -3,6 +3,8 @@
 use std::fmt;
 use std::sync::Arc;
 
+use tokio_util::task::AbortOnDropHandle;
+
 use crate::driver::node::Node;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::view::{InspectAnswer, InspectQuery};
@@ -34,10 +36,13 @@ impl Inspector {
         let answer = inspector.read(query);
         let driver = self.node.runtime.get();
         match driver.filter(|_| self.node.servers.immediate().is_none()) {
-            Some(driver) => driver.spawn(answer).await.unwrap_or_else(|_| {
-                let text = "the driver has ended";
-                Err(StoreError::new(StoreErrorKind::Unreachable, text))
-            }),
+            // A caller that leaves ends its read.
+            Some(driver) => AbortOnDropHandle::new(driver.spawn(answer))
+                .await
+                .unwrap_or_else(|_| {
+                    let text = "the driver has ended";
+                    Err(StoreError::new(StoreErrorKind::Unreachable, text))
+                }),
             None => answer.await,
         }
     }

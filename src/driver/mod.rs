@@ -1,6 +1,6 @@
 //! The tokio side: one background thread per `Locks` owns every connection, keeps the timers and wakes the waiters.
 //!
-//! InspectQuery order: [`node`] (the operations of callers), [`steps`] (of keys, on any thread), [`lookups`] (without a
+//! Reading order: [`node`] (the operations of callers), [`steps`] (of keys, on any thread), [`lookups`] (without a
 //! step), [`driver`] (the thread), [`servers`], [`inbox`], [`immediate`] (stores in memory), [`waiter`], [`events`],
 //! [`outage`] and [`session_events`] (a server that fails, and its events), [`pulse`] and [`pause`] (a process that
 //! stood still), `jobs`, [`presence`] and

@@ -552,6 +552,7 @@ impl Node {
 
     /// Gives up everything that callers hold and wait for.
     pub(crate) fn close(self: &Arc<Self>) {
+        self.presence.is_over.store(true, Ordering::SeqCst);
         self.step_every_key(|shard, now, perform| shard.close(now, perform));
     }
 

@@ -7,11 +7,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::driver::node::Node;
 use crate::driver::waiter::lock;
-use crate::error::{StoreError, StoreErrorKind};
+use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::observe;
 use crate::protocol::session::step::SessionRole;
 use crate::protocol::view::Presence;
@@ -37,8 +38,8 @@ pub(crate) async fn keep(node: Arc<Node>) {
 impl Node {
     /// Removes the presence, if the store can be reached. Runs on the driver, which has timers.
     pub(crate) async fn end_presence(self: &Arc<Self>) {
-        self.presence.is_over.store(true, Ordering::Release);
-        if !self.presence.may_be_told.load(Ordering::Acquire) {
+        self.presence.is_over.store(true, Ordering::SeqCst);
+        if !self.presence.may_be_told.load(Ordering::SeqCst) {
             return;
         }
         let node = self.clone();
@@ -51,35 +52,49 @@ impl Node {
     /// Tells the store of this node, or removes what was told. Returns whether a server answered.
     async fn tell(&self, is_there: bool) -> bool {
         let presence = is_there.then(|| self.presence());
-        // Before an answer: a shutdown may come first.
-        self.presence.may_be_told.fetch_or(is_there, Ordering::AcqRel);
+        // A shutdown that comes first sees this, or this sees the shutdown.
+        if is_there {
+            self.presence.may_be_told.store(true, Ordering::SeqCst);
+            if self.presence.is_over.load(Ordering::SeqCst) {
+                return true;
+            }
+        }
         if let Some(store) = self.servers.immediate() {
             store.tell(self.id, presence);
             return true;
         }
-        let mut has_answer = false;
+        // The links are not kept: the end of a link means something.
+        let mut tellings = JoinSet::new();
         for link in self.links() {
-            let telling = timeout(self.options.request_timeout, link.tell(self.id, presence.clone()));
-            match telling.await {
-                Ok(Ok(())) => has_answer = true,
-                Ok(Err(error)) => {
-                    has_answer |= matches!(error.kind(), StoreErrorKind::Refused(_));
-                    self.warn_of_presence(&error);
-                }
-                Err(_) => {}
+            tellings.spawn(timeout(
+                self.options.request_timeout,
+                link.tell(self.id, presence.clone()),
+            ));
+        }
+        let mut has_answer = false;
+        while let Some(told) = tellings.join_next().await {
+            match told {
+                Ok(Ok(Ok(()))) => has_answer = true,
+                Ok(Ok(Err(error))) => has_answer |= self.note_refusal(&error),
+                Ok(Err(_)) | Err(_) => {}
             }
         }
         has_answer
     }
 
-    fn warn_of_presence(&self, error: &StoreError) {
-        let is_refusal = matches!(error.kind(), StoreErrorKind::Refused(_));
+    /// Warns once of a server that refuses presences. Returns whether the error is such a refusal, and no state that passes.
+    fn note_refusal(&self, error: &StoreError) -> bool {
+        let is_refusal = matches!(
+            error.kind(),
+            StoreErrorKind::Refused(StoreRefusal::NoPermission | StoreRefusal::OutOfMemory)
+        );
         if is_refusal && !self.presence.has_warned.swap(true, Ordering::Relaxed) {
             let text = format!(
                 "the store refuses what this node tells operators of itself: {error}. Locks work; `presence(false)` tells nothing"
             );
             self.events.push(observe::server_warning(text));
         }
+        is_refusal
     }
 
     /// Returns a connection to the store, or to each master of a quorum, as far as they are open.

@@ -51,11 +51,11 @@ impl Inspection {
         }
     }
 
-    /// Returns a page of the keys that begin with `prefix` and are held, waited for or set: at most 500, in no order. The page
+    /// Returns a page of the keys that begin with `prefix` and are held, waited for or set: about 500, in no order. The page
     /// may be empty and not be the last. Ask again with [`next`](Page::next) until there is none.
     ///
-    /// A key that exists from the first page to the last is listed. One that comes or goes meanwhile may be listed, and on Redis
-    /// a key may be listed twice (`SCAN`). Memory lists the keys of the moment of the first page.
+    /// A key that is held from the first page to the last is listed, unless its slot of a cluster moves to another server meanwhile.
+    /// One that comes or goes may be listed, and on Redis a key may be listed twice (`SCAN`). Memory lists the keys of the moment of the first page.
     ///
     /// # Errors
     /// [`Error::Connect`] if the store is unavailable or refuses. [`Error::Closed`] in a forked child. A master of a quorum that

@@ -11,7 +11,7 @@ use crate::protocol::message::{ClaimNumber, GrantNumber, Mode, Name, NodeId};
 
 /// The number of holders and of waiters that a view lists. The others are counted.
 pub const MAX_LISTED: usize = 50;
-/// The number of names that one page has. A page of a server that has few of them may have fewer.
+/// About the number of names that one page has.
 pub const PAGE: usize = 500;
 
 /// What a store keeps of a name.
@@ -153,8 +153,8 @@ pub(crate) fn nodes_of(keys: &[KeyView]) -> BTreeSet<NodeId> {
 pub enum Position {
     /// At this index of the names that a store in memory had when the first page was asked for.
     Name(Arc<[Name]>, usize),
-    /// At this cursor of SCAN, of the server with this index.
-    Scan(usize, u64),
+    /// At this cursor of SCAN, of the server with this id.
+    Scan(u16, u64),
 }
 
 /// What is asked of a store.

@@ -51,8 +51,7 @@ impl Cluster {
         config: &Arc<Config>,
         address: &Address,
     ) -> Result<MultiplexedConnection, StoreError> {
-        let mut targets = self.targets.lock().await;
-        if let Some(connection) = targets.get(address) {
+        if let Some(connection) = self.targets.lock().await.get(address) {
             return Ok(connection.clone());
         }
         let target = config
@@ -64,7 +63,7 @@ impl Cluster {
             let text = format_args!("no connection to {}", target.address());
             StoreError::new(StoreErrorKind::Unreachable, text)
         })??;
-        targets.insert(address.clone(), opened.clone());
+        self.targets.lock().await.insert(address.clone(), opened.clone());
         Ok(opened)
     }
 

@@ -109,7 +109,7 @@ fn decimal<T: FromStr>(text: &str) -> Option<T> {
         .filter(|_| text.bytes().all(|byte| byte.is_ascii_digit()))
 }
 
-/// Identifies the value of a foreign client, by the first 12 digits of its SHA-1. The value may be a secret of that client: with
+/// Identifies the value of a foreign client, by the first 12 digits of the SHA-1 of its first 512 bytes. The value may be a secret of that client: with
 /// it, the lock could be released.
 pub(super) fn digest(value: &[u8]) -> Arc<str> {
     let hex = sha1_smol::Sha1::from(value).digest().to_string();

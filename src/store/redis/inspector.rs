@@ -31,8 +31,12 @@ use crate::store::{BoxFuture, Inspect, ServerId};
 const MAX_SCANS: usize = 200;
 /// The number of keys that one pipeline reads.
 const CHUNK: usize = 100;
+/// How often a name is read whose record changes its form meanwhile.
+const MAX_READS: usize = 3;
 /// The number of shares that one command reads.
 const SHARES: usize = 400;
+/// The last byte that is read of what a node told.
+const MAX_PRESENCE: &str = "4095";
 /// Above every place in a queue, and below every time.
 const LAST_PLACE: &str = "99999999999";
 /// Above every time, and below every grant number.
@@ -66,6 +70,8 @@ enum Form {
     Latch,
     /// No value of this kind.
     Other,
+    /// Another server of the cluster has the name.
+    Elsewhere,
 }
 
 impl std::fmt::Debug for RedisInspector {
@@ -112,25 +118,27 @@ impl Inner {
         from: Option<Position>,
         page: impl FnOnce(ServerId, u64) -> P,
     ) -> Result<InspectAnswer, StoreError> {
-        let servers = self.servers().await?;
+        let mut servers = self.servers().await?.into_iter().peekable();
         let (at, cursor) = match from {
-            Some(Position::Scan(at, cursor)) => (at, cursor),
-            _ => (0, 0),
+            Some(Position::Scan(at, cursor)) => (ServerId(at), cursor),
+            _ => (ServerId(0), 0),
         };
         let mut read = InspectAnswer {
             views: Vec::new(),
-            next: (at + 1 < servers.len()).then_some(Position::Scan(at + 1, 0)),
+            next: None,
             failures: Vec::new(),
         };
-        // A cluster may have lost a server since the last page.
-        let Some(&server) = servers.get(at) else {
+        // A cluster may have lost this server since the last page. New servers have higher ids.
+        let Some(server) = servers.find(|server| *server >= at) else {
             return Ok(read);
         };
+        read.next = servers.peek().map(|next| Position::Scan(next.0, 0));
+        let cursor = if server == at { cursor } else { 0 };
         match page(server, cursor).await {
             Ok((view, cursor)) => {
                 read.views.push(view);
                 if cursor > 0 {
-                    read.next = Some(Position::Scan(at, cursor));
+                    read.next = Some(Position::Scan(server.0, cursor));
                 }
             }
             Err(error) => self.note_failure(server, error, &mut read)?,
@@ -186,7 +194,8 @@ impl Inner {
             })
             .await?;
         let listed: Vec<Name> = found.keys().cloned().collect();
-        let mut view = self.view(server, &listed).await?;
+        // While a slot moves, the names that its new server has already are not listed.
+        let (mut view, _) = self.view(server, &listed).await?;
         // A name with a record is listed when SCAN returns the record.
         view.keys
             .retain(|key| key.record == RecordView::Free || found.get(&key.name) == Some(&true));
@@ -204,7 +213,7 @@ impl Inner {
                 nodes.len()
             })
             .await?;
-        let mut view = self.view(server, &[]).await?;
+        let (mut view, _) = self.view(server, &[]).await?;
         view.nodes = self.nodes(server, nodes).await?;
         view.nodes.retain(|_, node| node.presence.is_some());
         Ok((view, next))
@@ -226,7 +235,8 @@ impl Inner {
         };
         for server in servers {
             match self.view(server, &names).await {
-                Ok(view) => page.views.push(view),
+                Ok((_, elsewhere)) if !elsewhere.is_empty() => return Err(self.moves(key)),
+                Ok((view, _)) => page.views.push(view),
                 Err(error) => self.note_failure(server, error, &mut page)?,
             }
         }
@@ -234,6 +244,15 @@ impl Inner {
             Some((_, error)) if page.views.is_empty() => Err(error.clone()),
             _ => Ok(page),
         }
+    }
+
+    /// Returns the error for a key that moves. An answer without it would say that the key is free.
+    fn moves(&self, key: &Key) -> StoreError {
+        if let Some(cluster) = &self.config.cluster {
+            cluster.want_reading();
+        }
+        let text = format_args!("`{key}` moves between servers of the cluster: try again");
+        StoreError::new(StoreErrorKind::Interrupted, text)
     }
 
     /// Passes each key that SCAN returns to `found`, which returns how many names it has. Returns the next cursor.
@@ -260,13 +279,23 @@ impl Inner {
     }
 
     /// Reads what a server keeps of these names, and of the nodes that hold them and wait for them.
-    async fn view(&self, server: ServerId, names: &[Name]) -> Result<ServerView, StoreError> {
-        let (mut keys, mut now_us) = (Vec::new(), 0);
+    /// Also returns the names that another server of the cluster has by now.
+    async fn view(&self, server: ServerId, names: &[Name]) -> Result<(ServerView, Vec<Name>), StoreError> {
+        let (mut keys, mut elsewhere, mut now_us) = (Vec::new(), Vec::new(), 0);
         let chunks = names.chunks(CHUNK).chain(names.is_empty().then_some(&[][..]));
         for chunk in chunks {
-            let (outlines, now) = self.outlines(server, chunk).await?;
-            now_us = now;
-            keys.extend(self.fill(server, outlines, now / 1000).await?);
+            let mut chunk = chunk.to_vec();
+            for _ in 0..MAX_READS {
+                let (outlines, now) = self.outlines(server, &chunk).await?;
+                now_us = now;
+                let changed = self.fill(server, outlines, now / 1000, &mut keys).await?;
+                if changed.is_empty() {
+                    chunk.clear();
+                    break;
+                }
+                chunk = changed;
+            }
+            elsewhere.extend(chunk);
         }
         let nodes = self.nodes(server, nodes_of(&keys)).await?;
         let server = match &self.config.cluster {
@@ -276,13 +305,14 @@ impl Inner {
             None => None,
         }
         .unwrap_or_else(|| self.config.master(server).server());
-        Ok(ServerView {
+        let view = ServerView {
             server: server.into(),
             now_us,
             date_us: now_us,
             keys,
             nodes,
-        })
+        };
+        Ok((view, elsewhere))
     }
 
     /// Reads the types of records, when they end, how many claims wait, and the server's clock.
@@ -303,14 +333,20 @@ impl Inner {
         let time = read_time(result(next(&mut answers)?)).map_err(|error| failure(error).error)?;
         let mut outlines = Vec::with_capacity(names.len());
         for (name, (record, queue)) in names.iter().zip(keys) {
-            let form = checked(next(&mut answers)?)?.and_then(text);
+            let form = next(&mut answers)?;
+            let is_elsewhere = is_refused_with(&form, &["MOVED", "ASK", "TRYAGAIN"]);
+            let form = checked(form)?.and_then(text);
             let left: Option<i64> = optional(next(&mut answers)?)?;
             let waiting: Option<u64> = optional(next(&mut answers)?)?;
             outlines.push(Outline {
                 name,
                 record,
                 queue,
-                form: form_of(name.kind, form.as_deref()),
+                form: if is_elsewhere {
+                    Form::Elsewhere
+                } else {
+                    form_of(name.kind, form.as_deref())
+                },
                 left_ms: left.and_then(|left| u64::try_from(left).ok()),
                 waiting: waiting.unwrap_or_default(),
             });
@@ -325,15 +361,16 @@ impl Inner {
         (record, queue)
     }
 
-    /// Reads the records and the first waiters.
+    /// Reads the records and the first waiters. Returns the names whose records have another form by now.
     async fn fill(
         &self,
         server: ServerId,
         outlines: Vec<Outline<'_>>,
         now: u64,
-    ) -> Result<Vec<KeyView>, StoreError> {
+        views: &mut Vec<KeyView>,
+    ) -> Result<Vec<Name>, StoreError> {
         let mut answers = self.ask(server, &questions(&outlines, now)).await?.into_iter();
-        let mut views = Vec::with_capacity(outlines.len());
+        let mut changed = Vec::new();
         for of in outlines {
             let mut view = KeyView {
                 name: of.name.clone(),
@@ -342,7 +379,8 @@ impl Inner {
                 waiting: of.waiting,
                 waiters: Vec::new(),
             };
-            self.read_record(server, (&of, now), &mut answers, &mut view)
+            let is_read = self
+                .read_record(server, (&of, now), &mut answers, &mut view)
                 .await?;
             if of.waiting > 0 {
                 let entries: Option<Vec<Vec<u8>>> = optional(next(&mut answers)?)?;
@@ -353,46 +391,67 @@ impl Inner {
             if view.record == RecordView::Free {
                 view.left_ms = None;
             }
-            if view.record != RecordView::Free || view.waiting > 0 {
+            if !is_read {
+                changed.push(of.name.clone());
+            } else if view.record != RecordView::Free || view.waiting > 0 {
                 views.push(view);
             }
         }
-        Ok(views)
+        Ok(changed)
     }
 
-    /// Reads the record from the answers to its questions.
+    /// Reads the record from the answers to its questions. Returns whether it still has its form: a lock that readers share has another
+    /// one than a lock that is written.
     async fn read_record(
         &self,
         server: ServerId,
         (of, now): (&Outline<'_>, u64),
         answers: &mut impl Iterator<Item = Value>,
         view: &mut KeyView,
-    ) -> Result<(), StoreError> {
+    ) -> Result<bool, StoreError> {
         match of.form {
             Form::Missing => {}
+            Form::Elsewhere => return Ok(false),
             Form::Other => view.record = RecordView::Foreign(None),
             Form::Text => {
-                let value: Option<Vec<u8>> = optional(next(answers)?)?;
-                let value = value.unwrap_or_default();
+                let value = next(answers)?;
+                if has_other_type(&value) {
+                    return Ok(false);
+                }
+                let value: Vec<u8> = optional(value)?.unwrap_or_default();
                 // A record that has ended since is read as an empty value, too.
                 if !value.is_empty() || self.exists(server, &of.record).await? {
                     view.record = text_record(&value, of.left_ms);
                 }
             }
             Form::Shares => {
-                let first: Option<Vec<Vec<u8>>> = optional(next(answers)?)?;
-                let first = first.and_then(|first| first.into_iter().next());
+                let first = next(answers)?;
                 let page = optional(next(answers)?)?.unwrap_or_default();
+                if has_other_type(&first) {
+                    return Ok(false);
+                }
+                let first: Option<Vec<Vec<u8>>> = optional(first)?;
+                let first = first.and_then(|first| first.into_iter().next());
                 view.record = match first {
                     Some(first) if format::share(&first, of.name.kind).is_none() => RecordView::Foreign(None),
                     _ => self.shares(server, of, now, page).await?,
                 };
             }
             Form::Latch => {
-                let fields: Option<Vec<Option<String>>> = optional(next(answers)?)?;
+                let fields = next(answers)?;
                 let watching: Option<u64> = optional(next(answers)?)?;
-                let nodes: Option<Vec<String>> = optional(next(answers)?)?;
-                view.record = latch(fields.unwrap_or_default());
+                let nodes: Option<Vec<Vec<u8>>> = optional(next(answers)?)?;
+                if has_other_type(&fields) {
+                    return Ok(false);
+                }
+                let fields: Option<Vec<Option<Vec<u8>>>> = optional(fields)?;
+                let fields = fields.unwrap_or_default();
+                // A latch that has ended since has no fields.
+                let is_there = fields.iter().any(Option::is_some) || self.exists(server, &of.record).await?;
+                view.record = match is_there {
+                    true => latch(&fields),
+                    false => RecordView::Free,
+                };
                 if matches!(view.record, RecordView::Latch { .. }) {
                     view.waiting = watching.unwrap_or_default();
                     let nodes = nodes.into_iter().flatten();
@@ -400,7 +459,7 @@ impl Inner {
                 }
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     async fn exists(&self, server: ServerId, key: &[u8]) -> Result<bool, StoreError> {
@@ -419,16 +478,17 @@ impl Inner {
         now: u64,
         mut page: Vec<(Vec<u8>, f64)>,
     ) -> Result<RecordView, StoreError> {
-        let (mut count, mut in_use, mut holders) = (0, 0, Vec::new());
+        let (mut count, mut in_use, mut holders, mut from) = (0, 0, Vec::new(), 0);
         loop {
-            let first = count == 0;
+            let is_first = from == 0;
+            from += page.len();
             let shares = page
                 .iter()
                 .filter_map(|(member, ends)| Some((format::share(member, of.name.kind)?, *ends as u64)));
             let shares: Vec<_> = shares.collect();
             count += shares.len() as u64;
             in_use += shares.iter().map(|(share, _)| weight(share.mode)).sum::<u64>();
-            if first && !shares.is_empty() {
+            if is_first && !shares.is_empty() {
                 let listed = &shares[..shares.len().min(MAX_LISTED)];
                 let mut pipe = redis::pipe();
                 let members: Vec<_> = listed
@@ -462,7 +522,7 @@ impl Inner {
                 break;
             }
             let mut pipe = redis::pipe();
-            push_shares(&mut pipe, &of.record, now, count as usize);
+            push_shares(&mut pipe, &of.record, now, from);
             let [rest] = self.ask(server, &pipe).await?.try_into().map_err(unreadable)?;
             page = optional(rest)?.unwrap_or_default();
         }
@@ -482,8 +542,9 @@ impl Inner {
         server: ServerId,
         of: &Outline<'_>,
         now: u64,
-        entries: Vec<Vec<u8>>,
+        mut entries: Vec<Vec<u8>>,
     ) -> Result<Vec<WaiterView>, StoreError> {
+        entries.retain(|entry| format::waiter(entry, of.name.kind).is_some());
         if entries.is_empty() {
             return Ok(Vec::new());
         }
@@ -529,15 +590,27 @@ impl Inner {
                 let here: Vec<NodeId> = here.copied().collect();
                 let mut pipe = redis::pipe();
                 for node in &here {
-                    pipe.cmd("GET").arg(names::presence(node));
+                    push(
+                        &mut pipe,
+                        "GETRANGE",
+                        names::presence(node).as_bytes(),
+                        &["0", MAX_PRESENCE],
+                    );
                 }
                 pipe.cmd("PUBSUB").arg("NUMSUB");
                 for node in nodes {
                     pipe.arg(names::channel(*node));
                 }
-                let mut answers = self.ask(server, &pipe).await?.into_iter();
+                let answers = match self.ask(server, &pipe).await {
+                    Ok(answers) => answers,
+                    // Another server of a cluster. What it knows is no part of a key.
+                    Err(_) if self.config.cluster.is_some() => continue,
+                    Err(error) => return Err(error),
+                };
+                let mut answers = answers.into_iter();
                 for node in here {
                     let told: Option<Vec<u8>> = optional(next(&mut answers)?).unwrap_or_default();
+                    let told = told.filter(|told| !told.is_empty());
                     if let (Some(told), Some(view)) = (told, views.get_mut(&node)) {
                         view.presence = Some(format::read_presence(&told));
                     }
@@ -586,8 +659,7 @@ impl Inner {
     }
 
     async fn connection(&self, server: ServerId) -> Result<MultiplexedConnection, StoreError> {
-        let mut connections = self.connections.lock().await;
-        if let Some(open) = connections.get(&server) {
+        if let Some(open) = self.connections.lock().await.get(&server) {
             return Ok(open.clone());
         }
         let config = &self.config;
@@ -602,7 +674,7 @@ impl Inner {
         let mut opened = connect(&at).await?;
         // A node of a cluster would show its own slots only, and a replica an older state.
         greet(&at, &mut opened, &mut Vec::new()).await?;
-        connections.insert(server, opened.clone());
+        self.connections.lock().await.insert(server, opened.clone());
         Ok(opened)
     }
 }
@@ -624,7 +696,7 @@ fn questions(outlines: &[Outline<'_>], now: u64) -> Pipeline {
     let mut pipe = redis::pipe();
     for of in outlines {
         match of.form {
-            Form::Missing | Form::Other => {}
+            Form::Missing | Form::Other | Form::Elsewhere => {}
             Form::Text => push(&mut pipe, "GETRANGE", &of.record, &["0", "511"]),
             Form::Shares => {
                 push(&mut pipe, "ZRANGE", &of.record, &["0", "0"]);
@@ -677,20 +749,21 @@ fn text_record(value: &[u8], left_ms: Option<u64>) -> RecordView {
     }
 }
 
-fn latch(fields: Vec<Option<String>>) -> RecordView {
-    match &fields[..] {
-        [Some(_), Some(left)] => left
-            .parse()
-            .map_or(RecordView::Foreign(None), |left| RecordView::Latch { left }),
-        // No fields were read: the latch has ended since.
-        [] => RecordView::Free,
-        _ => RecordView::Foreign(None),
+fn latch(fields: &[Option<Vec<u8>>]) -> RecordView {
+    let number = |field: &Option<Vec<u8>>| std::str::from_utf8(field.as_deref()?).ok()?.parse::<u64>().ok();
+    let left = match fields {
+        [generation, left] => number(generation).and_then(|_| number(left)),
+        _ => None,
+    };
+    match left.and_then(|left| u32::try_from(left).ok()) {
+        Some(left) => RecordView::Latch { left },
+        None => RecordView::Foreign(None),
     }
 }
 
-fn watcher(node: &str) -> Option<WaiterView> {
+fn watcher(node: &[u8]) -> Option<WaiterView> {
     Some(WaiterView {
-        node: node.parse().ok()?,
+        node: std::str::from_utf8(node).ok()?.parse().ok()?,
         claim: None,
         mode: Mode::Exclusive,
         is_dead: false,
@@ -731,6 +804,14 @@ fn unreadable<T>(_: T) -> StoreError {
 fn read<T: redis::FromRedisValue>(answer: redis::RedisResult<Value>) -> Result<T, StoreError> {
     let answer = answer.map_err(|error| failure(error).error)?;
     from_redis_value(answer).map_err(unreadable)
+}
+
+fn has_other_type(answer: &Value) -> bool {
+    is_refused_with(answer, &["WRONGTYPE"])
+}
+
+fn is_refused_with(answer: &Value, codes: &[&str]) -> bool {
+    matches!(answer, Value::ServerError(error) if codes.contains(&error.code()))
 }
 
 /// Returns the answer, or `None` if the key has another type by now, or another server serves it.

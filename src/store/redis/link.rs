@@ -334,6 +334,7 @@ impl Link for RedisLink {
             let answer = connection.send_packed_command(&command).await.and_then(result);
             if let (Err(error), Some((cluster, address))) = (&answer, &elsewhere) {
                 cluster.note_error(address, error).await;
+                cluster.want_reading();
             }
             answer.map(drop).map_err(|error| failure(error).error)
         })
