@@ -12,7 +12,7 @@ pub struct Steps {
 
 impl Steps {
     pub fn begin() -> Self {
-        let (seed, least) = (var("TENURE_SEED", fastrand::u64(..)), var("TENURE_STEPS", 2_500));
+        let (seed, least) = (var("TENURE_SEED", fastrand::u64(..)), var("TENURE_STEPS", 1_500));
         println!("TENURE_SEED={seed} TENURE_STEPS={least}");
         Steps {
             seed,
