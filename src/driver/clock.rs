@@ -6,7 +6,8 @@ use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 #[cfg(feature = "scheduler")]
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
+use std::time::SystemTime;
 
 use rustix::time::{ClockId, clock_gettime};
 
@@ -72,19 +73,21 @@ impl Clock {
     }
 }
 
-#[cfg(feature = "scheduler")]
 impl Clock {
-    /// Returns the time of the wall clock, which may step. Jobs are started by it. The store's clock decides what
+    /// Returns the time of the wall clock, which may step. Jobs are started by it, and operators read it. The store's clock decides what
     /// becomes of a tick; a monotonic clock judges leases.
-    #[allow(clippy::disallowed_methods, reason = "this is where jobs get it from")]
+    #[allow(clippy::disallowed_methods, reason = "this is where the others get it from")]
     pub(crate) fn wall(&self) -> SystemTime {
-        #[cfg(feature = "testing")]
+        #[cfg(all(feature = "scheduler", feature = "testing"))]
         if let Some(process) = &self.process {
             return process.wall();
         }
         SystemTime::now()
     }
+}
 
+#[cfg(feature = "scheduler")]
+impl Clock {
     /// Sleeps for `pause`, until the wall clock is expected to show the right time, but for at most `max_sleep`: the
     /// clock may be set meanwhile.
     pub(crate) async fn sleep(&self, pause: Duration, max_sleep: Duration) {

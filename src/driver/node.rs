@@ -233,6 +233,7 @@ impl Node {
         });
         Arc::new(Node {
             id,
+            presence: PresenceState::new(clock.wall()),
             clock,
             events: EventSink::capture(Label::new(id, options.node_name.as_deref())),
             servers: Servers::new(store, &options, nonce_key.1),
@@ -241,7 +242,6 @@ impl Node {
                 planned: AtomicU64::new(u64::MAX),
             },
             pulse: Pulse::default(),
-            presence: PresenceState::new(),
             runtime: OnceLock::new(),
             fork: forkguard::new(),
             hasher: RandomState::default(),

@@ -1,6 +1,7 @@
 //! What a node remembers of telling operators of itself.
 
 use std::sync::atomic::AtomicBool;
+use std::time::SystemTime;
 
 use tokio::sync::Notify;
 
@@ -20,12 +21,10 @@ pub(crate) struct PresenceState {
 }
 
 impl PresenceState {
-    #[allow(clippy::disallowed_methods, reason = "operators read the date")]
-    pub(crate) fn new() -> Self {
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-        let started_ms = u64::try_from(now.tv_sec).unwrap_or(0) * 1000 + now.tv_nsec as u64 / 1_000_000;
+    pub(crate) fn new(now: SystemTime) -> Self {
+        let now = now.duration_since(SystemTime::UNIX_EPOCH);
         PresenceState {
-            started_ms,
+            started_ms: now.unwrap_or_default().as_millis() as u64,
             ..PresenceState::default()
         }
     }

@@ -30,6 +30,14 @@ pub enum Mode {
 }
 
 impl Mode {
+    /// Returns how many permits a claim of this mode holds.
+    pub(crate) fn weight(self) -> u64 {
+        match self {
+            Mode::Permits(permits) => permits.weight.into(),
+            Mode::Exclusive | Mode::Read => 0,
+        }
+    }
+
     /// Returns whether the mode is a semaphore's.
     pub(crate) fn is_permits(self) -> bool {
         matches!(self, Mode::Permits(_))

@@ -125,16 +125,6 @@ pub struct SharedLease {
     pub expires: u64,
 }
 
-impl SharedLease {
-    /// Returns how many permits it holds.
-    pub(crate) fn weight(&self) -> u64 {
-        match self.mode {
-            Mode::Permits(permits) => permits.weight.into(),
-            Mode::Exclusive | Mode::Read => 0,
-        }
-    }
-}
-
 /// The owner of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RecordOwner {

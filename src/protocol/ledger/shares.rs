@@ -36,7 +36,7 @@ impl<P: Plant> Transaction<'_, P> {
             .shares
             .iter()
             .filter(|share| self.now() <= share.expires);
-        live.map(SharedLease::weight).sum()
+        live.map(|share| share.mode.weight()).sum()
     }
 
     /// Returns the capacity recorded by a current holder if it differs from the claim's. With several holders, the

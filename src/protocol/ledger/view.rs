@@ -86,7 +86,7 @@ fn shared(state: &KeyRecord, now: u64) -> (RecordView, Option<u64>) {
     });
     let record = RecordView::Shared {
         count: live.len() as u64,
-        in_use: live.iter().map(|share| share.weight()).sum(),
+        in_use: live.iter().map(|share| share.mode.weight()).sum(),
         holders: holders.collect(),
     };
     (record, Some(last.expires))
