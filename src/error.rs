@@ -281,6 +281,10 @@ pub enum LostCause {
     /// Its holder held it for longer than [`max_hold`](crate::Mutex::max_hold), so it was not renewed any more.
     #[strum(to_string = "it was held for longer than its `max_hold`")]
     Overdue,
+    /// An operator [revoked](crate::inspect::Inspection::steal) it. It excludes others until its guard is dropped, or until its
+    /// deadline.
+    #[strum(to_string = "an operator revoked it")]
+    Revoked,
     /// This process gave it up in `shutdown`, or in `drain` for the run of a job.
     #[strum(to_string = "this process gave it up in shutdown")]
     Shutdown,

@@ -37,6 +37,7 @@ pub use options::Recovery;
 pub use primitives::acquire::LockFuture;
 pub use primitives::election::{Campaign, Election, Leader, Observer};
 pub use primitives::guard::{Guard, Lease};
+pub use primitives::held::Asked;
 pub use primitives::inspect;
 pub use primitives::latch::Latch;
 pub use primitives::multi::{Multi, MultiKey};

@@ -164,6 +164,10 @@ counters! {
     RenewalFailed: "holder of a fixed lease told that its renewal failed",
     RenewalLost: "holder of a fixed lease told of its loss by its renewal",
     TakenUpLost: "grant taken up after its loss",
+    LostRevoked: "lost, as an operator revoked it",
+    Asked: "holder asked for its lease by an operator",
+    Revoked: "lease revoked",
+    RevokedTold: "holder of a revoked lease told by its renewal",
     LostOverdue: "lost, as it was held for longer than allowed",
     NeverTakenUp: "grant never taken up and released",
     LostShutdown: "lost in shutdown",
@@ -391,6 +395,8 @@ impl Case {
     pub(crate) fn branch(branch: Branch) -> Case {
         match branch {
             Branch::LateRefused => Case::LateRefused,
+            Branch::Revoked => Case::Revoked,
+            Branch::RevokedTold => Case::RevokedTold,
             Branch::StalePassedOver => Case::StalePassedOver,
             Branch::DeafPassedOver => Case::DeafPassedOver,
             Branch::DeadRemoved => Case::DeadRemoved,

@@ -27,6 +27,7 @@ fn handle(world: &mut World, signal: Signal<'_>) {
         Signal::Granted { slot, ticket, fence } => world.granted(slot, ticket, fence),
         Signal::Answered { slot, ticket, answer } => world.answered(slot, ticket, answer),
         Signal::Denied { slot, ticket, denial } => world.denied(slot, ticket, denial),
+        Signal::Asked { slot, ticket } => world.asked(slot, ticket),
         Signal::Overdue { slot, ticket } => world.overdue(slot, ticket),
         Signal::Lost { slot, ticket, cause } => world.lost(slot, ticket, cause),
         Signal::Released {
@@ -160,6 +161,7 @@ impl World {
         if until > from {
             self.at(from, Event::Fault);
         }
+        self.call_operator();
         // Derived, not drawn, and only where no other fault happens.
         if until == 0 && !self.profile.crowd && self.setup.seed.is_multiple_of(2) {
             let slot = self.setup.seed as usize / 2 % self.nodes.len();
@@ -309,6 +311,7 @@ impl World {
             Event::ServerUp { server: None } => self.server.down = false,
             Event::ServerUp { server: Some(server) } => self.server_at_mut(server).down = false,
             Event::FallSilent { slot } => self.silence_inbox(slot),
+            Event::Operator => self.operate(),
             Event::Fault => self.fault(),
             Event::Audit => self.audit(),
             Event::Drain => self.drain(),

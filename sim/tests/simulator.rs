@@ -248,6 +248,31 @@ fn finds_a_refusal_reported_for_an_executed_call() {
 }
 
 #[test]
+fn finds_a_revoked_lease_that_is_renewed() {
+    finds(with(Flaw::RevokedRenewed), Violation::ChangedByNonOwner, 1);
+}
+
+#[test]
+fn finds_a_revoked_lease_that_is_asserted() {
+    finds(with(Flaw::RevokedAsserted), Violation::ChangedByNonOwner, 1);
+}
+
+#[test]
+fn finds_a_revoked_lease_that_is_free_before_its_end() {
+    finds(with(Flaw::RevokedFreed), Violation::TwoHolders, 1);
+}
+
+#[test]
+fn finds_a_revoked_lease_that_the_leave_of_another_claim_frees() {
+    finds(with(Flaw::RevokedLeftByAnother), Violation::TwoHolders, 1);
+}
+
+#[test]
+fn finds_a_revoked_lease_that_is_adopted() {
+    finds(with(Flaw::RevokedAdopted), Violation::ChangedByNonOwner, 1);
+}
+
+#[test]
 fn finds_a_lease_that_is_adopted_twice() {
     finds(with(Flaw::AdoptedTwice), Violation::AdoptedTwice, 1);
 }

@@ -86,6 +86,8 @@ impl EventSink {
             KeyEvent::PushStale => observe::stale_grant(name),
             KeyEvent::PushForged => observe::forged_grant(name),
             KeyEvent::Overdue { held, left } => observe::overdue(name, held, left),
+            KeyEvent::Asked(asking) => observe::asked(name, asking),
+            KeyEvent::Revoked => observe::revoked(name),
             KeyEvent::HeldLong { held } => observe::held_long(name, held),
             KeyEvent::CapacityDiffers { local, recorded } => observe::capacity_differs(name, local, recorded),
             KeyEvent::GrantUnsuitable

@@ -7,8 +7,9 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::driver::node::Node;
 use crate::error::{StoreError, StoreErrorKind};
+use crate::protocol::steal::{AuditRecord, StealReply, StealRequest};
 use crate::protocol::view::{InspectAnswer, InspectQuery};
-use crate::store;
+use crate::store::{self, BoxFuture};
 
 /// Reads what the store of a node keeps.
 #[derive(Clone)]
@@ -28,14 +29,39 @@ impl Node {
 
 impl Inspector {
     pub(crate) async fn read(&self, query: InspectQuery) -> Result<InspectAnswer, StoreError> {
-        let Some(inspector) = &self.inspector else {
-            return Err(StoreError::unsupported(format_args!(
-                "this store shows nothing to operators"
-            )));
-        };
-        let answer = inspector.read(query);
+        self.answer(self.inspector()?.read(query)).await
+    }
+
+    /// Executes a step of a steal, and returns the server's date in milliseconds since 1970, too.
+    pub(crate) async fn steal(&self, steal: StealRequest) -> Result<(StealReply, u64), StoreError> {
+        self.answer(self.inspector()?.steal(steal)).await
+    }
+
+    pub(crate) async fn note(&self, record: AuditRecord) -> Result<(), StoreError> {
+        self.answer(self.inspector()?.note(record)).await
+    }
+
+    pub(crate) async fn audit(&self) -> Result<Vec<AuditRecord>, StoreError> {
+        self.answer(self.inspector()?.audit()).await
+    }
+
+    /// Returns whether every node of the store is in this process.
+    pub(crate) fn is_local(&self) -> bool {
+        self.node.servers.immediate().is_some()
+    }
+
+    fn inspector(&self) -> Result<&dyn store::Inspect, StoreError> {
+        let text = format_args!("this store shows nothing to operators");
+        self.inspector.as_deref().ok_or_else(|| StoreError::unsupported(text))
+    }
+
+    /// Waits for an answer of the store, on the driver's thread.
+    async fn answer<T: Send + 'static>(
+        &self,
+        answer: BoxFuture<'static, Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
         let driver = self.node.runtime.get();
-        match driver.filter(|_| self.node.servers.immediate().is_none()) {
+        match driver.filter(|_| !self.is_local()) {
             // A caller that leaves ends its read.
             Some(driver) => AbortOnDropHandle::new(driver.spawn(answer))
                 .await

@@ -457,6 +457,9 @@ impl Node {
                 None => waiters.answer_call(*ticket, Err(error.clone()), wakes),
             },
             Effect::Answered(ticket, answer) => waiters.answer_call(*ticket, Ok(answer.clone()), wakes),
+            Effect::Asked(ticket, asking, until) => {
+                waiters.with_lock_waiter(*ticket, |waiter| waiter.mark_asked(asking, *until, wakes));
+            }
             Effect::Overdue(ticket) => waiters.with_lock_waiter(*ticket, |waiter| waiter.mark_overdue(wakes)),
             Effect::Lost(ticket, cause) => {
                 waiters.with_lock_waiter(*ticket, |waiter| waiter.end(*cause, wakes))

@@ -1,7 +1,7 @@
 //! Waiters: where a caller sleeps until the key machine or the calls of a key decide on its ticket.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use tokio::sync::oneshot;
@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::driver::events;
 use crate::error::LostCause;
-use crate::protocol::message::Fence;
+use crate::protocol::message::{Asking, Fence};
 use crate::protocol::step::{AcquireError, CallAnswer, Outcome};
 use crate::protocol::time::Instant;
 
@@ -47,6 +47,9 @@ struct WaiterState {
     /// Set when the lease is not renewed again.
     is_overdue: bool,
     overdue: Option<CancellationToken>,
+    /// What an operator said who asks for the lease, and until when it has time.
+    asked: Option<(Arc<Asking>, Instant)>,
+    asked_token: Option<CancellationToken>,
 }
 
 /// The result of a call.
@@ -116,6 +119,27 @@ impl Waiter {
         if let Some(token) = state.overdue.take() {
             wakes.push(Wake::Watchers(token));
         }
+    }
+
+    /// Notes that an operator asks for the lease. The latest request counts.
+    pub(crate) fn mark_asked(&self, asking: &Arc<Asking>, until: Instant, wakes: &mut Vec<Wake>) {
+        let mut state = lock(&self.state);
+        state.asked = Some((asking.clone(), until));
+        wakes.extend(state.asked_token.take().map(Wake::Watchers));
+    }
+
+    /// Returns what an operator said who asks for the lease.
+    pub(crate) fn asked(&self) -> Option<(Arc<Asking>, Instant)> {
+        lock(&self.state).asked.clone()
+    }
+
+    /// Returns a token that is cancelled when an operator asks for the lease, or when the holding ends.
+    pub(crate) fn asked_token(&self) -> CancellationToken {
+        let mut state = lock(&self.state);
+        if state.over.is_some() || state.asked.is_some() {
+            return cancelled();
+        }
+        state.asked_token.get_or_insert_default().clone()
     }
 
     /// Ends the holding. The first cause stays.
@@ -223,7 +247,8 @@ pub(crate) fn cancelled() -> CancellationToken {
 impl WaiterState {
     /// Wakes every task that waits for the end of the holding.
     fn wake_all(&mut self, wakes: &mut Vec<Wake>) {
-        let tokens = [self.token.take(), self.overdue.take()].into_iter().flatten();
+        let tokens = [self.token.take(), self.overdue.take(), self.asked_token.take()];
+        let tokens = tokens.into_iter().flatten();
         wakes.extend(tokens.chain(self.group_tokens.drain(..)).map(Wake::Watchers));
         wakes.extend(self.waker.take().map(Wake::Caller));
         #[cfg(feature = "tower")]

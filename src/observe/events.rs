@@ -15,7 +15,7 @@ use crate::observe::event::{Event, Label, emit, events, function, is_on, level};
 use crate::observe::metrics::{self, pending};
 #[cfg(feature = "scheduler")]
 use crate::protocol::message::TickTime;
-use crate::protocol::message::{Fence, Name, NodeId};
+use crate::protocol::message::{Asking, Fence, Name, NodeId};
 use crate::protocol::step::AcquireError;
 
 events! {
@@ -28,6 +28,10 @@ node now {
 (name: &Name) now {
     /// A caller holds the lock.
     TRACE granted(fence: Fence): [fence = fence.get()] "a caller holds the lock";
+
+    /// An operator took a step of a steal in this process. `what` is `asked`, `revoked` or `handed_over`, and `number` names the
+    /// grant.
+    INFO stolen(what: &str, number: &str, by: &str, why: &str): [what, number, by, why] "an operator acted on a lease";
 
     /// A caller does not get the lock. The field `error` has an error of the store, `why` any other reason.
     DEBUG denied(why: &AcquireError):
@@ -54,6 +58,14 @@ node now {
     /// A renewal failed. The node retries while time is left.
     DEBUG renew_failed(left: Duration, error: StoreError): [left_ms = ms(left), %error] "a renewal failed; retrying",
         counts pending::store_failed("renew", &error);
+
+    /// An operator asks the holder to give the lease back. After `grace_ms` the lease may be revoked.
+    WARN asked(asking: Arc<Asking>):
+        [grace_ms = asking.grace_ms, by = asking.by, why = asking.why]
+        "an operator asks for a lease";
+
+    /// An operator revoked the lease. The event `lost` follows.
+    WARN revoked(): "an operator revoked a lease";
 
     /// A lock was held for as long as its `max_hold` allows. The lease is not renewed again, and is lost after `left_ms`.
     WARN overdue(held: Duration, left: Duration): [held_ms = ms(held), left_ms = ms(left)]

@@ -338,6 +338,7 @@ fn loss(cause: LostCause) -> Option<&'static str> {
         LostCause::Gone => Some("gone"),
         LostCause::Ended => Some("ended"),
         LostCause::Overdue => Some("overdue"),
+        LostCause::Revoked => Some("revoked"),
         LostCause::Shutdown => Some("shutdown"),
         LostCause::Unfetched => Some("unfetched"),
         LostCause::Released | LostCause::Forked => None,

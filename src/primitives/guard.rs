@@ -18,7 +18,7 @@ use crate::error::{Error, LostCause};
 use crate::key::Key;
 use crate::observe;
 use crate::primitives::blocking::block_on;
-use crate::primitives::held::Held;
+use crate::primitives::held::{Asked, Held};
 use crate::primitives::holdings::{self, Holdings};
 #[cfg(feature = "tower")]
 use crate::primitives::scope;
@@ -112,6 +112,18 @@ impl Lease {
     /// Dropping the future loses nothing.
     pub fn overdue(&self) -> impl Future<Output = ()> + Send + Sync + 'static {
         self.held.overdue_token().cancelled_owned()
+    }
+
+    /// Waits until an operator [asks](crate::inspect::Inspection::steal) for the lease. Finish or stop the work, and release: after
+    /// the grace the lease is revoked. `None`: the lease ended without that.
+    ///
+    /// The next release goes to the store, and not to the next caller of this process.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
+    pub fn asked(&self) -> impl Future<Output = Option<Asked>> + Send + Sync + 'static {
+        let held = self.held.clone();
+        async move { held.asked().await }
     }
 
     /// Returns another guard of the same lease, which is then released with its last guard. For work that continues after the
@@ -394,6 +406,11 @@ impl Guard {
     /// See [`Lease::overdue`].
     pub fn overdue(&self) -> impl Future<Output = ()> + Send + Sync + 'static {
         self.lease.overdue()
+    }
+
+    /// See [`Lease::asked`].
+    pub fn asked(&self) -> impl Future<Output = Option<Asked>> + Send + Sync + 'static {
+        self.lease.asked()
     }
 
     /// See [`Lease::run`].

@@ -56,6 +56,18 @@ impl Offer {
     }
 }
 
+/// What an operator says who [asks](crate::inspect::Inspection::steal) for a lease.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Asked {
+    /// The operator.
+    pub by: String,
+    /// The reason.
+    pub why: String,
+    /// How long the holder has until the lease is revoked.
+    pub grace: Duration,
+}
+
 /// One holding of a lease by a caller.
 pub(crate) struct Held {
     pub(crate) handle: Handle,
@@ -221,6 +233,20 @@ impl Held {
             return cancelled();
         }
         self.waiter.overdue_token()
+    }
+
+    /// Waits until an operator asks for the lease. `None`: the lease ended without that.
+    pub(crate) async fn asked(&self) -> Option<Asked> {
+        if self.is_forked() {
+            return None;
+        }
+        self.waiter.asked_token().cancelled_owned().await;
+        let (asking, until) = self.waiter.asked().filter(|_| !self.waiter.is_over())?;
+        Some(Asked {
+            by: asking.by.clone(),
+            why: asking.why.clone(),
+            grace: until.since(self.handle.node().clock.now()),
+        })
     }
 
     /// Returns why the lease is over, if that is known.

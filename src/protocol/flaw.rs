@@ -175,6 +175,17 @@ pub enum Flaw {
     /// A late proclaim replaces a later value of the same leader.
     ProclaimedLate,
 
+    /// A revoked lease is renewed and passed on as before.
+    RevokedRenewed,
+    /// A revoked lease is asserted while the server recovers.
+    RevokedAsserted,
+    /// A revoked lease is free at once.
+    RevokedFreed,
+    /// The leave of any claim ends a revoked lease.
+    RevokedLeftByAnother,
+    /// A revoked lease is passed on or adopted.
+    RevokedAdopted,
+
     /// A server that recovers grants leases.
     RecoveringGrants,
     /// A lease is asserted after the renewal's not-after.

@@ -3,6 +3,8 @@
 //! The types are plain values, without a connection, a clock or a task. A [`Request`] names kind, key and claim in
 //! full; it depends on nothing that its connection implies.
 
+use std::sync::Arc;
+
 use crate::error::{StoreError, StoreRefusal};
 
 pub use call::{Call, CallTime, JobReport, LatchReport, LeaderReport, Payload};
@@ -266,6 +268,8 @@ pub enum Reply {
     GroupRefused,
     /// Nothing was done: the request was executed after its not-after.
     Late,
+    /// An operator revoked the claim's lease. The record is still there, and the claim can only leave it.
+    Revoked,
     /// The claim neither owns the key nor waits for it.
     Gone,
     /// The answer to a write under leases.
@@ -382,6 +386,17 @@ pub struct Grant {
     pub attempt: u32,
 }
 
+/// What a holder is told that is asked to give its lease back.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Asking {
+    /// How long it has until its lease is revoked, in milliseconds.
+    pub grace_ms: u64,
+    /// The operator.
+    pub by: String,
+    /// The reason.
+    pub why: String,
+}
+
 /// A message that a store pushes to a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Push {
@@ -389,6 +404,10 @@ pub enum Push {
     Granted(Grant),
     /// The value under this name changed, which this node watches.
     Changed(NodeId, Name),
+    /// An operator asks the holder of a lease to give it back.
+    Asked(Name, ClaimId, Arc<Asking>),
+    /// An operator revoked the lease of a claim.
+    Revoked(Name, ClaimId),
 }
 
 impl Push {
@@ -397,6 +416,7 @@ impl Push {
         match self {
             Push::Granted(grant) => grant.claim_id.node,
             Push::Changed(node, _) => *node,
+            Push::Asked(_, claim_id, _) | Push::Revoked(_, claim_id) => claim_id.node,
         }
     }
 
@@ -404,7 +424,7 @@ impl Push {
     pub fn name(&self) -> &Name {
         match self {
             Push::Granted(grant) => &grant.name,
-            Push::Changed(_, name) => name,
+            Push::Changed(_, name) | Push::Asked(name, ..) | Push::Revoked(name, _) => name,
         }
     }
 }

@@ -19,6 +19,7 @@ pub mod message;
 mod quorum;
 pub mod redirects;
 pub mod session;
+pub mod steal;
 pub mod step;
 pub mod time;
 pub mod view;

@@ -10,13 +10,14 @@
 //! PPoPP 2012). A lease of fixed length is *solo*: it has a claim of its own and is never handed on. The lease of a
 //! caller that wants the store's order is solo, too.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use strum::{EnumCount, EnumTryAs};
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::message::{
-    Call, ClaimId, ClaimNumber, Fence, Grant, JobReport, LatchReport, LeaderReport, LeaseTimes, Mode, Name,
+    Asking, Call, ClaimId, ClaimNumber, Fence, Grant, JobReport, LatchReport, LeaderReport, LeaseTimes, Mode, Name,
     NodeId, Payload, Reply, Request, TickTime, Unanswered, WhenBehind, WriteAnswer,
 };
 use crate::protocol::time::Instant;
@@ -209,6 +210,10 @@ pub enum Input {
     },
     /// A grant arrived in the inbox.
     Pushed(Grant),
+    /// A push says that an operator asks for the lease of this claim.
+    Asked(ClaimId, Arc<Asking>),
+    /// A push says that an operator revoked the lease of this claim.
+    Revoked(ClaimId),
     /// The inbox received a push that says that what is watched has changed.
     Changed,
 }
@@ -233,6 +238,8 @@ pub enum Effect {
     /// The holder has reached its `max_hold`. The lease is not renewed any more, and is lost when the rest of it is
     /// over.
     Overdue(Ticket),
+    /// An operator asks the holder for the lease. At this time the lease may be revoked.
+    Asked(Ticket, Arc<Asking>, Instant),
     /// The holder lost the lease. After a deadline, this comes before the store can grant the key to another claim.
     Lost(Ticket, LostCause),
     /// The outcome of [`Input::Release`].
@@ -455,6 +462,10 @@ pub enum KeyEvent {
     },
     /// The answer to a claim or yield was lost; the node asks for the outcome.
     OutcomeQueried,
+    /// An operator asks for the lease. Reported once for a grant.
+    Asked(Arc<Asking>),
+    /// An operator revoked the lease.
+    Revoked,
     /// A claim was refused because it was late.
     Late,
     /// A claim was never answered. It is left once more when it can no longer be executed.

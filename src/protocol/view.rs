@@ -50,8 +50,13 @@ pub enum RecordView {
         /// The number of count-downs that are left.
         left: u32,
     },
-    /// Another client owns the name. The text identifies the value; `None` if it is no value of a lock.
-    Foreign(Option<Arc<str>>),
+    /// Another client owns the name.
+    Foreign {
+        /// Identifies the value; `None` if it is no value of a lock.
+        digest: Option<Arc<str>>,
+        /// An operator revoked the record: it excludes others until it ends.
+        is_revoked: bool,
+    },
 }
 
 /// A claim that holds a lease.
@@ -63,10 +68,12 @@ pub struct HolderView {
     pub claim: ClaimNumber,
     /// How the lease is shared.
     pub mode: Mode,
-    /// The number of the grant.
-    pub number: GrantNumber,
+    /// The number of the grant. `None`: the claim shared the key, and its lease is revoked.
+    pub number: Option<GrantNumber>,
     /// When the lease ends, in milliseconds.
     pub left_ms: Option<u64>,
+    /// An operator revoked the lease. It excludes others until it ends, or until its claim leaves.
+    pub is_revoked: bool,
 }
 
 /// A claim that waits, or a node that watches a latch.
@@ -135,7 +142,7 @@ impl RecordView {
         match self {
             RecordView::Owned(holder) => std::slice::from_ref(holder),
             RecordView::Shared { holders, .. } => holders,
-            RecordView::Free | RecordView::Latch { .. } | RecordView::Foreign(_) => &[],
+            RecordView::Free | RecordView::Latch { .. } | RecordView::Foreign { .. } => &[],
         }
     }
 }

@@ -3,14 +3,15 @@
 //! The store excludes all users of one handle and its clones, and no other process. It is the default for tests, examples and
 //! services with one process.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
 use std::future::ready;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::ledger::Ledger;
-use crate::protocol::message::{Batch, BatchReply, InboxEvent, Kind, Name, NodeId, Reply};
+use crate::protocol::message::{Batch, BatchReply, InboxEvent, Kind, Name, NodeId, Push, Reply};
+use crate::protocol::steal::{AuditRecord, MAX_AUDIT, StealRequest, StealAct, StealReply};
 use crate::protocol::view::{
     InspectAnswer, InspectQuery, NodeView, PAGE, Position, Presence, ServerView, nodes_of,
 };
@@ -40,6 +41,18 @@ struct Shared {
     ledger: Ledger,
     inboxes: HashMap<NodeId, Sink>,
     presences: HashMap<NodeId, Presence>,
+    audit: VecDeque<AuditRecord>,
+}
+
+impl Shared {
+    /// Passes pushes to the inboxes of their nodes. A sink only appends to an inbox, so it may run under the mutex.
+    fn push(&self, pushes: Vec<Push>) {
+        for push in pushes {
+            if let Some(sink) = self.inboxes.get(&push.node()) {
+                sink(InboxEvent::Pushed(push));
+            }
+        }
+    }
 }
 
 impl MemoryStore {
@@ -142,12 +155,7 @@ impl Immediate for MemoryStore {
         let reply = shared
             .ledger
             .apply_into(now_us(), batch, replies, (&mut pushes, &mut branches));
-        for push in pushes {
-            // A sink only appends to an inbox, so it may run under the mutex.
-            if let Some(sink) = shared.inboxes.get(&push.node()) {
-                sink(InboxEvent::Pushed(push));
-            }
-        }
+        shared.push(pushes);
         reply
     }
 
@@ -221,9 +229,37 @@ impl Inspect for MemoryStore {
             failures: Vec::new(),
         })))
     }
+
+    fn steal(&self, steal: StealRequest) -> BoxFuture<'static, Result<(StealReply, u64), StoreError>> {
+        Box::pin(ready(Ok((self.take(&steal), date_ms()))))
+    }
+
+    fn note(&self, record: AuditRecord) -> BoxFuture<'static, Result<(), StoreError>> {
+        let mut shared = self.lock();
+        shared.audit.push_front(record);
+        shared.audit.truncate(MAX_AUDIT);
+        Box::pin(ready(Ok(())))
+    }
+
+    fn audit(&self) -> BoxFuture<'static, Result<Vec<AuditRecord>, StoreError>> {
+        let audit = self.lock().audit.iter().cloned().collect();
+        Box::pin(ready(Ok(audit)))
+    }
 }
 
 impl MemoryStore {
+    fn take(&self, steal: &StealRequest) -> StealReply {
+        let (mut pushes, mut branches) = (Vec::new(), Vec::new());
+        let mut shared = self.lock();
+        let reply = shared.ledger.steal(now_us(), steal, &mut pushes, &mut branches);
+        if let (StealAct::HandOver, StealReply::Done(claim)) = (&steal.act, &reply) {
+            shared.ledger.set_date(date_ms());
+            shared.ledger.apply(now_us(), &steal.leave(*claim), &mut pushes);
+        }
+        shared.push(pushes);
+        reply
+    }
+
     /// Returns what is known of these nodes, or of all that told of themselves if there are none.
     fn nodes(&self, named: BTreeSet<NodeId>) -> BTreeMap<NodeId, NodeView> {
         let shared = self.lock();

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use crate::error::StoreError;
 use crate::protocol::message::{Batch, BatchReply, Failure, InboxEvent, Name, NodeId, Reply};
 use crate::protocol::session::step::Place;
+use crate::protocol::steal::{AuditRecord, StealRequest, StealReply};
 use crate::protocol::view::{InspectAnswer, InspectQuery, Presence};
 use crate::protocol::write::Action;
 
@@ -152,10 +153,19 @@ pub trait Immediate {
     fn listen(&self, node: NodeId, sink: Option<Sink>);
 }
 
-/// Reads what a store keeps, for operators, and changes nothing.
+/// Reads what a store keeps, for operators, and takes leases from their holders.
 pub trait Inspect: Debug + Send + Sync + 'static {
     /// Answers a question, within the timeouts of the store. A store that needs input and output is asked on the current runtime.
     fn read(&self, query: InspectQuery) -> BoxFuture<'static, Result<InspectAnswer, StoreError>>;
+
+    /// Executes a step of a steal, and returns the server's date in milliseconds since 1970, too.
+    fn steal(&self, steal: StealRequest) -> BoxFuture<'static, Result<(StealReply, u64), StoreError>>;
+
+    /// Appends to the list of what operators did.
+    fn note(&self, record: AuditRecord) -> BoxFuture<'static, Result<(), StoreError>>;
+
+    /// Returns what operators did, the latest first.
+    fn audit(&self) -> BoxFuture<'static, Result<Vec<AuditRecord>, StoreError>>;
 }
 
 /// A connection to a server. It closes when the last handle and every future made from it are dropped.

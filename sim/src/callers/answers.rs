@@ -235,9 +235,11 @@ impl World {
             LostCause::Ended => Case::LostEnded,
             LostCause::Unfetched => Case::NeverTakenUp,
             LostCause::Overdue => Case::LostOverdue,
+            LostCause::Revoked => Case::LostRevoked,
             _ => Case::LostShutdown,
         });
         self.nodes[slot].callers[caller].was_lost = true;
+        self.watch_revoked_loss(slot, caller, cause);
         let Caller {
             key,
             options,

@@ -4,6 +4,7 @@ mod cluster;
 mod failover;
 mod kills;
 mod links;
+mod operator;
 mod server;
 
 use tenure::protocol::ledger::RecordOwner;
@@ -219,7 +220,7 @@ impl World {
             let (ledger, us) = self.ledger_of(key);
             let strange = ledger
                 .record(&self.keys[key], us)
-                .is_some_and(|record| !matches!(record.owner, RecordOwner::Claim(..)));
+                .is_some_and(|record| !matches!(record.owner, RecordOwner::Claim(..) | RecordOwner::Revoked(..)));
             if strange {
                 self.overwrite(key, None);
             }

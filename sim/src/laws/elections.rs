@@ -36,7 +36,10 @@ impl World {
         let leads = leader.is_some_and(|leader| leader.claim == of);
         // The server does not know a leader whose record is lost until the leader asserts its lease.
         let is_lost = self.is_after_loss() && self.may_be_lost(number);
-        let wrongly_refused = !done && in_time && leads && !is_lost && !self.is_exempt_grant(number);
+        // A leader that an operator revoked learns of it after its election.
+        let is_revoked = self.memory.revoked.contains(&of);
+        let is_exempt = is_lost || is_revoked || self.is_exempt_grant(number);
+        let wrongly_refused = !done && in_time && leads && !is_exempt;
         if wrongly_refused || done && !is_kept {
             self.report(Violation::ProclaimedByAnother, Some(key), || {
                 format!("{of} leads: {leads}; it was told that its proclamation {seq} was kept: {done}")
@@ -143,7 +146,7 @@ impl World {
         let record = self.server.ledger.record(&self.keys[key], us);
         let leader = record.and_then(|record| match record.owner {
             RecordOwner::Claim(claim_id, number) => Some((claim_id, number)),
-            RecordOwner::Foreign | RecordOwner::WrongType => None,
+            _ => None,
         });
         if let Some((claim_id, number)) = leader {
             let elections = &mut self.memory.elections;

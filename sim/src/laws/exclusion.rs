@@ -106,7 +106,10 @@ impl World {
                     break;
                 }
                 let backed = record.is_some_and(|record| match record.owner {
-                    RecordOwner::Claim(claim_id, number) => claim_id == claim && number == fence.number(),
+                    // A revoked lease excludes others as long as its holder may believe that it holds it.
+                    RecordOwner::Claim(claim_id, number) | RecordOwner::Revoked(claim_id, number) => {
+                        claim_id == claim && number == fence.number()
+                    }
                     _ => false,
                 });
                 let mut shares = self.server.ledger.shares(&self.keys[key], us);

@@ -28,6 +28,11 @@ pub(crate) fn ends_lease(verb: Verb) -> bool {
     )
 }
 
+/// Returns whether a request gives the lease up that it is about. Nothing else ends a revoked lease early.
+fn leaves(verb: Verb) -> bool {
+    ends_lease(verb) && !matches!(verb, Verb::Yield { .. } | Verb::Pass { .. })
+}
+
 impl World {
     /// Checks that shares end only by their holders, and last for one lease.
     pub(crate) fn watch_shares(
@@ -49,7 +54,8 @@ impl World {
                 full
             };
             let fair = match after.shares.iter().find(|after| after.claim_id == share.claim_id) {
-                Some(after) => *after == *share || is_its && after.expires == full,
+                Some(after) => *after == *share || is_its && after.expires == full && !share.is_revoked,
+                None if share.is_revoked => is_its && leaves(request.verb),
                 None => is_its && ends_lease(request.verb),
             };
             if !fair {
@@ -112,6 +118,9 @@ impl World {
                 old == new || (claim_id == claim_of(request) || passed) && new == full
             }
             RecordOwner::Claim(claim_id, _) => claim_id == claim_of(request) && ends_lease(request.verb),
+            RecordOwner::Revoked(claim_id, _) => {
+                after == Some(before) || claim_id == claim_of(request) && leaves(request.verb)
+            }
             _ => after == Some(before),
         };
         if !fair {

@@ -16,6 +16,10 @@ impl World {
         let Some(silent) = &mut self.nodes[slot].inbox.silent else {
             return;
         };
+        // A grant that was revoked before its node learned of it does not show that its push was missed.
+        if *reply == Reply::Revoked {
+            silent.found = None;
+        }
         let given = reply.number().and_then(|_| silent.grants.remove(&claim));
         let Some(given) = given else { return };
         let unknown = now - given;

@@ -238,6 +238,8 @@ impl World {
                 grant.number, grant.claim_id.claim
             ),
             Push::Changed(..) => format!("server: pushes news to node {slot}"),
+            Push::Asked(_, of, _) => format!("server: asks node {slot} for {}", of.claim),
+            Push::Revoked(_, of) => format!("server: tells node {slot} that {} is revoked", of.claim),
         });
         let subs = self.reached_subscriptions(slot, life);
         if subs.is_empty() {
@@ -309,6 +311,14 @@ impl World {
                     key,
                     input: Input::Changed,
                 });
+            }
+            Push::Asked(_, of, asking) => {
+                let input = Input::Asked(of, asking);
+                return self.raise(Signal::Input { slot, key, input });
+            }
+            Push::Revoked(_, of) => {
+                let input = Input::Revoked(of);
+                return self.raise(Signal::Input { slot, key, input });
             }
         };
         let claim = grant.claim_id.claim;

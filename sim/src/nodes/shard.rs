@@ -127,6 +127,7 @@ impl World {
                     ticket,
                     denial: &denial,
                 }),
+                Effect::Asked(ticket, ..) => self.raise(Signal::Asked { slot, ticket }),
                 Effect::Overdue(ticket) => self.raise(Signal::Overdue { slot, ticket }),
                 Effect::Lost(ticket, cause) => self.raise(Signal::Lost { slot, ticket, cause }),
                 Effect::Released(ticket, outcome) => self.raise(Signal::Released {

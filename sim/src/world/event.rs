@@ -214,6 +214,8 @@ pub(crate) enum Event {
         slot: usize,
     },
     Fault,
+    /// An operator asks for a lease, or revokes one.
+    Operator,
     Audit,
     Drain,
 }

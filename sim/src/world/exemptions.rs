@@ -15,8 +15,7 @@ impl World {
     /// Exempts the lease of the present owner from the laws.
     pub(crate) fn exempt(&mut self, key: usize) {
         let owned = self.key_records(&self.keys[key]);
-        let numbers = owned.grants().map(|(_, number)| number);
-        self.memory.exempt_grants.extend(numbers);
+        self.memory.exempt_grants.extend(owned.numbers());
     }
 
     /// Exempts the present leases of all keys.

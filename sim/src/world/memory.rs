@@ -30,6 +30,8 @@ pub(crate) struct Memory {
     pub(crate) written: Vec<Option<Fence>>,
     /// The claims whose end was executed.
     pub(crate) ended: HashSet<ClaimId>,
+    /// The claims whose leases an operator revoked.
+    pub(crate) revoked: HashSet<ClaimId>,
     /// When a replica may next take over.
     pub(crate) next_failover: u64,
     /// The leases that were asserted after their end.
@@ -76,6 +78,7 @@ impl Memory {
             highest_fences: vec![None; keys],
             written: vec![None; keys],
             ended: HashSet::new(),
+            revoked: HashSet::new(),
             next_failover: 0,
             asserted_after_end: HashSet::new(),
             lossy_until: 0,

@@ -54,6 +54,8 @@ pub(crate) struct World {
     pub(crate) rng: fastrand::Rng,
     /// The generator for writes, so that nothing else depends on them.
     pub(crate) write_rng: fastrand::Rng,
+    /// The generator for the choices of the operator.
+    pub(crate) operator_rng: fastrand::Rng,
     /// The generator for the age of clock readings.
     pub(crate) reading_rng: fastrand::Rng,
     /// The leases of each write, by its number.
@@ -159,6 +161,7 @@ impl World {
             setup,
             rng,
             write_rng: fastrand::Rng::with_seed(setup.seed),
+            operator_rng: fastrand::Rng::with_seed(setup.seed),
             reading_rng: fastrand::Rng::with_seed(setup.seed),
             written: Vec::new(),
             now: 0,

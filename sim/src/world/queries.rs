@@ -96,10 +96,11 @@ impl World {
         self.memory.exempt_grants.contains(&number)
     }
 
-    /// Returns whether the grant of a claim is exempt from the laws.
+    /// Returns whether the grant of a claim is exempt from the laws, or its lease was revoked.
     pub(crate) fn is_exempt_claim(&self, claim: Option<ClaimId>) -> bool {
         let number = claim.and_then(|claim| self.memory.granted.get(&claim));
         number.is_some_and(|number| self.memory.exempt_grants.contains(number))
+            || claim.is_some_and(|claim| self.memory.revoked.contains(&claim))
     }
 
     /// Returns the records of each request's key.

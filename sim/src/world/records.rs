@@ -29,7 +29,17 @@ impl KeyRecords {
             RecordOwner::Claim(claim_id, number) => Some((claim_id, number)),
             _ => None,
         });
-        alone.chain(self.shares.iter().map(|share| (share.claim_id, share.number)))
+        let shares = self.shares.iter().filter(|share| !share.is_revoked);
+        alone.chain(shares.map(|share| (share.claim_id, share.number)))
+    }
+
+    /// Returns the numbers of the owners' grants, also of revoked ones.
+    pub(crate) fn numbers(&self) -> impl Iterator<Item = GrantNumber> {
+        let alone = self.record.iter().filter_map(|record| match record.owner {
+            RecordOwner::Claim(_, number) | RecordOwner::Revoked(_, number) => Some(number),
+            _ => None,
+        });
+        alone.chain(self.shares.iter().map(|share| share.number))
     }
 }
 

@@ -46,6 +46,8 @@ pub(crate) enum Signal<'a> {
     },
     /// A caller holds for longer than it allows.
     Overdue { slot: usize, ticket: Ticket },
+    /// An operator asks the holder for its lease.
+    Asked { slot: usize, ticket: Ticket },
     /// A caller lost its lease.
     Lost {
         slot: usize,

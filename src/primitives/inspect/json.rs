@@ -5,7 +5,8 @@ use std::time::{Duration, SystemTime};
 use serde::{Serialize, Serializer};
 
 use crate::key::Key;
-use crate::primitives::inspect::{Entry, HolderEntry, NodeEntry, WaiterEntry};
+use crate::primitives::inspect::inspection::{Entry, HolderEntry, NodeEntry, WaiterEntry};
+use crate::primitives::inspect::steal::AuditEntry;
 use crate::protocol::message::{Mode, Permits};
 
 #[derive(Serialize)]
@@ -51,8 +52,10 @@ struct HolderForm<'a> {
     claim: u64,
     mode: &'static str,
     weight: Option<u32>,
-    fence: String,
-    since: String,
+    number: Option<String>,
+    fence: Option<String>,
+    since: Option<String>,
+    revoked: bool,
     left_ms: Option<u64>,
 }
 
@@ -106,8 +109,10 @@ impl Serialize for HolderEntry {
             claim: self.claim,
             mode,
             weight,
-            fence: self.fence.to_string(),
-            since: date(self.since),
+            number: self.number.map(|number| number.to_string()),
+            fence: self.fence.map(|fence| fence.to_string()),
+            since: self.since.map(date),
+            revoked: self.is_revoked,
             left_ms: self.left.map(ms),
         };
         form.serialize(serializer)
@@ -138,6 +143,33 @@ impl Serialize for NodeEntry {
             prefix: told.map(|told| told.prefix.to_string()),
             keys: told.map(|told| told.keys),
             waiting: told.map(|told| told.waiting),
+        };
+        form.serialize(serializer)
+    }
+}
+
+#[derive(Serialize)]
+struct AuditForm<'a> {
+    time: String,
+    by: &'a str,
+    what: &'a str,
+    kind: Option<&'static str>,
+    #[serde(flatten)]
+    key: KeyForm<'a>,
+    number: &'a str,
+    why: &'a str,
+}
+
+impl Serialize for AuditEntry {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let form = AuditForm {
+            time: date(self.time),
+            by: &self.by,
+            what: &self.what,
+            kind: self.kind.map(|kind| kind.word()),
+            key: key_form(&self.key),
+            number: &self.number,
+            why: &self.why,
         };
         form.serialize(serializer)
     }

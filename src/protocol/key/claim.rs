@@ -161,6 +161,8 @@ pub(crate) struct HeldLease {
     pub(crate) due: Instant,
     /// The record in the store has ended by this time if no request extends it.
     pub(crate) ends: Instant,
+    /// An operator asked for the lease: it is not handed on in this process.
+    pub(crate) is_asked_for: bool,
     /// The number of writes under this lease that were sent and not answered. A write that is never answered counts
     /// to the end: it may be executed late, and would then pass for a write of the next holder.
     pub(crate) writes: u32,

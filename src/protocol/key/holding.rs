@@ -75,6 +75,7 @@ impl<P: Plant> KeyState<P> {
             since: cx.now,
             due: cx.now + deadline.since(cx.now).saturating_sub(lease / 3 * 2),
             ends: cx.now + claim.record_lifetime(),
+            is_asked_for: false,
             writes: 0,
         });
         self.last_held = number;
@@ -130,7 +131,7 @@ impl<P: Plant> KeyState<P> {
         // that.
         let is_short = next.lease() > lease || held.deadline.since(cx.now) < lease / 3;
         let may_be_written = held.writes > 0 && !self.plant.planted(Flaw::HandedOnUnanswered);
-        if !in_burst || is_short || !has_same_mode || may_be_written {
+        if !in_burst || is_short || !has_same_mode || may_be_written || held.is_asked_for {
             return self.give_way(cx, number, release);
         }
         self.line.pop();

@@ -1,7 +1,7 @@
 //! The key machine: the state of one key, kept while a caller or a claim of this process needs it.
 //!
 //! Reading order: [`shard`], `line`, `claim`, [`claims`], [`key_state`], `requests`, `holding`, `readers`,
-//! `shared_lease`, `transfer`, [`replies`], [`failures`], [`renewal`].
+//! `shared_lease`, `transfer`, `revocation`, [`replies`], [`failures`], [`renewal`].
 
 pub mod claim;
 pub mod claims;
@@ -15,6 +15,7 @@ pub(crate) mod redirected_requests;
 pub mod renewal;
 pub mod replies;
 pub(crate) mod requests;
+mod revocation;
 pub mod shard;
 pub(crate) mod shared_lease;
 pub(crate) mod transfer;

@@ -12,7 +12,9 @@ use crate::protocol::key::claim::{Claimant, Leaving, Phase, RequestKind, Yielded
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::key::line::Caller;
-use crate::protocol::message::{ClaimNumber, Grant, GrantNumber, LeaseTimes, Mode, NodeId, Reply, TickTime};
+use crate::protocol::message::{
+    ClaimId, ClaimNumber, Grant, GrantNumber, LeaseTimes, Mode, NodeId, Reply, TickTime,
+};
 use crate::protocol::step::{AcquireError, Effect, KeyEvent, Outcome, Tag, TickRefusal, ms};
 use crate::protocol::time::Instant;
 
@@ -134,6 +136,7 @@ impl<P: Plant> KeyState<P> {
             (RequestKind::Yield, reply) => self.yield_not_executed(cx, number, &reply),
             (RequestKind::Pass, Reply::Late) => self.came_late(cx, number),
             (RequestKind::Pass, _) => self.pass_gone(cx, number),
+            (_, Reply::Revoked) => self.revoked(cx, number),
             (_, Reply::Over) => self.refuse_tick(cx, number, TickRefusal::Over),
             (_, Reply::Skipped) => self.refuse_tick(cx, number, TickRefusal::Skipped),
             (_, Reply::Early(left)) => self.refuse_tick(cx, number, TickRefusal::Early(ms(left))),
@@ -167,7 +170,7 @@ impl<P: Plant> KeyState<P> {
     }
 
     /// Ends a yield that is known to be executed. If the yield was a release, its caller gets the outcome now.
-    fn finish_yield(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+    pub(crate) fn finish_yield(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let yielded = self.claims[number].take_yielded();
         if let Some(ticket) = yielded.and_then(|yielded| yielded.release) {
             cx.released(ticket, Outcome::Kept);
@@ -547,7 +550,11 @@ impl<P: Plant> KeyState<P> {
             return if self.knows_claim(grant.claim_id) {
                 cx.event(KeyEvent::PushStale);
             } else {
-                self.leave_unknown(cx, grant);
+                self.leave_unknown(cx, grant.claim_id, grant.lease_ms);
+                if self.plant.planted(Flaw::UnknownKept) {
+                    self.claims[number].claimant = Claimant::LineHead;
+                    self.start(cx, number, grant.number, cx.now + ms(grant.lease_ms));
+                }
             };
         };
         if claim.claim_id != grant.claim_id {
@@ -587,27 +594,22 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Leaves a grant to a number that this node does not know. Its lease would otherwise block all others until it
-    /// ends.
-    fn leave_unknown(&mut self, cx: &mut StepContext<'_>, grant: &Grant) {
-        if grant.claim_id.node != cx.shard.node {
+    /// Leaves a number that this node does not know, and that has a lease. The lease would otherwise block all others until
+    /// it ends.
+    pub(crate) fn leave_unknown(&mut self, cx: &mut StepContext<'_>, claim_id: ClaimId, lease_ms: u64) {
+        if claim_id.node != cx.shard.node {
             return cx.event(KeyEvent::PushForged);
         }
         cx.event(KeyEvent::UnknownLeft);
         let term = LeaseTimes {
-            lease_ms: grant.lease_ms,
-            margin_ms: grant.lease_ms,
+            lease_ms,
+            margin_ms: lease_ms,
         };
         let yielded = Yielded {
-            from: grant.claim_id,
+            from: claim_id,
             term,
             release: None,
         };
         self.leave_old_number(cx, yielded, UNKNOWN_CLAIM_SEQ, None);
-        if self.plant.planted(Flaw::UnknownKept) {
-            let number = grant.claim_id.claim;
-            self.claims[number].claimant = Claimant::LineHead;
-            self.start(cx, number, grant.number, cx.now + ms(grant.lease_ms));
-        }
     }
 }

@@ -247,7 +247,10 @@ impl<P: Plant> KeyState<P> {
         if let Claimant::Solo(caller) = self.end_number(cx, number) {
             cx.deny(caller.ticket, AcquireError::Lost(LostCause::Gone));
         }
-        self.end_passed(cx, old);
+        // The record may still be there: an operator revoked the lease.
+        if let Some(old) = old {
+            self.leave_passed(cx, old);
+        }
     }
 
     /// Ends the number of a lease that was passed on, or is gone. If a renewal may still write its record again, the

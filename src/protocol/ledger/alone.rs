@@ -50,12 +50,17 @@ impl<P: Plant> Transaction<'_, P> {
                 self.state.end(claim_id);
                 Reply::Done
             }
+            (Verb::Leave, None) if self.is_revoked(claim_id) => {
+                self.state.end(claim_id);
+                Reply::Done
+            }
             (Verb::Leave, None) => Reply::NotThere,
             (Verb::Renew { .. }, Some(number)) => {
                 self.extend(claim_id, request.term);
                 Reply::Granted(number)
             }
             (_, Some(number)) => Reply::Granted(number),
+            (_, None) if self.is_revoked(claim_id) => Reply::Revoked,
             (_, None) => Reply::Gone,
         }
     }

@@ -32,6 +32,10 @@ pub enum Branch {
     Downgraded,
     /// A lease passed from its owner to another claim.
     Passed,
+    /// An operator revoked a lease.
+    Revoked,
+    /// The holder of a revoked lease learned of it by its renewal.
+    RevokedTold,
     /// A pass was repeated after it had been executed.
     PassRepeated,
     /// A pass named a claim that no longer owns the lease.

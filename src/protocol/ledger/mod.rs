@@ -32,6 +32,7 @@ pub(crate) mod quorum;
 pub mod record;
 pub(crate) mod recovery;
 pub(crate) mod shares;
+mod steal;
 pub(crate) mod ticks;
 pub mod transaction;
 pub(crate) mod transfer;
@@ -227,6 +228,7 @@ impl<P: Plant> Ledger<P> {
     fn is_current(&self, now_us: u64, lease: &Precondition) -> bool {
         let is_shared = |share: &SharedLease| {
             (share.claim_id, share.mode, share.number) == (lease.claim_id, lease.mode, lease.number)
+                && !share.is_revoked
         };
         self.record(&lease.name, now_us)
             .is_some_and(|record| record.claim() == Some((lease.claim_id, lease.number)))

@@ -107,8 +107,30 @@ impl Record {
     pub(crate) fn claim(&self) -> Option<(ClaimId, GrantNumber)> {
         match self.owner {
             RecordOwner::Claim(claim_id, number) => Some((claim_id, number)),
-            RecordOwner::Foreign | RecordOwner::WrongType => None,
+            RecordOwner::Revoked(..)
+            | RecordOwner::Foreign
+            | RecordOwner::RevokedForeign
+            | RecordOwner::WrongType => None,
         }
+    }
+}
+
+impl RecordOwner {
+    /// Revokes the lease of the owner.
+    pub(crate) fn revoke(&mut self) {
+        match self {
+            RecordOwner::Claim(claim, number) => *self = RecordOwner::Revoked(*claim, *number),
+            RecordOwner::Foreign => *self = RecordOwner::RevokedForeign,
+            RecordOwner::Revoked(..) | RecordOwner::RevokedForeign | RecordOwner::WrongType => {}
+        }
+    }
+
+    /// Returns whether waiters are not told of the end: the owner does not know the queue, or may not leave.
+    pub(crate) fn is_unannounced(&self) -> bool {
+        matches!(
+            self,
+            RecordOwner::Foreign | RecordOwner::RevokedForeign | RecordOwner::Revoked(..)
+        )
     }
 }
 
@@ -123,6 +145,8 @@ pub struct SharedLease {
     pub number: GrantNumber,
     /// The last millisecond in which it exists, on the server's clock.
     pub expires: u64,
+    /// An operator revoked it. It counts until it ends or its claim leaves.
+    pub is_revoked: bool,
 }
 
 /// The owner of a record.
@@ -130,8 +154,12 @@ pub struct SharedLease {
 pub enum RecordOwner {
     /// A claim, under a grant number.
     Claim(ClaimId, GrantNumber),
+    /// A claim whose lease an operator revoked. Only its own leave ends the record early.
+    Revoked(ClaimId, GrantNumber),
     /// A client that uses the same record with another protocol.
     Foreign,
+    /// Such a client, whose record an operator revoked: its value is another one, so the client can no longer renew it.
+    RevokedForeign,
     /// A value that is no lock.
     WrongType,
 }

@@ -36,7 +36,8 @@ impl<P: Plant> Transaction<'_, P> {
     /// server recovers, the owner's record is written again. No other claim can have been granted the key since.
     pub(crate) fn assert_lease(&mut self, claim: &QueueEntry, number: GrantNumber) -> Option<Reply> {
         let is_free = self.is_free_for(claim.mode)
-            || self.planted(Flaw::AssertedOverOwner) && self.state.owner().is_some();
+            || self.planted(Flaw::AssertedOverOwner) && self.state.owner().is_some()
+            || self.planted(Flaw::RevokedAsserted) && self.is_revoked(claim.claim_id);
         if !is_free {
             return None;
         }

@@ -82,11 +82,13 @@ impl<P: Plant> Transaction<'_, P> {
 
     /// Adds a lease that shares the key.
     pub(crate) fn add_share(&mut self, claim_id: ClaimId, mode: Mode, number: GrantNumber) {
+        self.state.shares.retain(|share| share.claim_id != claim_id);
         self.state.shares.push(SharedLease {
             claim_id,
             mode,
             number,
             expires: 0,
+            is_revoked: false,
         });
     }
 

@@ -264,6 +264,10 @@ impl<P: Plant> Transaction<'_, P> {
                 _ => self.granted(own),
             };
         }
+        if self.is_revoked(claim_id) && !self.planted(Flaw::RevokedAsserted) {
+            self.branches.push(Branch::RevokedTold);
+            return Reply::Revoked;
+        }
         if let Some(asserted) = number.and_then(|number| self.assert_lease(&claim, number)) {
             return asserted;
         }
@@ -290,6 +294,7 @@ impl<P: Plant> Transaction<'_, P> {
                 }
                 self.granted(own)
             }
+            None if self.is_revoked(claim.claim_id) => Reply::Revoked,
             None => self.assert_lease(claim, number).unwrap_or(Reply::Gone),
         }
     }
@@ -297,6 +302,8 @@ impl<P: Plant> Transaction<'_, P> {
     /// Releases the claim's lease and hands the key over, or removes the claim from the queue.
     pub(crate) fn leave(&mut self, claim_id: ClaimId) -> Reply {
         if self.owned_by(claim_id).is_some()
+            || self.is_revoked(claim_id)
+            || self.planted(Flaw::RevokedLeftByAnother) && self.is_owner_revoked()
             || (self.planted(Flaw::LeaveByAnyone) && self.state.record.is_some())
         {
             self.state.end(claim_id);
@@ -408,8 +415,9 @@ impl<P: Plant> Transaction<'_, P> {
             }
             _ => {
                 let mut shares = self.state.shares.iter();
-                let share = shares.find(|share| share.claim_id == claim_id)?;
-                Some(share.number)
+                let share = shares.find(|share| share.claim_id == claim_id && !share.is_revoked);
+                let revoked = || self.revoked_number(claim_id).filter(|_| self.planted(Flaw::RevokedRenewed));
+                share.map(|share| share.number).or_else(revoked)
             }
         }
     }
@@ -423,7 +431,7 @@ impl<P: Plant> Transaction<'_, P> {
         let left = self.owner_left_ms();
         let record = self.state.record.as_ref();
         // A lock that is left free for clients that poll is not announced either.
-        if self.poll_gap > 0 || record.is_some_and(|record| record.owner == RecordOwner::Foreign) {
+        if self.poll_gap > 0 || record.is_some_and(|record| record.owner.is_unannounced()) {
             self.branches.push(Branch::QueuedBehindForeign);
             return Reply::QueuedBehindForeign(left);
         }

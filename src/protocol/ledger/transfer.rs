@@ -16,7 +16,8 @@ impl<P: Plant> Transaction<'_, P> {
             self.extend(to.claim_id, to.term);
             return Reply::Granted(number);
         }
-        if !self.owns_in_mode(claim_id, to.mode) {
+        let is_adopted = self.planted(Flaw::RevokedAdopted) && self.is_revoked(claim_id);
+        if !self.owns_in_mode(claim_id, to.mode) && !is_adopted {
             self.branches.push(Branch::PassRefused);
             return Reply::Gone;
         }

@@ -57,15 +57,25 @@ impl<P: Plant> Ledger<P> {
 }
 
 fn owned(record: &Record, now: u64) -> RecordView {
+    let is_revoked = matches!(
+        record.owner,
+        RecordOwner::Revoked(..) | RecordOwner::RevokedForeign
+    );
     match record.owner {
-        RecordOwner::Claim(claim_id, number) => RecordView::Owned(HolderView {
-            node: claim_id.node,
-            claim: claim_id.claim,
-            mode: Mode::Exclusive,
-            number,
-            left_ms: record.expires.map(|expires| expires.saturating_sub(now)),
-        }),
-        RecordOwner::Foreign | RecordOwner::WrongType => RecordView::Foreign(None),
+        RecordOwner::Claim(claim_id, number) | RecordOwner::Revoked(claim_id, number) => {
+            RecordView::Owned(HolderView {
+                node: claim_id.node,
+                claim: claim_id.claim,
+                mode: Mode::Exclusive,
+                number: Some(number),
+                left_ms: record.expires.map(|expires| expires.saturating_sub(now)),
+                is_revoked,
+            })
+        }
+        RecordOwner::Foreign | RecordOwner::RevokedForeign | RecordOwner::WrongType => RecordView::Foreign {
+            digest: None,
+            is_revoked,
+        },
     }
 }
 
@@ -81,8 +91,9 @@ fn shared(state: &KeyRecord, now: u64) -> (RecordView, Option<u64>) {
         node: share.claim_id.node,
         claim: share.claim_id.claim,
         mode: share.mode,
-        number: share.number,
+        number: (!share.is_revoked).then_some(share.number),
         left_ms: Some(share.expires.saturating_sub(now)),
+        is_revoked: share.is_revoked,
     });
     let record = RecordView::Shared {
         count: live.len() as u64,

@@ -2,13 +2,15 @@
 
 use std::fmt::Display;
 use std::str::FromStr;
+use std::sync::Arc;
 
+use percent_encoding::percent_decode_str;
 use redis::{RedisError, RedisResult, Value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::options::LONGEST_LEASE;
 use crate::protocol::message::{
-    BatchReply, ClaimId, Executed, Failure, Grant, GrantNumber, JobReport, Kind, LatchReport, LeaderReport,
+    Asking, BatchReply, ClaimId, Executed, Failure, Grant, GrantNumber, JobReport, Kind, LatchReport, LeaderReport,
     NodeId, Payload, Push, Reply, TickTime,
 };
 use crate::store::redis::names::Names;
@@ -100,6 +102,7 @@ pub(super) fn reply(value: &Value) -> Option<Reply> {
         b'F' => Reply::Early(first.parse().ok()?),
         b'L' => Reply::Late,
         b'X' => Reply::Gone,
+        b'!' => Reply::Revoked,
         b'N' => Reply::NotThere,
         b'Y' => Reply::Latch(LatchReport::Set),
         b'D' => Reply::Latch(LatchReport::Left(first.parse().ok()?)),
@@ -232,6 +235,8 @@ pub(super) fn refusal(text: &str) -> StoreRefusal {
 /// * `1 <kind> <claim> <nonce> <number> <lease> <record>`: a grant of a lock, a semaphore or an election.
 /// * `1 job <claim> <nonce> <number> <lease> <attempt> <record>`: a grant of a tick.
 /// * `1 latch <record>` and `1 changed election <record>`: the record has changed.
+/// * `1 asked <kind> <claim> <nonce> <grace ms> <by> <why> <record>`: an operator asks for a lease.
+/// * `1 revoked <kind> <claim> <nonce> <record>`: an operator revoked a lease.
 pub(super) fn push(payload: &[u8], node: NodeId, names: &Names) -> Option<Push> {
     let mut rest = payload;
     let mut word = || {
@@ -243,14 +248,26 @@ pub(super) fn push(payload: &[u8], node: NodeId, names: &Names) -> Option<Push> 
     if word()? != "1" {
         return None;
     }
-    let (first, kind_of) = (word()?, |text: &str| text.parse::<Kind>().ok());
-    let is_news = first == "changed";
-    let kind = kind_of(if is_news { word()? } else { first })?;
-    if is_news || kind == Kind::Latch {
+    let first = word()?;
+    let news = matches!(first, "changed" | "asked" | "revoked").then_some(first);
+    let kind: Kind = (if news.is_some() { word()? } else { first }).parse().ok()?;
+    if news == Some("changed") || kind == Kind::Latch {
         return Some(Push::Changed(node, names.name(kind, rest)?));
     }
     let claim = word()?.parse().ok()?;
     let nonce = u64::from_str_radix(word()?, 16).ok()?;
+    let claim_id = ClaimId { node, claim, nonce };
+    match news {
+        Some("asked") => {
+            let (grace_ms, by, why) = (word()?.parse().ok()?, word()?, word()?);
+            let text = |word: &str| percent_decode_str(word).decode_utf8_lossy().into_owned();
+            let (by, why) = (text(by), text(why));
+            let asking = Arc::new(Asking { grace_ms, by, why });
+            return Some(Push::Asked(names.name(kind, rest)?, claim_id, asking));
+        }
+        Some(_) => return Some(Push::Revoked(names.name(kind, rest)?, claim_id)),
+        None => {}
+    }
     let number = word()?.parse().ok()?;
     let lease_ms = word()?
         .parse()
@@ -262,7 +279,7 @@ pub(super) fn push(payload: &[u8], node: NodeId, names: &Names) -> Option<Push> 
     };
     Some(Push::Granted(Grant {
         name: names.name(kind, rest)?,
-        claim_id: ClaimId { node, claim, nonce },
+        claim_id,
         number,
         lease_ms,
         attempt,

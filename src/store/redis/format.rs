@@ -14,6 +14,8 @@ const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'_')
     .remove(b'.')
     .remove(b':');
+/// What stands before the value of a record that an operator revoked.
+pub(super) const REVOKED: &[u8] = b"!";
 /// The most bytes of a field of a presence, encoded.
 const MAX_FIELD: usize = 256;
 
@@ -33,6 +35,8 @@ pub(super) struct Member<'a> {
     pub(super) mode: Mode,
     /// The text of the claim, `<node>:<claim>:<nonce>:`. It has the nonce.
     pub(super) holder: &'a str,
+    /// The whole member.
+    pub(super) member: &'a str,
 }
 
 /// Reads the value of a record. `None`: another client wrote it.
@@ -47,7 +51,8 @@ pub(super) fn owner(value: &[u8]) -> Option<Owner> {
 
 /// Reads a share of a record of this kind.
 pub(super) fn share(member: &[u8], kind: Kind) -> Option<Member<'_>> {
-    let text = std::str::from_utf8(member).ok()?.strip_prefix('h')?;
+    let member = std::str::from_utf8(member).ok()?;
+    let text = member.strip_prefix('h')?;
     let (node, claim, rest) = claim(text)?;
     let mode = match kind {
         Kind::Semaphore => permits(rest)?,
@@ -59,12 +64,14 @@ pub(super) fn share(member: &[u8], kind: Kind) -> Option<Member<'_>> {
         claim,
         mode,
         holder: &text[..text.len() - rest.len()],
+        member,
     })
 }
 
 /// Reads the place of a waiter in a queue of this kind: `a<holder>:<lease>:<hold>`, and `:<tick>` or `:<mode>`.
 pub(super) fn waiter(member: &[u8], kind: Kind) -> Option<Member<'_>> {
-    let text = std::str::from_utf8(member).ok()?.strip_prefix('a')?;
+    let member = std::str::from_utf8(member).ok()?;
+    let text = member.strip_prefix('a')?;
     let (node, claim, rest) = claim(text)?;
     let mut terms = rest.splitn(3, ':');
     let (_lease, _hold) = (decimal::<u64>(terms.next()?)?, decimal::<u64>(terms.next()?)?);
@@ -78,6 +85,7 @@ pub(super) fn waiter(member: &[u8], kind: Kind) -> Option<Member<'_>> {
         claim,
         mode,
         holder: &text[..text.len() - rest.len()],
+        member,
     })
 }
 
@@ -136,22 +144,36 @@ pub(super) fn presence(presence: &Presence) -> String {
         ("keys", keys.as_bytes()),
         ("waiting", waiting.as_bytes()),
     ];
-    let fields = fields.map(|(field, value)| {
-        let mut text = percent_encode(value, PLAIN).to_string();
-        // A cut in the middle of an escape leaves a `%`, which is read as it is.
-        text.truncate(MAX_FIELD);
-        format!("{field}={text}")
-    });
+    let fields = fields.map(|(field, value)| format!("{field}={}", encoded_start(value)));
     fields.join("&")
+}
+
+/// Encodes a value for a field or for a word of a push.
+pub(super) fn encoded(value: &[u8]) -> String {
+    percent_encode(value, PLAIN).to_string()
+}
+
+/// Encodes a value, and keeps only its beginning if it is long.
+pub(super) fn encoded_start(value: &[u8]) -> String {
+    let mut text = encoded(value);
+    // A cut in the middle of an escape leaves a `%`, which is read as it is.
+    text.truncate(MAX_FIELD);
+    text
+}
+
+/// Returns the fields of a text, each with the bytes of its value. A field without `=` is empty.
+pub(super) fn fields(text: &str) -> impl Iterator<Item = (&str, Vec<u8>)> {
+    text.split('&').map(|field| {
+        let (field, value) = field.split_once('=').unwrap_or((field, ""));
+        (field, percent_decode_str(value).collect())
+    })
 }
 
 /// Reads a presence. Unknown fields are ignored, missing ones are empty: other versions have other fields.
 pub(super) fn read_presence(text: &[u8]) -> Presence {
     let mut presence = Presence::default();
-    for field in String::from_utf8_lossy(text).split('&') {
-        let (field, value) = field.split_once('=').unwrap_or((field, ""));
-        let value = percent_decode_str(value);
-        let text = value.clone().decode_utf8_lossy().into_owned();
+    for (field, value) in fields(&String::from_utf8_lossy(text)) {
+        let text = String::from_utf8_lossy(&value).into_owned();
         match field {
             "name" => presence.name = text,
             "host" => presence.host = text,
@@ -159,7 +181,7 @@ pub(super) fn read_presence(text: &[u8]) -> Presence {
             "started" => presence.started_ms = text.parse().unwrap_or_default(),
             "version" => presence.version = text,
             "service" => presence.service = text,
-            "prefix" => presence.prefix = value.collect(),
+            "prefix" => presence.prefix = value,
             "keys" => presence.keys = text.parse().unwrap_or_default(),
             "waiting" => presence.waiting = text.parse().unwrap_or_default(),
             _ => {}

@@ -11,6 +11,7 @@ use redis::Value;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::Key;
 use crate::protocol::message::{Kind, Name, NodeId};
+use crate::protocol::steal::{AuditRecord, StealRequest, StealReply};
 use crate::protocol::view::{
     InspectAnswer, InspectQuery, NodeView, PAGE, Position, RecordView, ServerView, nodes_of,
 };
@@ -20,12 +21,14 @@ use crate::store::redis::format;
 use crate::store::redis::inspector::answers::{next, optional, push, read};
 use crate::store::redis::inspector::connections::Connections;
 use crate::store::redis::inspector::keys::KeyReader;
+use crate::store::redis::inspector::steal::Stealer;
 use crate::store::redis::names::{self, Names};
 use crate::store::{BoxFuture, Inspect, ServerId};
 
 mod answers;
 mod connections;
 mod keys;
+mod steal;
 
 /// The number of SCANs for one page. With a prefix that few keys have, most SCANs find nothing.
 const MAX_SCANS: usize = 200;
@@ -78,9 +81,30 @@ impl Inspect for RedisInspector {
             }
         })
     }
+
+    fn steal(&self, steal: StealRequest) -> BoxFuture<'static, Result<(StealReply, u64), StoreError>> {
+        let inner = self.0.clone();
+        Box::pin(async move { inner.stealer().steal(&steal).await })
+    }
+
+    fn note(&self, record: AuditRecord) -> BoxFuture<'static, Result<(), StoreError>> {
+        let inner = self.0.clone();
+        Box::pin(async move { inner.stealer().note(&record).await })
+    }
+
+    fn audit(&self) -> BoxFuture<'static, Result<Vec<AuditRecord>, StoreError>> {
+        let inner = self.0.clone();
+        Box::pin(async move { inner.stealer().audit().await })
+    }
 }
 
 impl Inner {
+    fn stealer(&self) -> Stealer<'_> {
+        Stealer {
+            connections: &self.connections,
+        }
+    }
+
     /// Reads a page of the server at the position. The servers follow each other.
     async fn page<P: Future<Output = Result<(ServerView, u64), StoreError>>>(
         &self,

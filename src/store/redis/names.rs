@@ -25,6 +25,9 @@ pub(super) const MASTERS: &str = "tenure1:masters";
 /// The beginning of the keys in which nodes tell of themselves.
 pub(super) const PRESENCE: &str = "tenure1:i:";
 
+/// The beginning of the key with the list of what operators did. The prefix of the records follows.
+const AUDIT: &str = "tenure1:a:";
+
 /// The names of keys in Redis.
 #[derive(Debug, Clone)]
 pub(super) struct Names {
@@ -40,6 +43,11 @@ impl Names {
             prefix: prefix.into(),
             has_slots: false,
         }
+    }
+
+    /// Returns the name of the list of what operators did.
+    pub(super) fn audit(&self) -> Vec<u8> {
+        [AUDIT.as_bytes(), &self.prefix].concat()
     }
 
     /// Returns the slot of a name, in which all its keys are. On one server all names have slot 0.

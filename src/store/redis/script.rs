@@ -62,6 +62,10 @@ pub(super) static ALONE: LazyLock<LuaScript> =
 pub(super) static VOTE: LazyLock<LuaScript> =
     LazyLock::new(|| LuaScript::new(include_str!("lua/vote.lua").to_owned()));
 
+/// The script that takes a lease from its holder for an operator.
+pub(super) static REVOKE: LazyLock<LuaScript> =
+    LazyLock::new(|| LuaScript::new(include_str!("lua/revoke.lua").to_owned()));
+
 impl LuaScript {
     pub(super) fn new(text: String) -> Self {
         let sha = redis::Script::new(&text).get_hash().to_owned();

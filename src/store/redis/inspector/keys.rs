@@ -25,6 +25,12 @@ const LAST_PLACE: &str = "99999999999";
 /// Above every time, and below every grant number.
 const LAST_TIME: &str = "100000000000000";
 
+/// A value that is no lock's.
+const NO_LOCK: RecordView = RecordView::Foreign {
+    digest: None,
+    is_revoked: false,
+};
+
 /// Reads keys of one server.
 pub(super) struct KeyReader<'a> {
     pub(super) connections: &'a Connections,
@@ -179,7 +185,7 @@ impl KeyReader<'_> {
         match of.form {
             Form::Missing => {}
             Form::Elsewhere => return Ok(false),
-            Form::Other => view.record = RecordView::Foreign(None),
+            Form::Other => view.record = NO_LOCK,
             Form::Text => {
                 let value = next(answers)?;
                 if has_other_type(&value) {
@@ -200,7 +206,7 @@ impl KeyReader<'_> {
                 let first: Option<Vec<Vec<u8>>> = optional(first)?;
                 let first = first.and_then(|first| first.into_iter().next());
                 view.record = match first {
-                    Some(first) if format::share(&first, of.name.kind).is_none() => RecordView::Foreign(None),
+                    Some(first) if format::share(&first, of.name.kind).is_none() => NO_LOCK,
                     _ => self.shares(of, now, page).await?,
                 };
             }
@@ -257,32 +263,28 @@ impl KeyReader<'_> {
             if is_first && !shares.is_empty() {
                 let listed = &shares[..shares.len().min(MAX_LISTED)];
                 let mut pipe = redis::pipe();
-                let members: Vec<_> = listed
+                let members = listed
                     .iter()
-                    .map(|(share, _)| format!("n{}", share.holder))
-                    .collect();
+                    .flat_map(|(share, _)| [share.member.to_owned(), format!("n{}", share.holder)]);
+                let members: Vec<_> = members.collect();
                 let members: Vec<&str> = members.iter().map(String::as_str).collect();
                 push(&mut pipe, "ZMSCORE", &of.record, &members);
-                let numbers = self.ask_one(&pipe).await?;
-                let numbers: Option<Vec<Option<f64>>> = optional(numbers)?;
-                let numbers = numbers
-                    .unwrap_or_default()
-                    .into_iter()
-                    .chain(std::iter::repeat(None));
-                // A share without a number has left since.
-                holders = listed
-                    .iter()
-                    .zip(numbers)
-                    .filter_map(|((share, ends), number)| {
-                        Some(HolderView {
-                            node: share.node,
-                            claim: share.claim,
-                            mode: share.mode,
-                            number: GrantNumber(number? as u64),
-                            left_ms: Some(ends.saturating_sub(now)),
-                        })
-                    })
-                    .collect();
+                let scores = self.ask_one(&pipe).await?;
+                let scores: Vec<Option<f64>> = optional(scores)?.unwrap_or_default();
+                // A share that is not there any more has left since. One without a number is revoked.
+                let views = listed.iter().zip(scores.chunks(2));
+                let views = views.filter_map(|((share, ends), scores)| match scores {
+                    [Some(_), number] => Some(HolderView {
+                        node: share.node,
+                        claim: share.claim,
+                        mode: share.mode,
+                        number: number.map(|number| GrantNumber(number as u64)),
+                        left_ms: Some(ends.saturating_sub(now)),
+                        is_revoked: number.is_none(),
+                    }),
+                    _ => None,
+                });
+                holders = views.collect();
             }
             if page.len() < SHARES {
                 break;
@@ -384,15 +386,21 @@ fn form_of(kind: Kind, form: Option<&str>) -> Form {
 }
 
 fn text_record(value: &[u8], left_ms: Option<u64>) -> RecordView {
+    let revoked = value.strip_prefix(format::REVOKED);
+    let (is_revoked, value) = (revoked.is_some(), revoked.unwrap_or(value));
     match format::owner(value) {
         Some(owner) => RecordView::Owned(HolderView {
             node: owner.node,
             claim: owner.claim,
             mode: Mode::Exclusive,
-            number: owner.number,
+            number: Some(owner.number),
             left_ms,
+            is_revoked,
         }),
-        None => RecordView::Foreign(Some(format::digest(value))),
+        None => RecordView::Foreign {
+            digest: Some(format::digest(value)),
+            is_revoked,
+        },
     }
 }
 
@@ -404,7 +412,7 @@ fn latch(fields: &[Option<Vec<u8>>]) -> RecordView {
     };
     match left.and_then(|left| u32::try_from(left).ok()) {
         Some(left) => RecordView::Latch { left },
-        None => RecordView::Foreign(None),
+        None => NO_LOCK,
     }
 }
 

@@ -5,7 +5,7 @@
 -- ARGV[2]  holder: <node>:<claim>:<nonce>:
 -- ARGV[3]  hold in ms
 -- ARGV[4]  of permits <permits>/<capacity>, else empty
--- returns  integer = the holder owns the lease, its number; 0 = released; X = gone; N = there was nothing to release;
+-- returns  integer = the holder owns the lease, its number; 0 = released; X = gone; ! = an operator revoked it; N = there was nothing to release;
 --          E<error>
 local call, key, verb, holder, hold = redis.call, KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 local nothing = verb == 'l' and 'N' or 'X'
@@ -13,6 +13,11 @@ local record = redis.pcall('GET', key)
 if not record then return nothing end
 if type(record) == 'string' then
   local number = string.find(record, holder, 1, true) == 1 and tonumber(string.sub(record, #holder + 1))
+  if string.byte(record) == 33 and string.find(record, holder, 2, true) == 2 then
+    if verb ~= 'l' then return '!' end
+    call('DEL', key)
+    return 0
+  end
   if not (number and number > 0 and number < 9007199254740992) then return nothing end
   if verb == 'l' then
     call('DEL', key)
@@ -28,7 +33,8 @@ if type(ends) == 'table' then return 'E' .. ends.err end
 local number = tonumber(call('ZSCORE', key, 'n' .. holder) or nil)
 local time = call('TIME')
 local ms = time[1] * 1000 + math.floor(time[2] / 1000)
-if not ends or not number or ends + 0 < ms then return nothing end
+if not ends or ends + 0 < ms then return nothing end
+if not number and verb ~= 'l' then return '!' end
 if verb == 'l' then
   -- Read before the removal: a server that the slot leaves refuses every call about a key that is gone.
   local latest = call('ZREVRANGEBYSCORE', key, '100000000000000', '0', 'WITHSCORES', 'LIMIT', '0', '2')

@@ -36,6 +36,13 @@ for i = first, n do
     local number = record and find(record, holder, 1, true) == 1 and tonumber(string.sub(record, #holder + 1))
     number = number and number > 0 and number < 9007199254740992 and number
     if shared[i] then number = tonumber(redis.call('ZSCORE', KEYS[i], 'n' .. holder) or nil) end
+    -- A revoked record has a ! before it. A revoked share has no number.
+    is_revoked = not number and (act == renew or act == leave or act == finish)
+    if is_revoked and record then
+      is_revoked = string.byte(record) == 33 and find(record, holder, 2, true) == 2
+    elseif is_revoked then
+      is_revoked = shared[i] and share_end(i, holder, tick)
+    end
     well, reply = pcall(act, i, KEYS[n + 2 + i], number, job, holder, entry, lease, hold, tick, to, verb)
     -- The request was executed in any case. A watcher that gets no push asks again by itself.
     if leads then pcall(elected, i, led, number, hold) end

@@ -4,13 +4,13 @@
 if leaves then
   function leave(i, queue, number, job, holder, entry, lease, hold, tick)
     local record = records[i]
-    if number and not record then
+    if (number or is_revoked) and not record then
       remove_share(i, holder, tick)
       gave_share = true
       if queues ~= 0 then pcall(hand_over, i, queue) end
       return 0
     end
-    if number then
+    if number or is_revoked then
       -- A queue of a wrong type must not keep the owner from leaving.
       if queues ~= 0 then pcall(hand_over, i, queue, job) end
       if records[i] == record then

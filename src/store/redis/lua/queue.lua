@@ -13,8 +13,8 @@
 -- returns      nothing: the comment above each function says what it returns
 
 local touch, enqueue, probes, is_left_free, hand_over
--- Whether the caller gave its share away in this request.
-local gave_share
+-- Whether the caller gave its share away in this request, and whether an operator revoked its lease.
+local gave_share, is_revoked
 if renews then
   -- Notes a heartbeat and returns whether the claim waits. A dead waiter stays dead. A claim cannot wait for a tick that
   -- is over or that was brought back.

@@ -4,7 +4,7 @@
 -- returns  integer = granted, its number; O = the tick is over; S = the tick was never granted and never will be; X =
 --          gone; Q<ms> or Q = queued, then :<node> of the exclusive owner; P<ms> or P = queued behind a foreign owner
 --          R<ms> = queued, or granted to a holder that does not know its number; the server recovers for so many ms
---          L = the assertion is late
+--          L = the assertion is late; ! = an operator revoked the lease
 if renews then
   function renew(i, queue, number, job, holder, entry, lease, hold, tick, to)
     -- The hold is then what is left of a fixed lease.
@@ -24,6 +24,7 @@ if renews then
       -- A holder that does not know its number holds nothing yet. Its lease may have ended before the loss.
       return recovering and not find(to, '%d') and 'R' .. recovering or number
     end
+    if is_revoked then return '!' end
     local asserted = assert_lease and assert_lease(i, queue, job, holder, hold, tick, to)
     if asserted then return asserted end
     if fixed then

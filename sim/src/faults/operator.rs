@@ -1,0 +1,138 @@
+//! An operator, who asks holders for their leases, revokes leases, and hands some over at once.
+
+use std::sync::Arc;
+
+use tenure::error::LostCause;
+use tenure::protocol::ledger::RecordOwner;
+use tenure::protocol::message::{Asking, GrantNumber, Mode};
+use tenure::protocol::steal::{StealRequest, StealAct, StealReply, StealTarget};
+use tenure::protocol::step::Ticket;
+
+use crate::coverage::Case;
+use crate::time::MS;
+use crate::violation::Violation;
+use crate::world::World;
+use crate::world::caller::{CallerAction, CallerState};
+use crate::world::event::Event;
+use crate::world::signal::Signal;
+
+impl World {
+    /// Begins the work of the operator. Derived, not drawn, so that the other worlds stay the same: worlds without faults of a
+    /// server, with several servers, and with failovers.
+    pub(crate) fn call_operator(&mut self) {
+        let is_chosen = [7, 9, 14].contains(&(self.setup.seed % 16));
+        if is_chosen && !self.profile.crowd && !self.is_quorum() {
+            self.at(300 * MS, Event::Operator);
+        }
+    }
+
+    /// Takes one step about the lease of some key, and plans the next.
+    pub(crate) fn operate(&mut self) {
+        if self.draining {
+            return;
+        }
+        let pause = self.operator_rng.u64(20 * MS..400 * MS);
+        self.after(pause, Event::Operator);
+        let key = self.operator_rng.usize(0..self.keys.len());
+        if Some(key) != self.latch {
+            self.with_key(key, |world| world.steal(key));
+        }
+    }
+
+    fn steal(&mut self, key: usize) {
+        let is_away = self.server.down || self.server.stall > self.now || self.server.loading > self.now;
+        if is_away || self.server.read_only > self.now {
+            return;
+        }
+        let Some(target) = self.choose_target(key) else { return };
+        let act = match self.operator_rng.u8(0..10) {
+            0..4 => StealAct::Ask(Arc::new(Asking::default())),
+            // After a hand-over two nodes believe that they hold the lease, which is no calm.
+            9 if self.profile.fault_period.1 > 0 => StealAct::HandOver,
+            _ => StealAct::Revoke,
+        };
+        let hands_over = matches!(act, StealAct::HandOver);
+        let steal = StealRequest {
+            name: self.keys[key].clone(),
+            target,
+            act,
+            tells: self.operator_rng.u8(0..10) < 7,
+        };
+        if hands_over {
+            // Its holder may believe that it holds the lease, and another one has it.
+            self.exempt(key);
+            self.extend_fault(self.now + self.profile.longest().as_nanos() as u64);
+        }
+        let us = self.server_us();
+        let (mut pushes, mut branches) = (Vec::new(), Vec::new());
+        let reply = self.server.ledger.steal(us, &steal, &mut pushes, &mut branches);
+        self.note(None, Some(key), || format!("operator: {steal:?} -> {reply:?}"));
+        branches.into_iter().for_each(|branch| self.cover(Case::branch(branch)));
+        pushes.into_iter().for_each(|push| self.push(push));
+        if let StealReply::Done(claim) = reply {
+            let is_revoked = !matches!(steal.act, StealAct::Ask(_));
+            self.memory.revoked.extend(claim.filter(|_| is_revoked));
+            if hands_over {
+                // The operator knows no poll gap, and leaves nothing free.
+                self.memory.handed_on[key] = None;
+                let ended = self.memory.ended.clone();
+                self.execute(&mut steal.leave(claim));
+                // The holder did not ask for this.
+                self.memory.ended = ended;
+                self.memory.handed_on[key] = None;
+            }
+        }
+        self.raise(Signal::KeyChanged { key });
+    }
+
+    /// Returns a lease of the key, if there is one.
+    fn choose_target(&mut self, key: usize) -> Option<StealTarget> {
+        let records = self.key_records(&self.keys[key]);
+        if let Some(record) = &records.record {
+            let number = match record.owner {
+                RecordOwner::Claim(_, number) | RecordOwner::Revoked(_, number) => number,
+                RecordOwner::Foreign | RecordOwner::RevokedForeign => {
+                    return Some(StealTarget::Foreign("".into()));
+                }
+                RecordOwner::WrongType => return None,
+            };
+            // Sometimes the lease changed hands since the operator looked.
+            let number = GrantNumber(number.0 - u64::from(self.operator_rng.u8(0..16) == 0));
+            return Some(StealTarget::Grant(number, Mode::Exclusive));
+        }
+        let shares = &records.shares;
+        let at = (!shares.is_empty()).then(|| self.operator_rng.usize(0..shares.len()))?;
+        Some(StealTarget::Grant(shares[at].number, shares[at].mode))
+    }
+
+    /// A holder is asked for its lease. Half of them release it soon.
+    pub(crate) fn asked(&mut self, slot: usize, ticket: Ticket) {
+        let caller = self.expect_state(slot, ticket, "asked", |state| state == CallerState::Holding);
+        self.cover(Case::Asked);
+        if self.nodes[slot].callers[caller].options.mark.is_none() && self.operator_rng.bool() {
+            let (life, soon) = (self.nodes[slot].life, self.operator_rng.u64(0..5 * MS));
+            let act = CallerAction::Release;
+            self.after(
+                soon,
+                Event::Caller {
+                    slot,
+                    life,
+                    caller,
+                    act,
+                },
+            );
+        }
+    }
+
+    /// Checks that a lease that is reported as revoked was revoked.
+    pub(crate) fn watch_revoked_loss(&mut self, slot: usize, caller: usize, cause: LostCause) {
+        let of = &self.nodes[slot].callers[caller];
+        let was_revoked = of.claim.is_some_and(|claim| self.memory.revoked.contains(&claim));
+        if cause == LostCause::Revoked && !was_revoked {
+            let key = of.key;
+            self.report(Violation::ValidLeaseReportedGone, Some(key), || {
+                format!("the lease of ticket {} of node {slot} was not revoked", caller + 1)
+            });
+        }
+    }
+}

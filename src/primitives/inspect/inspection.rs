@@ -1,0 +1,382 @@
+//! What the store keeps, read for operators.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use crate::driver::handle::Handle;
+use crate::driver::inspector::Inspector;
+use crate::error::{Error, StoreError};
+use crate::key::Key;
+use crate::protocol::message::{Fence, NodeId};
+use crate::protocol::view::{
+    HolderView, InspectAnswer, InspectQuery, KeyView, NodeView, Position, RecordView, ServerView, WaiterView,
+};
+
+pub use crate::protocol::message::{Kind, Mode, Permits};
+
+/// Reads what the store keeps, for operators. [`Locks::inspect`](crate::Locks::inspect) returns it.
+///
+/// On Redis it uses connections of its own and plain reads only: no script, no claim, no command without a bound. Keep it for
+/// as long as one listing takes: after a failover its connections lead to the old master.
+///
+/// Nothing in its answers is a secret: they contain no nonce. Two answers are two moments, and so may be the parts of one
+/// answer: a key may change hands between a read of its record and a read of its queue.
+#[derive(Debug, Clone)]
+pub struct Inspection {
+    pub(super) handle: Handle,
+    pub(super) inspector: Inspector,
+}
+
+impl Inspection {
+    pub(crate) fn new(handle: &Handle) -> Self {
+        Inspection {
+            handle: handle.clone(),
+            inspector: handle.node().inspector(),
+        }
+    }
+
+    /// Returns a page of the keys that begin with `prefix` and are held, waited for or set: about 500, in no order. The page
+    /// may be empty and not be the last. Ask again with [`next`](Page::next) until there is none.
+    ///
+    /// A key that is held from the first page to the last is listed, unless its slot of a cluster moves to another server meanwhile.
+    /// One that comes or goes may be listed, and on Redis a key may be listed twice (`SCAN`). Memory lists the keys of the moment of the first page.
+    ///
+    /// # Errors
+    /// [`Error::Connect`] if the store is unavailable or refuses. [`Error::Closed`] in a forked child. A master of a quorum that
+    /// does not answer is one of the [`failures`](Page::failures).
+    pub async fn list(&self, prefix: impl AsRef<[u8]>, from: Option<Cursor>) -> Result<Page, Error> {
+        let from = from.map(|Cursor(position)| position);
+        self.read(InspectQuery::List(prefix.as_ref().into(), from)).await
+    }
+
+    /// Returns what is kept of a key: an entry for each kind that has this key, such as a lock and a semaphore.
+    ///
+    /// # Errors
+    /// As [`list`](Self::list), and [`Error::Connect`] if no master of a quorum answers.
+    pub async fn show(&self, key: impl Into<Key>) -> Result<Page, Error> {
+        self.read(InspectQuery::Show(key.into())).await
+    }
+
+    /// Returns the nodes that told of themselves within the last minute. A node does so once it asks for a lease, unless its
+    /// [`presence`](crate::Builder::presence) is off.
+    ///
+    /// # Errors
+    /// As [`show`](Self::show). A master of a quorum that does not answer is passed over.
+    pub async fn nodes(&self) -> Result<Vec<NodeEntry>, Error> {
+        let (mut found, mut from) = (BTreeMap::new(), None);
+        let (mut has_answer, mut failures) = (false, Vec::new());
+        loop {
+            let page = self.ask(InspectQuery::Nodes(from)).await?;
+            has_answer |= !page.views.is_empty();
+            failures.extend(page.failures);
+            for view in page.views {
+                found.extend(
+                    view.nodes
+                        .into_iter()
+                        .map(|(id, node)| (id, NodeEntry::new(id, &node))),
+                );
+            }
+            from = page.next;
+            if from.is_some() {
+                continue;
+            }
+            // A node tells each master of a quorum, so one answer is enough.
+            return match failures.into_iter().next() {
+                Some((_, source)) if !has_answer => Err(self.unavailable(source)),
+                _ => Ok(found.into_values().collect()),
+            };
+        }
+    }
+
+    async fn read(&self, query: InspectQuery) -> Result<Page, Error> {
+        let page = self.ask(query).await?;
+        Ok(Page {
+            entries: page.views.iter().flat_map(entries).collect(),
+            next: page.next.map(Cursor),
+            failures: page.failures,
+        })
+    }
+
+    async fn ask(&self, query: InspectQuery) -> Result<InspectAnswer, Error> {
+        self.handle.not_forked(&Key::from("inspect"))?;
+        let answer = self.inspector.read(query).await;
+        answer.map_err(|source| self.unavailable(source))
+    }
+
+    pub(super) fn unavailable(&self, source: StoreError) -> Error {
+        Error::Connect {
+            store: self.handle.node().servers.text().to_string(),
+            source,
+        }
+    }
+}
+
+/// Where the next page of a listing begins. It belongs to the [`Inspection`] that returned it.
+#[derive(Debug, Clone)]
+pub struct Cursor(Position);
+
+/// A part of a listing.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct Page {
+    /// The keys.
+    pub entries: Vec<Entry>,
+    /// Where the next page begins; `None` if this page is the last.
+    pub next: Option<Cursor>,
+    /// The masters of a quorum that did not answer, and why. Every other store that does not answer is an error.
+    pub failures: Vec<(Arc<str>, StoreError)>,
+}
+
+/// What is kept of a key.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct Entry {
+    /// The kind of primitive.
+    pub kind: Kind,
+    /// The key, without the prefix of the records.
+    pub key: Key,
+    /// What the key is used for now.
+    pub state: State,
+    /// The server that answered. Each master of a quorum has entries of its own.
+    pub server: Arc<str>,
+    /// The holders, at most 50: those whose leases end first.
+    pub holders: Vec<HolderEntry>,
+    /// The number of holders.
+    pub held_by: u64,
+    /// The first 50 waiters, in the order in which they are served.
+    pub waiters: Vec<WaiterEntry>,
+    /// The number of claims that wait: one for each node, or for each fixed lease, tick and fair caller. The callers of one
+    /// node that wait behind its claim are not known to the store. Of a latch, the number of nodes that wait for zero.
+    pub waiting: u64,
+    /// The permits of a semaphore that are in use, and how many there are.
+    pub permits: Option<(u64, u32)>,
+    /// How many count-downs of a latch are left.
+    pub count: Option<u32>,
+    /// When the record ends in the store if it is not extended: the latest of its leases with its margin, or the life of a
+    /// latch. `None`: it has no end, or there is none.
+    pub left: Option<Duration>,
+    /// 12 hexadecimal digits that identify the value of a foreign client. `None`: there is none, or it is no value of a lock.
+    pub foreign: Option<Arc<str>>,
+}
+
+/// What a key is used for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+#[non_exhaustive]
+pub enum State {
+    /// One holder or several hold it.
+    Held,
+    /// Nothing holds it, and claims wait for it: a node will notice within a third of its lease.
+    WaitedFor,
+    /// An operator revoked every lease on it. It is free when the holder has left, or when the leases have ended.
+    Revoked,
+    /// A client of another library holds it.
+    Foreign,
+    /// A latch that is set.
+    Set,
+}
+
+impl State {
+    /// Returns the word for the state: `held`, `waited_for`, `revoked`, `foreign` or `set`.
+    pub fn word(self) -> &'static str {
+        self.into()
+    }
+}
+
+/// A holder of a lease.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct HolderEntry {
+    /// The node that holds it. Its callers hand the lease on to each other without the store.
+    pub node: NodeEntry,
+    /// The number of the claim within its node.
+    pub claim: u64,
+    /// How the lease is shared.
+    pub mode: Mode,
+    /// The number of the grant, by which a [steal](Inspection::steal) names the holder. `None`: it shared the key, and its lease is
+    /// revoked.
+    pub number: Option<u64>,
+    /// The fence of the first local holder of this grant. Later local holders have higher ones, below the next grant's.
+    pub fence: Option<Fence>,
+    /// When the lease was granted, by the clock of the server.
+    pub since: Option<SystemTime>,
+    /// An operator revoked the lease: it is not renewed, and excludes others until the holder leaves or the lease ends.
+    pub is_revoked: bool,
+    /// When the record ends, if it is not extended: the lease with its margin. `None`: it has no end.
+    pub left: Option<Duration>,
+}
+
+/// A claim that waits for a lease, or a node that waits for a latch.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct WaiterEntry {
+    /// The node of the claim.
+    pub node: NodeEntry,
+    /// The number of the claim within its node. `None` for a latch.
+    pub claim: Option<u64>,
+    /// How the lease would be shared.
+    pub mode: Mode,
+    /// The claim gave no sign of life for a lease. It is removed when its turn comes.
+    pub is_dead: bool,
+}
+
+/// A node, as it told of itself.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub struct NodeEntry {
+    /// The id of the node.
+    pub id: NodeId,
+    /// The node told of itself within the last minute, or listens for grants. A node that is cut off from the store shows as
+    /// alive for up to a minute.
+    pub is_alive: bool,
+    /// What the node told of itself.
+    pub presence: Option<PresenceEntry>,
+}
+
+/// What a node told of itself within the last minute.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PresenceEntry {
+    /// The [name](crate::Builder::node_name) of the node, or empty.
+    pub name: String,
+    /// The name of its machine.
+    pub host: String,
+    /// The number of its process.
+    pub pid: u32,
+    /// When the node was built, by the clock of its machine.
+    pub started: SystemTime,
+    /// The version of this crate in its process.
+    pub version: String,
+    /// The name of the service that runs its jobs, or empty.
+    pub service: String,
+    /// The prefix of its records.
+    pub prefix: Key,
+    /// The number of keys with state in that process.
+    pub keys: u64,
+    /// The number of callers that wait in that process.
+    pub waiting: u64,
+}
+
+impl NodeEntry {
+    fn new(id: NodeId, node: &NodeView) -> Self {
+        let presence = node.presence.as_ref().map(|told| PresenceEntry {
+            name: told.name.clone(),
+            host: told.host.clone(),
+            pid: told.pid,
+            started: after_epoch(Duration::from_millis(told.started_ms)),
+            version: told.version.clone(),
+            service: told.service.clone(),
+            prefix: Key::from(&told.prefix[..]),
+            keys: told.keys,
+            waiting: told.waiting,
+        });
+        NodeEntry {
+            id,
+            is_alive: node.listens || presence.is_some(),
+            presence,
+        }
+    }
+}
+
+/// Returns whether every lease of a record is revoked.
+fn is_revoked(record: &RecordView) -> bool {
+    let holders = record.holders();
+    match record {
+        RecordView::Foreign { is_revoked, .. } => *is_revoked,
+        _ => !holders.is_empty() && holders.iter().all(|holder| holder.is_revoked),
+    }
+}
+
+/// Returns the entries of what a server shows.
+fn entries(server: &ServerView) -> impl Iterator<Item = Entry> {
+    server.keys.iter().map(|key| entry(server, key))
+}
+
+fn entry(server: &ServerView, key: &KeyView) -> Entry {
+    let holders = key.record.holders();
+    let held_by = match &key.record {
+        RecordView::Shared { count, .. } => *count,
+        _ => holders.len() as u64,
+    };
+    let capacity = holders.iter().find_map(|holder| match holder.mode {
+        Mode::Permits(permits) => Some(permits.capacity),
+        Mode::Exclusive | Mode::Read => None,
+    });
+    let in_use = match &key.record {
+        RecordView::Shared { in_use, .. } => *in_use,
+        _ => 0,
+    };
+    Entry {
+        kind: key.name.kind,
+        key: key.name.key.clone(),
+        state: match &key.record {
+            RecordView::Free => State::WaitedFor,
+            _ if is_revoked(&key.record) => State::Revoked,
+            RecordView::Owned(_) | RecordView::Shared { .. } => State::Held,
+            RecordView::Latch { .. } => State::Set,
+            RecordView::Foreign { .. } => State::Foreign,
+        },
+        server: server.server.clone(),
+        holders: holders
+            .iter()
+            .map(|holder| holder_entry(server, holder))
+            .collect(),
+        held_by,
+        waiters: key
+            .waiters
+            .iter()
+            .map(|waiter| waiter_entry(server, waiter))
+            .collect(),
+        waiting: key.waiting,
+        permits: capacity.map(|capacity| (in_use, capacity)),
+        count: match key.record {
+            RecordView::Latch { left } => Some(left),
+            _ => None,
+        },
+        left: key.left_ms.map(Duration::from_millis),
+        foreign: match &key.record {
+            RecordView::Foreign { digest, .. } => digest.clone(),
+            _ => None,
+        },
+    }
+}
+
+fn holder_entry(server: &ServerView, holder: &HolderView) -> HolderEntry {
+    // The clock of the numbers may be another one than the date. The number of a grant may also be ahead of its clock.
+    let now = after_epoch(Duration::from_micros(server.date_us));
+    let since = holder.number.map(|number| {
+        let age = Duration::from_micros(server.now_us.saturating_sub(number.0));
+        now.checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH)
+    });
+    HolderEntry {
+        node: node_entry(server, holder.node),
+        claim: holder.claim.0,
+        mode: holder.mode,
+        number: holder.number.map(|number| number.0),
+        fence: holder.number.map(|number| Fence::new(number, 0)),
+        since,
+        is_revoked: holder.is_revoked,
+        left: holder.left_ms.map(Duration::from_millis),
+    }
+}
+
+fn waiter_entry(server: &ServerView, waiter: &WaiterView) -> WaiterEntry {
+    WaiterEntry {
+        node: node_entry(server, waiter.node),
+        claim: waiter.claim.map(|claim| claim.0),
+        mode: waiter.mode,
+        is_dead: waiter.is_dead,
+    }
+}
+
+fn node_entry(server: &ServerView, id: NodeId) -> NodeEntry {
+    let unknown = NodeView::default();
+    NodeEntry::new(id, server.nodes.get(&id).unwrap_or(&unknown))
+}
+
+/// A node may tell any date, also one that this platform does not have.
+fn after_epoch(time: Duration) -> SystemTime {
+    let epoch = SystemTime::UNIX_EPOCH;
+    epoch.checked_add(time).unwrap_or(epoch)
+}

@@ -1,0 +1,128 @@
+//! A lease that an operator asks for or revokes. Its holder learns that before another holder can have the lease.
+
+use std::sync::Arc;
+
+use crate::error::LostCause;
+use crate::protocol::flaw::Plant;
+use crate::protocol::key::claim::{Claimant, Holders, Leaving, Phase, RequestKind};
+use crate::protocol::key::context::StepContext;
+use crate::protocol::key::key_state::KeyState;
+use crate::protocol::message::{Asking, ClaimId, ClaimNumber};
+use crate::protocol::step::{AcquireError, Effect, KeyEvent, Ticket, ms};
+
+/// How long a revoked lease is left at least whose length this node does not know: one that it transferred.
+const UNKNOWN_LEASE_MS: u64 = 10_000;
+
+impl<P: Plant> KeyState<P> {
+    /// Tells the holders of a lease that an operator asks for it. The next release then goes to the store, and not to the
+    /// next caller of this process.
+    pub(crate) fn asked(&mut self, cx: &mut StepContext<'_>, claim_id: ClaimId, asking: &Arc<Asking>) {
+        let number = claim_id.claim;
+        let claim = self.claims.get_mut(number);
+        let Some(claim) = claim.filter(|claim| claim.claim_id == claim_id) else {
+            return;
+        };
+        let Phase::Held(held) = &mut claim.phase else { return };
+        if !std::mem::replace(&mut held.is_asked_for, true) {
+            cx.event(KeyEvent::Asked(asking.clone()));
+        }
+        self.close_to_readers(number);
+        let until = cx.now + ms(asking.grace_ms);
+        let told = self.holders_of(number).into_iter();
+        cx.effects
+            .extend(told.map(|ticket| Effect::Asked(ticket, asking.clone(), until)));
+    }
+
+    /// Returns the callers that hold by a claim and have taken up their grant.
+    fn holders_of(&self, number: ClaimNumber) -> Vec<Ticket> {
+        let held = self.claims.get(number).and_then(|claim| claim.held());
+        match held.map(|held| held.holders) {
+            Some(Holders::One(local)) => local.unfetched.is_none().then_some(local.ticket).into_iter().collect(),
+            Some(Holders::Readers(_)) => {
+                let readers = self.readers.of(number).filter(|(_, reader)| reader.is_taken_up());
+                readers.map(|(ticket, _)| ticket).collect()
+            }
+            None => Vec::new(),
+        }
+    }
+
+    /// Handles a push that says that a claim was revoked.
+    pub(crate) fn pushed_revoked(&mut self, cx: &mut StepContext<'_>, claim_id: ClaimId) {
+        match self.claims.get(claim_id.claim) {
+            Some(claim) if claim.claim_id == claim_id => self.revoked(cx, claim_id.claim),
+            Some(_) => cx.event(KeyEvent::PushForged),
+            // The outcome of the yield or of the pass decides.
+            None if self.knows_claim(claim_id) => cx.event(KeyEvent::PushStale),
+            None => self.leave_unknown(cx, claim_id, UNKNOWN_LEASE_MS),
+        }
+    }
+
+    /// Handles a claim whose lease is revoked. A holder loses it at once. The claim is left when the guard is dropped, or at
+    /// the old deadline: until then the holder's code may still run.
+    pub(crate) fn revoked(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        match self.claims[number].phase {
+            Phase::Held(held) => {
+                cx.event(KeyEvent::Revoked);
+                let holders = self.holders_of(number);
+                self.report_lost(cx, number, LostCause::Revoked);
+                if holders.is_empty() {
+                    return self.leave(cx, number, None);
+                }
+                let claim = &mut self.claims[number];
+                let ends = cx.now + claim.record_lifetime();
+                claim.claimant = Claimant::Abandoned;
+                claim.phase = Phase::Leaving(Leaving {
+                    release: None,
+                    ends,
+                    until: ends,
+                });
+                claim.next_request = Some(held.deadline);
+                claim.is_retry = false;
+                self.revoked
+                    .extend(holders.into_iter().map(|ticket| (ticket, number)));
+            }
+            Phase::Leaving(_) => {}
+            // The claim was granted before this node learned of it.
+            Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
+                self.finish_yield(cx, number);
+                self.leave_ungranted(cx, number);
+            }
+        }
+    }
+
+    /// Leaves a revoked claim by which no caller holds. Its callers are claimed for under a new number, except one that was
+    /// to take over a lease.
+    fn leave_ungranted(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        cx.event(KeyEvent::Requeued);
+        let claim = &mut self.claims[number];
+        let is_pass = claim.pass().is_some();
+        let claimant = std::mem::replace(&mut claim.claimant, Claimant::Abandoned);
+        self.leave(cx, number, None);
+        match claimant {
+            Claimant::Solo(caller) if is_pass => {
+                cx.deny(caller.ticket, AcquireError::Lost(LostCause::Revoked));
+            }
+            Claimant::Solo(caller) => {
+                self.solos.insert(caller.ticket, caller);
+            }
+            Claimant::LineHead | Claimant::LineFollower | Claimant::Abandoned => {}
+        }
+    }
+
+    /// Handles the end of a guard whose lease was revoked. The last guard of a claim lets the claim leave. `finished`: the
+    /// tick was run to its end.
+    pub(crate) fn end_revoked(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, finished: Option<bool>) {
+        let Some(at) = self.revoked.iter().position(|(of, _)| *of == ticket) else {
+            return;
+        };
+        let (_, number) = self.revoked.swap_remove(at);
+        let Some(claim) = self.claims.get_mut(number) else { return };
+        if let Some(tick) = &mut claim.tick {
+            tick.finished = finished;
+        }
+        let is_left = claim.is_in_flight(RequestKind::Leave);
+        if !is_left && self.revoked.iter().all(|(_, of)| *of != number) {
+            self.ask(cx, number, RequestKind::Leave);
+        }
+    }
+}

@@ -1,0 +1,178 @@
+//! A step of a steal on Redis, and the list of what operators did.
+
+use redis::{Pipeline, Value};
+
+use crate::error::StoreError;
+use crate::key::Key;
+use crate::protocol::message::{ClaimId, Kind, Mode, NodeId};
+use crate::protocol::steal::{AuditRecord, MAX_AUDIT, StealRequest, StealAct, StealReply, StealTarget};
+use crate::store::ServerId;
+use crate::store::redis::connection::load_command;
+use crate::store::redis::decode::{self, malformed, result};
+use crate::store::redis::inspector::answers::read;
+use crate::store::redis::inspector::connections::Connections;
+use crate::store::redis::script::{LuaScript, REVOKE};
+use crate::store::redis::{encode, format};
+
+/// The number of entries that one command reads. An entry has at most 2,300 bytes.
+const AUDIT_PAGE: usize = 25;
+
+/// Takes leases from their holders, and keeps the list of what operators did.
+pub(super) struct Stealer<'a> {
+    pub(super) connections: &'a Connections,
+}
+
+impl Stealer<'_> {
+    /// Executes a step of a steal. Returns the server's date in milliseconds, too.
+    pub(super) async fn steal(&self, steal: &StealRequest) -> Result<(StealReply, u64), StoreError> {
+        if self.connections.config.masters.is_some() {
+            let text = format_args!("a quorum has no steal: revoke at each master, or wait for the lease");
+            return Err(StoreError::unsupported(text));
+        }
+        let names = &self.connections.config.names;
+        let server = self.server_of(names.slot(&steal.name)).await?;
+        let answer = self.run(server, &REVOKE, self.revoke_call(steal)).await?;
+        let (time, reply): (u64, String) = read(Ok(answer))?;
+        let reply = steal_reply(&reply).ok_or_else(|| malformed("the script's answer to a steal").error)?;
+        if let (StealAct::HandOver, StealReply::Done(claim)) = (&steal.act, &reply) {
+            let batch = steal.leave(*claim);
+            let call = encode::batch(&batch, names, self.connections.config.probe);
+            let answer = self.run(server, encode::script_of(&batch), call).await?;
+            decode::batch(answer, 1).map_err(|failure| failure.error)?;
+        }
+        Ok((reply, time / 1000))
+    }
+
+    fn revoke_call(&self, steal: &StealRequest) -> redis::Cmd {
+        let names = &self.connections.config.names;
+        let (mut record, mut recovering, mut memory) = (Vec::new(), Vec::new(), Vec::new());
+        names.push_record(&steal.name, &mut record);
+        names.push_recovering(names.slot(&steal.name), &mut recovering);
+        names.push_memory(&steal.name, &mut memory);
+        let (number, which) = match &steal.target {
+            StealTarget::Grant(number, Mode::Permits(permits)) => {
+                (number.to_string(), format!("{}/{}", permits.weight, permits.capacity))
+            }
+            StealTarget::Grant(number, _) => (number.to_string(), String::new()),
+            StealTarget::Foreign(digest) => (String::new(), digest.to_string()),
+        };
+        let (act, words) = match &steal.act {
+            StealAct::Ask(asking) => {
+                let (by, why) = (asking.by.as_bytes(), asking.why.as_bytes());
+                let (by, why) = (format::encoded_start(by), format::encoded_start(why));
+                ("a", format!("{} {by} {why} ", asking.grace_ms))
+            }
+            StealAct::Revoke => ("r", String::new()),
+            StealAct::HandOver => ("h", String::new()),
+        };
+        let mut call = redis::cmd("EVALSHA");
+        call.arg(&*REVOKE.sha).arg(3).arg(record).arg(recovering).arg(memory);
+        call.arg(act).arg(steal.name.kind.word()).arg(number).arg(which);
+        call.arg(u8::from(steal.tells)).arg(words);
+        call
+    }
+
+    /// Loads a script and calls it.
+    async fn run(&self, server: ServerId, script: &LuaScript, call: redis::Cmd) -> Result<Value, StoreError> {
+        let mut pipe = redis::pipe();
+        pipe.add_command(load_command(script)).add_command(call);
+        self.last_answer(server, &pipe).await
+    }
+
+    async fn last_answer(&self, server: ServerId, pipe: &Pipeline) -> Result<Value, StoreError> {
+        let mut last = Value::Nil;
+        for answer in self.connections.ask(server, pipe).await? {
+            last = read(result(answer))?;
+        }
+        Ok(last)
+    }
+
+    /// Appends to the list of what operators did.
+    pub(super) async fn note(&self, record: &AuditRecord) -> Result<(), StoreError> {
+        let list = self.connections.config.names.audit();
+        let server = self.server_of(self.connections.config.names.slot_of_key(&list)).await?;
+        let mut pipe = redis::pipe();
+        pipe.cmd("LPUSH").arg(&list).arg(audit_text(record));
+        pipe.cmd("LTRIM").arg(&list).arg(0).arg(MAX_AUDIT - 1);
+        self.last_answer(server, &pipe).await.map(drop)
+    }
+
+    /// Returns what operators did, the latest first.
+    pub(super) async fn audit(&self) -> Result<Vec<AuditRecord>, StoreError> {
+        let list = self.connections.config.names.audit();
+        let server = self.server_of(self.connections.config.names.slot_of_key(&list)).await?;
+        let mut found = Vec::new();
+        for from in (0..MAX_AUDIT).step_by(AUDIT_PAGE) {
+            let mut pipe = redis::pipe();
+            pipe.cmd("LRANGE").arg(&list).arg(from).arg(from + AUDIT_PAGE - 1);
+            let texts: Vec<Vec<u8>> = read(result(self.connections.ask_one(server, &pipe).await?))?;
+            found.extend(texts.iter().map(|text| read_audit(text)));
+            if texts.len() < AUDIT_PAGE {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Returns the server of a slot.
+    async fn server_of(&self, slot: u16) -> Result<ServerId, StoreError> {
+        let Some(cluster) = &self.connections.config.cluster else {
+            return Ok(ServerId(0));
+        };
+        cluster.read(&self.connections.config).await?;
+        Ok(cluster.server(slot))
+    }
+}
+
+fn steal_reply(text: &str) -> Option<StealReply> {
+    Some(match text {
+        "" => StealReply::Done(None),
+        "X" => StealReply::Changed,
+        "F" => StealReply::Endless,
+        text if text.starts_with('R') => StealReply::Recovering(text[1..].parse().ok()?),
+        holder => {
+            let mut parts = holder.split(':');
+            let (node, claim, nonce) = (parts.next()?, parts.next()?, parts.next()?);
+            StealReply::Done(Some(ClaimId {
+                node: node.parse::<NodeId>().ok()?,
+                claim: claim.parse().ok()?,
+                nonce: u64::from_str_radix(nonce, 16).ok()?,
+            }))
+        }
+    })
+}
+
+fn audit_text(record: &AuditRecord) -> String {
+    let time = record.time_ms;
+    let (by, why) = (format::encoded_start(record.by.as_bytes()), format::encoded_start(record.why.as_bytes()));
+    let (key, kind) = (format::encoded(record.key.as_bytes()), record.kind.map_or("", Kind::word));
+    let (what, number) = (&record.what, &record.number);
+    format!("time={time}&by={by}&what={what}&kind={kind}&key={key}&number={number}&why={why}")
+}
+
+/// Reads an entry of the list. Unknown fields are ignored, missing ones are empty.
+fn read_audit(text: &[u8]) -> AuditRecord {
+    let mut record = AuditRecord {
+        time_ms: 0,
+        by: String::new(),
+        what: String::new(),
+        kind: None,
+        key: Key::from(""),
+        number: String::new(),
+        why: String::new(),
+    };
+    for (field, value) in format::fields(&String::from_utf8_lossy(text)) {
+        let text = String::from_utf8_lossy(&value).into_owned();
+        match field {
+            "time" => record.time_ms = text.parse().unwrap_or_default(),
+            "by" => record.by = text,
+            "what" => record.what = text,
+            "kind" => record.kind = text.parse().ok(),
+            "key" => record.key = Key::from(&value[..]),
+            "number" => record.number = text,
+            "why" => record.why = text,
+            _ => {}
+        }
+    }
+    record
+}

@@ -1,0 +1,73 @@
+-- revoke: takes a lease from its holder for an operator, or asks the holder to give it back. A revoked lease keeps its end:
+-- its record gets a ! before its value, or its share loses its number. It cannot be renewed, passed on or written under.
+-- KEYS[1]  record      string or zset, see open.lua and weighted.lua
+-- KEYS[2]  recovering  string, exists while the server recovers
+-- KEYS[3]  memory of an election, see elect.lua
+-- ARGV[1]  act: a = ask, r = revoke, h = revoke as the first half of a hand-over
+-- ARGV[2]  kind
+-- ARGV[3]  grant number; empty for the record of a foreign client
+-- ARGV[4]  of permits <permits>/<capacity>; of a foreign record 12 digits of the SHA-1 of its first 512 bytes; else empty
+-- ARGV[5]  1 = the holder's node gets a push
+-- ARGV[6]  words of the push before the record: of ask <grace ms> <by> <why> and a space, else empty
+-- returns  {time in µs, reply}: the holder, <node>:<claim>:<nonce>:, empty for a foreign client; X = the lease is over, or is
+--          another one; F = the record has no end; R<ms> = the server recovers for so many ms
+local call, find, sub, match = redis.call, string.find, string.sub, string.match
+local key, act, kind, number, which = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local time = call('TIME')
+local us = time[1] * 1000000 + time[2]
+
+local recovering = act == 'h' and call('PTTL', KEYS[2]) or -2
+-- Only a user writes the key without an end.
+if recovering ~= -2 then return { us, 'R' .. (recovering > 0 and recovering or 0) } end
+
+local record = redis.pcall('GET', key)
+local left = call('PTTL', key)
+local holder
+if type(record) == 'string' then
+  -- A record that is revoked already is found, too.
+  local from = string.byte(record) == 33 and 2 or 1
+  local owner, of = match(record, '^(%x+:%d+:%x+:)(%d+)$', from)
+  if number == '' then
+    if owner or sub(redis.sha1hex(sub(record, from, 512)), 1, 12) ~= which then return { us, 'X' } end
+  elseif of ~= number then
+    return { us, 'X' }
+  end
+  holder = owner or ''
+  if left < 0 and act ~= 'h' then return { us, 'F' } end
+  if act == 'h' and not owner then
+    call('DEL', key)
+  elseif act ~= 'a' and from == 1 then
+    -- PEXPIRE comes first because it needs no memory: the server does not refuse the next write for want of memory.
+    if left > 0 then call('PEXPIRE', key, left) end
+    call('SET', key, '!' .. record, 'KEEPTTL')
+  end
+elseif record and number ~= '' then
+  -- The record is not a string: claims share it.
+  local found = redis.pcall('ZRANGEBYSCORE', key, number, number)
+  holder = not found.err and found[1] and match(found[1], '^n(%x+:%d+:%x+:)$')
+  local ends = holder and call('ZSCORE', key, 'h' .. holder .. which)
+  if not ends or ends + 0 < (us - us % 1000) / 1000 then return { us, 'X' } end
+  if act ~= 'a' then call('ZREM', key, found[1]) end
+else
+  return { us, 'X' }
+end
+
+-- The observers of an election learn that it has no leader. The values of waiting candidates stay.
+if act ~= 'a' and kind == 'election' then
+  for _, field in ipairs(call('HKEYS', KEYS[3])) do
+    if string.byte(field) == 119 then
+      if (tonumber(call('HGET', KEYS[3], field)) or 0) * 1000 >= us then
+        redis.pcall('PUBLISH', 'tenure1:n:' .. sub(field, 2), '1 changed election ' .. key)
+      end
+      call('HDEL', KEYS[3], field)
+    end
+  end
+  call('HDEL', KEYS[3], 'number', 'version', 'seq', 'said')
+end
+
+if holder ~= '' and ARGV[5] == '1' then
+  local node, claim, nonce = match(holder, '^(%x+):(%d+):(%x+):$')
+  local push = act == 'a' and '1 asked ' or '1 revoked '
+  redis.pcall('PUBLISH', 'tenure1:n:' .. node, push .. kind .. ' ' .. claim .. ' ' .. nonce .. ' ' .. ARGV[6] .. key)
+end
+return { us, holder }
