@@ -18,7 +18,7 @@ const MIN_ID_DIGITS: usize = 8;
 
 /// Shows which node holds which lease of the crate tenure, since when, and which nodes wait.
 ///
-/// Looking changes nothing. The exit code is 0; 1 if the answer is no; 2 after wrong usage; 3 if the store is unavailable or
+/// Looking changes nothing; `steal` takes a lease. The exit code is 0; 1 if the answer is no; 2 after wrong usage; 3 if the store is unavailable or
 /// refuses.
 #[derive(Parser)]
 #[command(name = "tenure", version)]
@@ -42,6 +42,48 @@ pub(crate) enum Command {
     },
     /// Lists the nodes that told of themselves within the last minute
     Nodes,
+    /// Takes the lease of a key from its holder: asks for it, and revokes it after the grace
+    ///
+    /// A revoked lease is lost to its holder, and the next one gets it when the holder has left, or when the lease has ended. So no
+    /// two hold it at once, except after --now. Exits with 1 if the lease was not taken.
+    Steal(StealArgs),
+    /// Lists what operators did by `steal`, the latest first
+    Audit,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct StealArgs {
+    /// The key, without the prefix of the records
+    pub(crate) key: OsString,
+    /// The number of the grant, as `show` prints it. Needed if the key has several holders
+    #[arg(long, value_name = "N")]
+    pub(crate) number: Option<u64>,
+    /// The kind, if the key is used for several
+    #[arg(long, value_parser = kind_parser())]
+    pub(crate) kind: Option<Kind>,
+    /// How long the holder has to give the lease back itself
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
+    pub(crate) grace: Duration,
+    /// The reason, which the holder is told
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub(crate) why: String,
+    /// Your name, which the holder is told; the name of the user without it
+    #[arg(long, value_name = "NAME")]
+    by: Option<String>,
+    /// Hands the lease over at once, although its holder may be at work. For a node that is surely dead
+    #[arg(long = "now")]
+    pub(crate) is_now: bool,
+    /// Does not ask for a confirmation
+    #[arg(long = "yes")]
+    pub(crate) is_confirmed: bool,
+}
+
+impl StealArgs {
+    /// Returns the name of the operator.
+    pub(crate) fn by(&self) -> String {
+        let user = || std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
+        self.by.clone().or_else(|| user().ok()).unwrap_or_default()
+    }
 }
 
 #[derive(clap::Args)]

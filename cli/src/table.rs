@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
 use tenure::Key;
-use tenure::inspect::{Entry, HolderEntry, Mode, NodeEntry, WaiterEntry};
+use tenure::inspect::{AuditEntry, Entry, HolderEntry, Mode, NodeEntry, WaiterEntry};
 
 use crate::text::{age, date, duration, hex, shown};
 
@@ -55,7 +55,7 @@ impl View {
             self.key(&entry.key),
             entry.state.word().to_owned(),
             or_none(node),
-            or_none(oldest.map(|holder| age(holder.since, self.now))),
+            or_none(oldest.and_then(|holder| Some(age(holder.since?, self.now)))),
             or_none(entry.left.map(duration)),
             entry.waiting.to_string(),
         ]
@@ -115,19 +115,47 @@ impl View {
         text
     }
 
+    /// Returns the table of what operators did.
+    pub(crate) fn audit(&self, entries: &[AuditEntry]) -> String {
+        let row = |entry: &AuditEntry| {
+            [
+                date(entry.time),
+                shown(&entry.by),
+                shown(&entry.what),
+                or_none(entry.kind.map(|kind| kind.word().to_owned())),
+                self.key(&entry.key),
+                shown(&entry.number),
+                shown(&entry.why),
+            ]
+        };
+        let header = ["TIME", "BY", "WHAT", "KIND", "KEY", "NUMBER", "WHY"];
+        table(header, entries.iter().map(row).collect())
+    }
+
+    /// Returns the number and the time of a grant. A revoked share of a key has none.
+    fn grant(&self, holder: &HolderEntry) -> String {
+        let mut text = String::new();
+        if let (Some(number), Some(fence), Some(since)) = (holder.number, holder.fence, holder.since) {
+            let (date, age) = (date(since), age(since, self.now));
+            text = format!("number {number}, fence {fence}, since {date} ({age}), ");
+        }
+        if holder.is_revoked {
+            text += "revoked, ";
+        }
+        text
+    }
+
     fn holder(&self, holder: &HolderEntry) -> String {
         let left = match holder.left {
             Some(left) => format!("{} left", duration(left)),
             None => "no end".to_owned(),
         };
         format!(
-            "{}, claim {}, {}, fence {}, since {} ({}), {left}",
+            "{}, claim {}, {}, {}{left}",
             node(&holder.node),
             holder.claim,
             mode(holder.mode),
-            holder.fence,
-            date(holder.since),
-            age(holder.since, self.now),
+            self.grant(holder),
         )
     }
 }

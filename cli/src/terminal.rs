@@ -23,6 +23,16 @@ pub(crate) fn replace(text: &str) -> io::Result<()> {
     print(&format!("{clear}{text}"))
 }
 
+/// Asks a question on stderr, and returns whether the answer is yes.
+pub(crate) fn ask(question: &str) -> io::Result<bool> {
+    let mut out = io::stderr().lock();
+    out.write_all(question.as_bytes())?;
+    out.flush()?;
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer)?;
+    Ok(matches!(answer.trim(), "y" | "Y" | "yes"))
+}
+
 /// Writes a line to stderr.
 pub(crate) fn warn(text: &str) {
     let _ = writeln!(io::stderr(), "tenure: {text}");

@@ -32,7 +32,7 @@ impl Inspector {
         self.answer(self.inspector()?.read(query)).await
     }
 
-    /// Executes a step of a steal, and returns the server's date in milliseconds since 1970, too.
+    /// Executes a step of a steal, and returns the server's date in microseconds since 1970, too.
     pub(crate) async fn steal(&self, steal: StealRequest) -> Result<(StealReply, u64), StoreError> {
         self.answer(self.inspector()?.steal(steal)).await
     }
@@ -52,7 +52,9 @@ impl Inspector {
 
     fn inspector(&self) -> Result<&dyn store::Inspect, StoreError> {
         let text = format_args!("this store shows nothing to operators");
-        self.inspector.as_deref().ok_or_else(|| StoreError::unsupported(text))
+        self.inspector
+            .as_deref()
+            .ok_or_else(|| StoreError::unsupported(text))
     }
 
     /// Waits for an answer of the store, on the driver's thread.

@@ -80,12 +80,13 @@ node now {
     WARN capacity_differs(ours: u32, theirs: u32): [ours, theirs]
         "another process uses this semaphore with another number of permits";
 
-    /// A lease ended while it was held. WARN if its future was not polled for a whole lease, or if its `max_hold` ended.
+    /// A lease ended while it was held. WARN if its future was not polled for a whole lease, if its `max_hold` ended, or if an
+    /// operator revoked it.
     /// DEBUG if a fixed lease or the node came to its end. With `paused_ms` if the deadline passed while the process
     /// stood still.
     ERROR
         (DEBUG if matches!(cause, LostCause::Ended | LostCause::Shutdown | LostCause::Released | LostCause::Forked))
-        (WARN if matches!(cause, LostCause::Overdue | LostCause::Unfetched))
+        (WARN if matches!(cause, LostCause::Overdue | LostCause::Unfetched | LostCause::Revoked))
         lost(cause: LostCause, paused: Option<Duration>):
         [cause = %loss(cause, paused), paused_ms = paused.map(ms)] "a lease ended while it was held",
         counts pending::lost(name, cause);

@@ -93,10 +93,10 @@ metrics! {
 
     /// Leases that ended before their guard did. `deadline` and `gone` are trouble. `overdue` (held for longer than
     /// `max_hold`) and `unfetched` (granted, but its future was not polled) are faults of the program. `ended` (a fixed
-    /// lease) and `shutdown` are expected.
+    /// lease), `shutdown` and `revoked` (by an operator) are expected.
     LOSSES: Counter "tenure_losses_total", "leases", {
         kind: lock job semaphore election;
-        cause: deadline gone overdue unfetched ended shutdown
+        cause: deadline gone revoked overdue unfetched ended shutdown
     } "Leases that ended before their guard did";
 
     /// How much of a lease was left when the answer to its renewal came. Two thirds of the lease are normal. If the value

@@ -12,6 +12,7 @@ use crate::driver::handle::Handle;
 use crate::driver::node::Node;
 use crate::driver::waiter::{Waiter, cancelled};
 use crate::error::{Error, LostCause};
+use crate::key::Key;
 use crate::observe::Began;
 use crate::primitives::call::CallFuture;
 use crate::protocol::key::claim::Holding;
@@ -60,6 +61,8 @@ impl Offer {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Asked {
+    /// The key that the operator wants.
+    pub key: Key,
     /// The operator.
     pub by: String,
     /// The reason.
@@ -243,6 +246,7 @@ impl Held {
         self.waiter.asked_token().cancelled_owned().await;
         let (asking, until) = self.waiter.asked().filter(|_| !self.waiter.is_over())?;
         Some(Asked {
+            key: self.name.key.clone(),
             by: asking.by.clone(),
             why: asking.why.clone(),
             grace: until.since(self.handle.node().clock.now()),

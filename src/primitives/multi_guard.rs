@@ -18,9 +18,9 @@ use crate::primitives::guard::Lease;
 #[cfg(feature = "tower")]
 use crate::primitives::guard::not_offered;
 use crate::primitives::guard::{Guard, Guards, release};
-use crate::primitives::held::Held;
 #[cfg(feature = "tower")]
 use crate::primitives::held::Offer;
+use crate::primitives::held::{Asked, Held};
 use crate::primitives::holdings::{self, Holdings};
 #[cfg(feature = "tower")]
 use crate::primitives::scope::{self, Scope};
@@ -109,6 +109,21 @@ impl MultiLease {
             } else {
                 Poll::Pending
             }
+        })
+    }
+
+    /// Waits until an operator [asks](crate::inspect::Inspection::steal) for one of the leases. `None`: one of them ended without
+    /// that. See [`Lease::asked`](crate::Lease::asked).
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses nothing.
+    pub fn asked(&self) -> impl Future<Output = Option<Asked>> + Send + Sync + 'static {
+        let each = self.held.iter().cloned();
+        let each = each.map(|held| Box::pin(async move { held.asked().await }));
+        let mut all: Vec<_> = each.collect();
+        poll_fn(move |cx| {
+            let mut answers = all.iter_mut().map(|one| one.as_mut().poll(cx));
+            answers.find(Poll::is_ready).unwrap_or(Poll::Pending)
         })
     }
 
@@ -279,6 +294,11 @@ impl MultiGuard {
     /// See [`MultiLease::overdue`].
     pub fn overdue(&self) -> impl Future<Output = ()> + Send + Sync + 'static {
         self.lease.overdue()
+    }
+
+    /// See [`MultiLease::asked`].
+    pub fn asked(&self) -> impl Future<Output = Option<Asked>> + Send + Sync + 'static {
+        self.lease.asked()
     }
 
     /// See [`MultiLease::scope`].

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use crate::key::Key;
 use crate::protocol::message::{
-    Asking, Batch, ClaimId, ClaimNumber, GrantNumber, Kind, LeaseTimes, Mode, Name, NodeId, Request, Rule, Verb,
+    Asking, Batch, ClaimId, ClaimNumber, GrantNumber, Kind, LeaseTimes, Mode, Name, NodeId, Request, Rule,
+    Verb,
 };
 
 /// One step of a steal.

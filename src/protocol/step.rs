@@ -17,8 +17,8 @@ use strum::{EnumCount, EnumTryAs};
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::message::{
-    Asking, Call, ClaimId, ClaimNumber, Fence, Grant, JobReport, LatchReport, LeaderReport, LeaseTimes, Mode, Name,
-    NodeId, Payload, Reply, Request, TickTime, Unanswered, WhenBehind, WriteAnswer,
+    Asking, Call, ClaimId, ClaimNumber, Fence, Grant, JobReport, LatchReport, LeaderReport, LeaseTimes, Mode,
+    Name, NodeId, Payload, Reply, Request, TickTime, Unanswered, WhenBehind, WriteAnswer,
 };
 use crate::protocol::time::Instant;
 use crate::protocol::write::{Action, Precondition};

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::ledger::Ledger;
 use crate::protocol::message::{Batch, BatchReply, InboxEvent, Kind, Name, NodeId, Push, Reply};
-use crate::protocol::steal::{AuditRecord, MAX_AUDIT, StealRequest, StealAct, StealReply};
+use crate::protocol::steal::{AuditRecord, MAX_AUDIT, StealAct, StealReply, StealRequest};
 use crate::protocol::view::{
     InspectAnswer, InspectQuery, NodeView, PAGE, Position, Presence, ServerView, nodes_of,
 };
@@ -231,7 +231,7 @@ impl Inspect for MemoryStore {
     }
 
     fn steal(&self, steal: StealRequest) -> BoxFuture<'static, Result<(StealReply, u64), StoreError>> {
-        Box::pin(ready(Ok((self.take(&steal), date_ms()))))
+        Box::pin(ready(Ok((self.take(&steal), date_ms() * 1000))))
     }
 
     fn note(&self, record: AuditRecord) -> BoxFuture<'static, Result<(), StoreError>> {

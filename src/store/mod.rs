@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::error::StoreError;
 use crate::protocol::message::{Batch, BatchReply, Failure, InboxEvent, Name, NodeId, Reply};
 use crate::protocol::session::step::Place;
-use crate::protocol::steal::{AuditRecord, StealRequest, StealReply};
+use crate::protocol::steal::{AuditRecord, StealReply, StealRequest};
 use crate::protocol::view::{InspectAnswer, InspectQuery, Presence};
 use crate::protocol::write::Action;
 
@@ -158,7 +158,7 @@ pub trait Inspect: Debug + Send + Sync + 'static {
     /// Answers a question, within the timeouts of the store. A store that needs input and output is asked on the current runtime.
     fn read(&self, query: InspectQuery) -> BoxFuture<'static, Result<InspectAnswer, StoreError>>;
 
-    /// Executes a step of a steal, and returns the server's date in milliseconds since 1970, too.
+    /// Executes a step of a steal, and returns the server's date in microseconds since 1970, too.
     fn steal(&self, steal: StealRequest) -> BoxFuture<'static, Result<(StealReply, u64), StoreError>>;
 
     /// Appends to the list of what operators did.

@@ -92,6 +92,7 @@ mod session;
 mod shutdown;
 #[cfg(feature = "scheduler")]
 mod simulations;
+mod steals;
 mod subscribers;
 #[cfg(feature = "scheduler")]
 mod ticks;

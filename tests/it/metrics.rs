@@ -28,7 +28,7 @@ const ALL: &[(&str, &str, &str, &Labels)] = &[
     ])]),
     ("tenure_hold_seconds", "histogram", "seconds", &[KINDS, ("outcome", &["released", "lost"])]),
     ("tenure_handoffs_total", "counter", "leases", &[KINDS, ("from", &["local", "remote"])]),
-    ("tenure_losses_total", "counter", "leases", &[KINDS, ("cause", &["deadline", "gone", "overdue", "unfetched", "ended", "shutdown"])]),
+    ("tenure_losses_total", "counter", "leases", &[KINDS, ("cause", &["deadline", "gone", "revoked", "overdue", "unfetched", "ended", "shutdown"])]),
     ("tenure_renewal_slack_seconds", "histogram", "seconds", &[]),
     ("tenure_batch_requests", "histogram", "requests", &[]),
     ("tenure_store_errors_total", "counter", "errors", &[

@@ -142,7 +142,7 @@ impl Stage {
         let answer = self.ledger.apply(self.us(), &batch, &mut pushes);
         self.pushes.extend(pushes.into_iter().map(|push| match push {
             Push::Granted(grant) => grant,
-            Push::Changed(..) => panic!("no watcher exists here: {push:?}"),
+            _ => panic!("neither a watcher nor an operator exists here: {push:?}"),
         }));
         answer.replies[0].clone()
     }

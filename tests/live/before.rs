@@ -7,10 +7,11 @@ use std::sync::Arc;
 
 use redis::Value;
 use tenure::protocol::message::{ClaimId, GrantNumber, Mode, NodeId, Reply, Request, Verb};
+use tenure::protocol::steal::{StealAct, StealReply, StealRequest, StealTarget};
 use tenure::store::{Link, Store};
 
 use crate::server::RedisServer;
-use crate::tools::{CLAIM, Inbox, TERM, WAIT, ask, batch, claim_id, connect, request, store, tick};
+use crate::tools::{CLAIM, Inbox, TERM, WAIT, ask, batch, claim_id, connect, name, request, store, tick};
 
 const LOCKS: &str = include_str!("before/locks.lua");
 const JOBS: &str = include_str!("before/jobs.lua");
@@ -413,4 +414,34 @@ async fn the_earlier_version_passes_over_the_mark_of_a_free_lock() {
         Reply::Granted(_)
     ));
     assert_eq!(both.members(), 0);
+}
+
+/// A node of the earlier version learns by its renewal that an operator revoked its lease, and no other claim gets the key before
+/// the record ends.
+#[tokio::test]
+async fn a_lease_of_the_earlier_version_is_revoked_until_its_end() {
+    let mut both = Both::start().await;
+    let number = GrantNumber(number(&both.old("w", claim_id(1, 1))));
+    let inspector = both.store.inspector().unwrap();
+    let steal = |act| StealRequest {
+        name: name(b"a"),
+        target: StealTarget::Grant(number, Mode::Exclusive),
+        act,
+        tells: false,
+    };
+    let (reply, _) = inspector.steal(steal(StealAct::Revoke)).await.unwrap();
+    assert_eq!(reply, StealReply::Done(Some(claim_id(1, 1))));
+    // Its versions of renew and leave know no such record, and change nothing.
+    assert_eq!(letter(&both.old("r", claim_id(1, 1))), 'X');
+    assert_eq!(letter(&both.old("l", claim_id(1, 1))), 'N');
+    assert!(matches!(
+        both.asked(WAIT, claim_id(2, 1)).await,
+        Reply::QueuedBehindForeign(Some(_))
+    ));
+    assert_eq!(letter(&both.old("w", claim_id(3, 1))), 'P');
+    let left: i64 = redis::cmd("PTTL").arg("lock:a").query(&mut both.client).unwrap();
+    assert!(left > 0 && left <= TERM.hold_ms() as i64, "{left}");
+    let () = redis::cmd("DEL").arg("lock:a").query(&mut both.client).unwrap();
+    let granted = both.asked(Verb::HEARTBEAT, claim_id(2, 1)).await;
+    assert!(matches!(granted, Reply::Granted(_)), "{granted:?}");
 }

@@ -22,6 +22,7 @@ mod latches;
 mod losses;
 mod meddling;
 mod slots;
+mod steals;
 mod steps;
 mod views;
 mod votes;
@@ -461,7 +462,8 @@ impl Run {
             81 if self.kind == Kind::Job && self.rng.bool() => self.advance(),
             81 => self.spoil_clock(step).await,
             at if (82..tired).contains(&at) => self.age(),
-            92.. => self.foreign(),
+            92..98 => self.foreign(),
+            98.. => self.steal(step).await,
             _ => self.batch(step).await,
         }
     }
@@ -794,6 +796,7 @@ fn word(reply: &Reply) -> &'static str {
         Reply::GroupRefused => "Apart",
         Reply::Late => "Late",
         Reply::Gone => "Gone",
+        Reply::Revoked => "Revoked",
         Reply::Done => "Done",
         Reply::NotThere => "NotThere",
         Reply::Overtook(..) => "Overtook",

@@ -1,7 +1,7 @@
 //! One record, many languages: the real redis-py and tenure exclude each other. `pairs` tests each library of the README's
 //! table.
 
-mod foreign;
+pub mod foreign;
 mod pairs;
 mod pairs_on_masters;
 

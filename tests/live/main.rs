@@ -80,6 +80,7 @@ mod server_faults;
 mod shutdown;
 mod silence;
 mod stage;
+mod steals;
 mod store;
 mod subscribers;
 #[cfg(feature = "scheduler")]

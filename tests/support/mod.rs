@@ -16,6 +16,7 @@ pub mod meter;
 pub mod permits;
 pub mod proxy;
 pub mod slow_callers;
+pub mod steal;
 pub mod transfers;
 pub mod two_locks;
 pub mod zero_wait;

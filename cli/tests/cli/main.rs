@@ -17,4 +17,5 @@ mod connections;
 mod hostile;
 mod listings;
 mod refusals;
+mod steals;
 mod watches;

@@ -2,7 +2,7 @@
 
 use tenure::error::LostCause;
 use tenure::protocol::message::Fence;
-use tenure::protocol::step::{AcquireError, CallAnswer, Outcome, TickRefusal, Ticket};
+use tenure::protocol::step::{AcquireError, CallAnswer, Input, Outcome, TickRefusal, Ticket};
 use tenure::protocol::time::Instant;
 
 use crate::coverage::Case;
@@ -265,6 +265,11 @@ impl World {
         let never = self.nodes[slot].callers[caller].take_up_state == TakeUp::Never;
         if never && options.mark.is_none() {
             self.end_caller(slot, caller);
+        }
+        let ends_itself = self.elections.contains(&key) || options.mark.is_some();
+        if cause == LostCause::Revoked && ends_itself && state == CallerState::Holding {
+            // The guard is dropped with the work, and so the lease is left.
+            self.feed(slot, key, Input::Cancel(ticket));
         }
         if self.elections.contains(&key) && state == CallerState::Holding {
             // The work of the leader stops with the loss.

@@ -218,9 +218,9 @@ impl World {
         self.draining = true;
         for key in 0..self.keys.len() {
             let (ledger, us) = self.ledger_of(key);
-            let strange = ledger
-                .record(&self.keys[key], us)
-                .is_some_and(|record| !matches!(record.owner, RecordOwner::Claim(..) | RecordOwner::Revoked(..)));
+            let strange = ledger.record(&self.keys[key], us).is_some_and(|record| {
+                !matches!(record.owner, RecordOwner::Claim(..) | RecordOwner::Revoked(..))
+            });
             if strange {
                 self.overwrite(key, None);
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use tenure::error::LostCause;
 use tenure::protocol::ledger::RecordOwner;
 use tenure::protocol::message::{Asking, GrantNumber, Mode};
-use tenure::protocol::steal::{StealRequest, StealAct, StealReply, StealTarget};
+use tenure::protocol::steal::{StealAct, StealReply, StealRequest, StealTarget};
 use tenure::protocol::step::Ticket;
 
 use crate::coverage::Case;
@@ -44,7 +44,9 @@ impl World {
         if is_away || self.server.read_only > self.now {
             return;
         }
-        let Some(target) = self.choose_target(key) else { return };
+        let Some(target) = self.choose_target(key) else {
+            return;
+        };
         let act = match self.operator_rng.u8(0..10) {
             0..4 => StealAct::Ask(Arc::new(Asking::default())),
             // After a hand-over two nodes believe that they hold the lease, which is no calm.
@@ -67,7 +69,9 @@ impl World {
         let (mut pushes, mut branches) = (Vec::new(), Vec::new());
         let reply = self.server.ledger.steal(us, &steal, &mut pushes, &mut branches);
         self.note(None, Some(key), || format!("operator: {steal:?} -> {reply:?}"));
-        branches.into_iter().for_each(|branch| self.cover(Case::branch(branch)));
+        branches
+            .into_iter()
+            .for_each(|branch| self.cover(Case::branch(branch)));
         pushes.into_iter().for_each(|push| self.push(push));
         if let StealReply::Done(claim) = reply {
             let is_revoked = !matches!(steal.act, StealAct::Ask(_));
@@ -131,7 +135,10 @@ impl World {
         if cause == LostCause::Revoked && !was_revoked {
             let key = of.key;
             self.report(Violation::ValidLeaseReportedGone, Some(key), || {
-                format!("the lease of ticket {} of node {slot} was not revoked", caller + 1)
+                format!(
+                    "the lease of ticket {} of node {slot} was not revoked",
+                    caller + 1
+                )
             });
         }
     }

@@ -139,7 +139,9 @@ pub enum StealError {
         holders: u64,
     },
     /// The record has no end, so a revoked lease would exclude others for ever. Only [`now`](Steal::now) ends it.
-    #[error("the record of `{key}` has no end: revoking it would block the key for ever, hand it over at once instead")]
+    #[error(
+        "the record of `{key}` has no end: revoking it would block the key for ever, hand it over at once instead"
+    )]
     #[non_exhaustive]
     Endless {
         /// The key.
@@ -401,11 +403,18 @@ impl Theft<'_> {
         };
         let unavailable = |source| inspection.unavailable(source);
         let done = inspection.inspector.steal(request.clone()).await;
-        let (reply, time_ms) = done.map_err(unavailable)?;
+        let (reply, time_us) = done.map_err(unavailable)?;
         if let (StealReply::Done(_), true) = (&reply, is_noted) {
-            let record = request.record(time_ms, &self.asking(0));
+            let record = request.record(time_us / 1000, &self.asking(0));
             let node = inspection.handle.node();
-            observe::stolen(node.events.label(), &request.name, &record.what, &record.number, &record.by, &record.why);
+            observe::stolen(
+                node.events.label(),
+                &request.name,
+                &record.what,
+                &record.number,
+                &record.by,
+                &record.why,
+            );
             if let Err(error) = inspection.inspector.note(record).await {
                 self.unwritten = Some(error);
             }
@@ -447,7 +456,10 @@ impl Theft<'_> {
                 is_it.then_some(entry.state == State::Revoked)
             }
             StealTarget::Grant(number, _) => {
-                let claim = self.steal.holder(number.0).map(|holder| (holder.node.id, holder.claim));
+                let claim = self
+                    .steal
+                    .holder(number.0)
+                    .map(|holder| (holder.node.id, holder.claim));
                 let mut holders = entry.holders.iter();
                 let is_it = |holder: &&HolderEntry| {
                     holder.number == Some(number.0)

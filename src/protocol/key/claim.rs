@@ -236,6 +236,27 @@ impl LocalHolder {
 }
 
 impl HeldLease {
+    /// Returns a lease that a claim is granted now.
+    pub(crate) fn new(
+        now: Instant,
+        claim: &Claim,
+        number: GrantNumber,
+        deadline: Instant,
+        holders: Holders,
+    ) -> Self {
+        HeldLease {
+            number,
+            deadline,
+            holders,
+            index: 0,
+            since: now,
+            due: now + deadline.since(now).saturating_sub(claim.lease() / 3 * 2),
+            ends: now + claim.record_lifetime(),
+            is_asked_for: false,
+            writes: 0,
+        }
+    }
+
     /// Returns the one caller that holds by the claim; `None` for readers.
     pub(crate) fn local(&self) -> Option<&LocalHolder> {
         match &self.holders {

@@ -67,17 +67,7 @@ impl<P: Plant> KeyState<P> {
         } else {
             Holders::One(local)
         };
-        claim.phase = Phase::Held(HeldLease {
-            number: grant,
-            deadline,
-            holders,
-            index: 0,
-            since: cx.now,
-            due: cx.now + deadline.since(cx.now).saturating_sub(lease / 3 * 2),
-            ends: cx.now + claim.record_lifetime(),
-            is_asked_for: false,
-            writes: 0,
-        });
+        claim.phase = Phase::Held(HeldLease::new(cx.now, claim, grant, deadline, holders));
         self.last_held = number;
         cx.effects
             .push(Effect::Granted(next.ticket, Fence::new(grant, 0)));

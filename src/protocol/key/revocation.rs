@@ -22,7 +22,9 @@ impl<P: Plant> KeyState<P> {
         let Some(claim) = claim.filter(|claim| claim.claim_id == claim_id) else {
             return;
         };
-        let Phase::Held(held) = &mut claim.phase else { return };
+        let Phase::Held(held) = &mut claim.phase else {
+            return;
+        };
         if !std::mem::replace(&mut held.is_asked_for, true) {
             cx.event(KeyEvent::Asked(asking.clone()));
         }
@@ -37,7 +39,12 @@ impl<P: Plant> KeyState<P> {
     fn holders_of(&self, number: ClaimNumber) -> Vec<Ticket> {
         let held = self.claims.get(number).and_then(|claim| claim.held());
         match held.map(|held| held.holders) {
-            Some(Holders::One(local)) => local.unfetched.is_none().then_some(local.ticket).into_iter().collect(),
+            Some(Holders::One(local)) => local
+                .unfetched
+                .is_none()
+                .then_some(local.ticket)
+                .into_iter()
+                .collect(),
             Some(Holders::Readers(_)) => {
                 let readers = self.readers.of(number).filter(|(_, reader)| reader.is_taken_up());
                 readers.map(|(ticket, _)| ticket).collect()
@@ -116,7 +123,9 @@ impl<P: Plant> KeyState<P> {
             return;
         };
         let (_, number) = self.revoked.swap_remove(at);
-        let Some(claim) = self.claims.get_mut(number) else { return };
+        let Some(claim) = self.claims.get_mut(number) else {
+            return;
+        };
         if let Some(tick) = &mut claim.tick {
             tick.finished = finished;
         }

@@ -6,7 +6,7 @@ use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::RecordOwner;
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{ClaimId, GrantNumber, Push};
-use crate::protocol::steal::{StealRequest, StealAct, StealReply, StealTarget};
+use crate::protocol::steal::{StealAct, StealReply, StealRequest, StealTarget};
 
 impl<P: Plant> Ledger<P> {
     /// Executes a step of a steal at `now_us`. Appends the pushes for the holder and for observers to `pushes`.
@@ -37,7 +37,11 @@ impl<P: Plant> Transaction<'_, P> {
         let Some(found) = self.stolen_claim(&steal.target) else {
             return StealReply::Changed;
         };
-        let is_endless = self.state.record.as_ref().is_some_and(|record| record.expires.is_none());
+        let is_endless = self
+            .state
+            .record
+            .as_ref()
+            .is_some_and(|record| record.expires.is_none());
         if is_endless && !hands_over {
             return StealReply::Endless;
         }

@@ -416,7 +416,10 @@ impl<P: Plant> Transaction<'_, P> {
             _ => {
                 let mut shares = self.state.shares.iter();
                 let share = shares.find(|share| share.claim_id == claim_id && !share.is_revoked);
-                let revoked = || self.revoked_number(claim_id).filter(|_| self.planted(Flaw::RevokedRenewed));
+                let revoked = || {
+                    self.revoked_number(claim_id)
+                        .filter(|_| self.planted(Flaw::RevokedRenewed))
+                };
                 share.map(|share| share.number).or_else(revoked)
             }
         }

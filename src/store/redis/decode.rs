@@ -10,8 +10,8 @@ use redis::{RedisError, RedisResult, Value};
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::options::LONGEST_LEASE;
 use crate::protocol::message::{
-    Asking, BatchReply, ClaimId, Executed, Failure, Grant, GrantNumber, JobReport, Kind, LatchReport, LeaderReport,
-    NodeId, Payload, Push, Reply, TickTime,
+    Asking, BatchReply, ClaimId, Executed, Failure, Grant, GrantNumber, JobReport, Kind, LatchReport,
+    LeaderReport, NodeId, Payload, Push, Reply, TickTime,
 };
 use crate::store::redis::names::Names;
 use crate::store::redis::script::MAX_EXACT_INTEGER;

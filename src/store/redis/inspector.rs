@@ -11,7 +11,7 @@ use redis::Value;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::Key;
 use crate::protocol::message::{Kind, Name, NodeId};
-use crate::protocol::steal::{AuditRecord, StealRequest, StealReply};
+use crate::protocol::steal::{AuditRecord, StealReply, StealRequest};
 use crate::protocol::view::{
     InspectAnswer, InspectQuery, NodeView, PAGE, Position, RecordView, ServerView, nodes_of,
 };

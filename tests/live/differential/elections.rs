@@ -127,6 +127,7 @@ impl Run {
             82..86 => self.base.age(),
             86..91 => self.age(),
             91 => self.forget(),
+            98.. => self.base.steal(step).await,
             _ => self.base.foreign(),
         }
     }
@@ -134,7 +135,7 @@ impl Run {
     fn owner(&self, at: usize) -> Option<(ClaimId, GrantNumber)> {
         match self.base.ledger.record(&self.base.names[at], 0)?.owner {
             RecordOwner::Claim(claim_id, number) => Some((claim_id, number)),
-            RecordOwner::Foreign | RecordOwner::WrongType => None,
+            _ => None,
         }
     }
 
@@ -346,7 +347,7 @@ impl Run {
         }
         let granted = pushes.iter().filter_map(|push| match push {
             Push::Granted(grant) => Some((grant.name.clone(), grant.number)),
-            Push::Changed(..) => None,
+            _ => None,
         });
         let granted: HashMap<_, _> = granted.collect();
         for push in &pushes {
@@ -411,6 +412,7 @@ impl Run {
                 (Push::Changed(..), Verb::Call(Call::Proclaim { .. })) => "news of a proclaimed value",
                 (Push::Changed(..), Verb::Renew { number: Some(_) }) => "news of an assertion",
                 (Push::Changed(..), _) => "news of an act",
+                (Push::Asked(..) | Push::Revoked(..), _) => "push of an operator",
             });
         }
         for two in pushes.windows(2).filter(|two| two[0].name() == two[1].name()) {

@@ -86,7 +86,7 @@ fn rounded(mut view: KeyView) -> Rounded {
             ends.extend(holders.iter_mut().map(|holder| holder.left_ms.take()));
         }
         // The ledger keeps no values of foreign clients.
-        RecordView::Foreign(digest) => *digest = None,
+        RecordView::Foreign { digest, .. } => *digest = None,
         RecordView::Free | RecordView::Latch { .. } => {}
     }
     (view, ends)

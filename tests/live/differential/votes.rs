@@ -175,7 +175,7 @@ impl Run {
     fn owner(&self, at: usize) -> Option<(ClaimId, GrantNumber)> {
         match self.record(at)?.owner {
             RecordOwner::Claim(claim_id, number) => Some((claim_id, number)),
-            RecordOwner::Foreign | RecordOwner::WrongType => None,
+            _ => None,
         }
     }
 
@@ -641,6 +641,7 @@ impl Run {
                 Some(RecordOwner::Claim(claim_id, number)) => {
                     value == Some(format!("{claim_id}:{number}").into_bytes())
                 }
+                Some(RecordOwner::Revoked(..) | RecordOwner::RevokedForeign) => false,
             };
             let is_same = is_same && record.is_none_or(|record| is_near(ttl, record.expires));
             assert!(

@@ -5,7 +5,7 @@ use redis::{Pipeline, Value};
 use crate::error::StoreError;
 use crate::key::Key;
 use crate::protocol::message::{ClaimId, Kind, Mode, NodeId};
-use crate::protocol::steal::{AuditRecord, MAX_AUDIT, StealRequest, StealAct, StealReply, StealTarget};
+use crate::protocol::steal::{AuditRecord, MAX_AUDIT, StealAct, StealReply, StealRequest, StealTarget};
 use crate::store::ServerId;
 use crate::store::redis::connection::load_command;
 use crate::store::redis::decode::{self, malformed, result};
@@ -23,7 +23,7 @@ pub(super) struct Stealer<'a> {
 }
 
 impl Stealer<'_> {
-    /// Executes a step of a steal. Returns the server's date in milliseconds, too.
+    /// Executes a step of a steal. Returns the server's date in microseconds, too.
     pub(super) async fn steal(&self, steal: &StealRequest) -> Result<(StealReply, u64), StoreError> {
         if self.connections.config.masters.is_some() {
             let text = format_args!("a quorum has no steal: revoke at each master, or wait for the lease");
@@ -32,15 +32,15 @@ impl Stealer<'_> {
         let names = &self.connections.config.names;
         let server = self.server_of(names.slot(&steal.name)).await?;
         let answer = self.run(server, &REVOKE, self.revoke_call(steal)).await?;
-        let (time, reply): (u64, String) = read(Ok(answer))?;
+        let (mut time, reply): (u64, String) = read(Ok(answer))?;
         let reply = steal_reply(&reply).ok_or_else(|| malformed("the script's answer to a steal").error)?;
         if let (StealAct::HandOver, StealReply::Done(claim)) = (&steal.act, &reply) {
             let batch = steal.leave(*claim);
             let call = encode::batch(&batch, names, self.connections.config.probe);
             let answer = self.run(server, encode::script_of(&batch), call).await?;
-            decode::batch(answer, 1).map_err(|failure| failure.error)?;
+            time = decode::batch(answer, 1).map_err(|failure| failure.error)?.time;
         }
-        Ok((reply, time / 1000))
+        Ok((reply, time))
     }
 
     fn revoke_call(&self, steal: &StealRequest) -> redis::Cmd {
@@ -50,9 +50,10 @@ impl Stealer<'_> {
         names.push_recovering(names.slot(&steal.name), &mut recovering);
         names.push_memory(&steal.name, &mut memory);
         let (number, which) = match &steal.target {
-            StealTarget::Grant(number, Mode::Permits(permits)) => {
-                (number.to_string(), format!("{}/{}", permits.weight, permits.capacity))
-            }
+            StealTarget::Grant(number, Mode::Permits(permits)) => (
+                number.to_string(),
+                format!("{}/{}", permits.weight, permits.capacity),
+            ),
             StealTarget::Grant(number, _) => (number.to_string(), String::new()),
             StealTarget::Foreign(digest) => (String::new(), digest.to_string()),
         };
@@ -66,7 +67,11 @@ impl Stealer<'_> {
             StealAct::HandOver => ("h", String::new()),
         };
         let mut call = redis::cmd("EVALSHA");
-        call.arg(&*REVOKE.sha).arg(3).arg(record).arg(recovering).arg(memory);
+        call.arg(&*REVOKE.sha)
+            .arg(3)
+            .arg(record)
+            .arg(recovering)
+            .arg(memory);
         call.arg(act).arg(steal.name.kind.word()).arg(number).arg(which);
         call.arg(u8::from(steal.tells)).arg(words);
         call
@@ -90,7 +95,9 @@ impl Stealer<'_> {
     /// Appends to the list of what operators did.
     pub(super) async fn note(&self, record: &AuditRecord) -> Result<(), StoreError> {
         let list = self.connections.config.names.audit();
-        let server = self.server_of(self.connections.config.names.slot_of_key(&list)).await?;
+        let server = self
+            .server_of(self.connections.config.names.slot_of_key(&list))
+            .await?;
         let mut pipe = redis::pipe();
         pipe.cmd("LPUSH").arg(&list).arg(audit_text(record));
         pipe.cmd("LTRIM").arg(&list).arg(0).arg(MAX_AUDIT - 1);
@@ -100,7 +107,9 @@ impl Stealer<'_> {
     /// Returns what operators did, the latest first.
     pub(super) async fn audit(&self) -> Result<Vec<AuditRecord>, StoreError> {
         let list = self.connections.config.names.audit();
-        let server = self.server_of(self.connections.config.names.slot_of_key(&list)).await?;
+        let server = self
+            .server_of(self.connections.config.names.slot_of_key(&list))
+            .await?;
         let mut found = Vec::new();
         for from in (0..MAX_AUDIT).step_by(AUDIT_PAGE) {
             let mut pipe = redis::pipe();
@@ -144,8 +153,14 @@ fn steal_reply(text: &str) -> Option<StealReply> {
 
 fn audit_text(record: &AuditRecord) -> String {
     let time = record.time_ms;
-    let (by, why) = (format::encoded_start(record.by.as_bytes()), format::encoded_start(record.why.as_bytes()));
-    let (key, kind) = (format::encoded(record.key.as_bytes()), record.kind.map_or("", Kind::word));
+    let (by, why) = (
+        format::encoded_start(record.by.as_bytes()),
+        format::encoded_start(record.why.as_bytes()),
+    );
+    let (key, kind) = (
+        format::encoded(record.key.as_bytes()),
+        record.kind.map_or("", Kind::word),
+    );
     let (what, number) = (&record.what, &record.number);
     format!("time={time}&by={by}&what={what}&kind={kind}&key={key}&number={number}&why={why}")
 }

@@ -22,7 +22,7 @@ if recovering ~= -2 then return { us, 'R' .. (recovering > 0 and recovering or 0
 
 local record = redis.pcall('GET', key)
 local left = call('PTTL', key)
-local holder
+local holder, led
 if type(record) == 'string' then
   -- A record that is revoked already is found, too.
   local from = string.byte(record) == 33 and 2 or 1
@@ -32,7 +32,7 @@ if type(record) == 'string' then
   elseif of ~= number then
     return { us, 'X' }
   end
-  holder = owner or ''
+  holder, led = owner or '', owner and from == 1 and kind == 'election'
   if left < 0 and act ~= 'h' then return { us, 'F' } end
   if act == 'h' and not owner then
     call('DEL', key)
@@ -53,7 +53,7 @@ else
 end
 
 -- The observers of an election learn that it has no leader. The values of waiting candidates stay.
-if act ~= 'a' and kind == 'election' then
+if act ~= 'a' and led then
   for _, field in ipairs(call('HKEYS', KEYS[3])) do
     if string.byte(field) == 119 then
       if (tonumber(call('HGET', KEYS[3], field)) or 0) * 1000 >= us then

@@ -1,0 +1,164 @@
+//! Taking a lease from its holder, and what was taken before.
+
+use std::ffi::OsStr;
+use std::io::{self, IsTerminal};
+use std::process::ExitCode;
+
+use serde_json::json;
+use tenure::inspect::{Entry, Kind, State, Steal, StealEnd, StealError, StealStep, Stolen};
+use tenure::{Key, Locks};
+
+use crate::NO;
+use crate::args::{OutputArgs, StealArgs};
+use crate::failure::Failure;
+use crate::table::View;
+use crate::terminal::{ask, print, warn};
+use crate::text::{self, duration, shown};
+
+pub(crate) async fn run(locks: &Locks, wanted: &StealArgs, output: &OutputArgs) -> Result<ExitCode, Failure> {
+    let view = View::new(output.is_hex);
+    let Some(entry) = find(locks, wanted, output).await? else {
+        warn(&format!(
+            "`{}` has no holder",
+            view.key(&output.key(&wanted.key)?)
+        ));
+        return Ok(ExitCode::from(NO));
+    };
+    if output.is_json {
+        print(&text::json(serde_json::to_string(&entry))?)?;
+    } else {
+        print(&view.details(&entry))?;
+    }
+    if !wanted.is_confirmed && !is_confirmed(wanted, &view.key(&entry.key))? {
+        warn("nothing was done");
+        return Ok(ExitCode::from(NO));
+    }
+    let mut written = Ok(());
+    let report = |step| {
+        if written.is_ok() {
+            written = print(&step_text(&step, output.is_json));
+        }
+    };
+    let stolen = steal(locks, wanted, &entry).run(report).await;
+    written?;
+    match stolen {
+        Ok(stolen) => {
+            print(&end_text(&stolen, &view, output.is_json)?)?;
+            if let Some(error) = &stolen.unwritten {
+                warn(&shown(format!(
+                    "the list of `tenure audit` could not be written: {error}"
+                )));
+            }
+            Ok(ExitCode::SUCCESS)
+        }
+        Err(StealError::Store(error)) => Err(error.into()),
+        Err(StealError::SeveralHolders { .. }) => Err(Failure::Usage(
+            "there are several holders: choose one with --number, which `tenure show` prints".to_owned(),
+        )),
+        Err(error) => {
+            warn(&shown(error.to_string()));
+            Ok(ExitCode::from(NO))
+        }
+    }
+}
+
+/// Returns the entry of the key whose lease is meant.
+async fn find(locks: &Locks, wanted: &StealArgs, output: &OutputArgs) -> Result<Option<Entry>, Failure> {
+    let key = output.key(&wanted.key)?;
+    let entries = locks.inspect().show(&key).await?.entries.into_iter();
+    let is_held = |entry: &Entry| entry.kind != Kind::Latch && entry.state != State::WaitedFor;
+    let is_meant = |entry: &Entry| {
+        let mut holders = entry.holders.iter();
+        wanted
+            .number
+            .is_none_or(|number| holders.any(|holder| holder.number == Some(number)))
+            && wanted.kind.is_none_or(|kind| kind == entry.kind)
+    };
+    let mut found: Vec<Entry> = entries
+        .filter(|entry| is_held(entry) && is_meant(entry))
+        .collect();
+    if found.len() > 1 {
+        let kinds: Vec<_> = found.iter().map(|entry| entry.kind.word()).collect();
+        let kinds = kinds.join(", ");
+        return Err(Failure::Usage(format!(
+            "the key has several kinds ({kinds}): choose one with --kind"
+        )));
+    }
+    Ok(found.pop())
+}
+
+/// Asks the operator, who must be at a terminal.
+fn is_confirmed(wanted: &StealArgs, key: &str) -> Result<bool, Failure> {
+    if !io::stdin().is_terminal() {
+        let text = "nothing was done: without a terminal the command needs --yes";
+        return Err(Failure::Usage(text.to_owned()));
+    }
+    let what = match wanted.is_now {
+        true => "Hand the lease over at once, although its holder may be at work",
+        false => "Take the lease",
+    };
+    Ok(ask(&format!("{what} of `{key}`? [y/N] "))?)
+}
+
+fn steal(locks: &Locks, wanted: &StealArgs, entry: &Entry) -> Steal {
+    let steal = locks.inspect().steal(entry).grace(wanted.grace);
+    let steal = steal.by(wanted.by()).why(wanted.why.clone());
+    let steal = match wanted.number {
+        Some(number) => steal.number(number),
+        None => steal,
+    };
+    if wanted.is_now { steal.now() } else { steal }
+}
+
+fn step_text(step: &StealStep, is_json: bool) -> String {
+    let ms = |left: std::time::Duration| left.as_millis() as u64;
+    if is_json {
+        let object = match step {
+            StealStep::Asked(grace) => json!({ "step": "asked", "grace_ms": ms(*grace) }),
+            StealStep::Revoked(left) => json!({ "step": "revoked", "left_ms": left.map(ms) }),
+            _ => json!({ "step": "not_asked" }),
+        };
+        return format!("{object}\n");
+    }
+    match step {
+        StealStep::Asked(grace) => format!("asked     the holder has {}\n", duration(*grace)),
+        StealStep::Revoked(Some(left)) => format!("revoked   it ends in {} at the latest\n", duration(*left)),
+        StealStep::Revoked(None) => "revoked\n".to_owned(),
+        _ => "not asked the holder's node told nothing of itself, or is no node of tenure\n".to_owned(),
+    }
+}
+
+fn end_text(stolen: &Stolen, view: &View, is_json: bool) -> io::Result<String> {
+    let (word, sentence) = match stolen.end {
+        StealEnd::GivenBack => ("given_back", "given back by its holder"),
+        StealEnd::HandedOver => ("handed_over", "handed over"),
+        _ => ("ended", "the revoked lease has ended"),
+    };
+    if is_json {
+        let object = json!({ "step": word, "now": stolen.entry });
+        return text::json(Ok(object.to_string()));
+    }
+    let now = match &stolen.entry {
+        None => "state     free\n".to_owned(),
+        Some(entry) => view.details(entry),
+    };
+    Ok(format!("done      {sentence}; now:\n{now}"))
+}
+
+/// Prints what operators did.
+pub(crate) async fn audit(locks: &Locks, output: &OutputArgs) -> Result<(), Failure> {
+    let entries = locks.inspect().audit().await?;
+    if !output.is_json {
+        return Ok(print(&View::new(output.is_hex).audit(&entries))?);
+    }
+    for entry in &entries {
+        print(&text::json(serde_json::to_string(entry))?)?;
+    }
+    Ok(())
+}
+
+impl OutputArgs {
+    fn key(&self, text: &OsStr) -> Result<Key, Failure> {
+        Ok(Key::from(self.bytes(text)?))
+    }
+}

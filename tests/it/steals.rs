@@ -1,0 +1,56 @@
+//! Leases in memory that an operator takes.
+
+use tenure::{Locks, MemoryStore};
+
+use crate::support::steal;
+
+fn nodes() -> (Locks, Locks) {
+    let store = MemoryStore::new();
+    let node = |name: &str| {
+        let builder = Locks::builder().node_name(name).seed(7);
+        builder.memory_shared(&store).unwrap()
+    };
+    (node("one"), node("other"))
+}
+
+#[tokio::test]
+async fn a_holder_that_is_asked_gives_the_lease_to_another_node() {
+    let (one, other) = nodes();
+    steal::a_holder_that_is_asked_gives_the_lease_to_another_node(&one, &other).await;
+}
+
+#[tokio::test]
+async fn a_holder_that_does_not_give_back_loses_the_lease_first() {
+    let (one, other) = nodes();
+    steal::a_holder_that_does_not_give_back_loses_the_lease_first(&one, &other).await;
+}
+
+#[tokio::test]
+async fn one_of_several_holders_is_chosen_by_its_number() {
+    let (one, other) = nodes();
+    steal::one_of_several_holders_is_chosen_by_its_number(&one, &other).await;
+}
+
+#[tokio::test]
+async fn a_reader_is_revoked_and_the_others_read_on() {
+    let (one, other) = nodes();
+    steal::a_reader_is_revoked_and_the_others_read_on(&one, &other).await;
+}
+
+#[tokio::test]
+async fn a_lease_is_handed_over_at_once() {
+    let (one, other) = nodes();
+    steal::a_lease_is_handed_over_at_once(&one, &other).await;
+}
+
+#[tokio::test]
+async fn observers_learn_that_a_leader_was_revoked() {
+    let (one, other) = nodes();
+    steal::observers_learn_that_a_leader_was_revoked(&one, &other).await;
+}
+
+#[tokio::test]
+async fn what_cannot_be_taken_is_refused() {
+    let (one, other) = nodes();
+    steal::what_cannot_be_taken_is_refused(&one, &other).await;
+}

@@ -1,0 +1,101 @@
+//! An operator asks for leases, revokes them, and hands them over.
+
+use std::sync::Arc;
+
+use tenure::protocol::message::{Asking, GrantNumber, InboxEvent, Push};
+use tenure::protocol::steal::{StealAct, StealReply, StealRequest, StealTarget};
+use tenure::protocol::view::{InspectQuery, KeyView, RecordView};
+use tenure::store::Inspect;
+
+use super::{Run, TOLERANCE_MS};
+
+impl Run {
+    /// Takes one step about some lease, and compares reply, pushes and record.
+    pub(super) async fn steal(&mut self, step: u64) {
+        let inspector = self.store.inspector().expect("Redis shows its keys");
+        let at = self.rng.usize(..self.busy);
+        let Some(target) = self.choose_target(&*inspector, at).await else {
+            return;
+        };
+        let (by, why) = ("Zoë & co".to_owned(), "100% stuck\n".to_owned());
+        let act = match self.rng.u8(..10) {
+            0..2 => StealAct::Ask(Arc::new(Asking { grace_ms: 7, by, why })),
+            2..8 => StealAct::Revoke,
+            _ => StealAct::HandOver,
+        };
+        let request = StealRequest {
+            name: self.names[at].clone(),
+            target,
+            act,
+            tells: self.rng.bool(),
+        };
+        let (real, us) = inspector.steal(request.clone()).await.unwrap();
+        let (mut pushes, mut branches) = (Vec::new(), Vec::new());
+        let model = self.ledger.steal(us, &request, &mut pushes, &mut branches);
+        if let (StealAct::HandOver, StealReply::Done(claim)) = (&request.act, &model) {
+            self.ledger.apply(us, &request.leave(*claim), &mut pushes);
+        }
+        let is_near = match (&real, &model) {
+            (StealReply::Recovering(real), StealReply::Recovering(model)) => {
+                real.abs_diff(*model) <= TOLERANCE_MS
+            }
+            _ => real == model,
+        };
+        assert!(
+            is_near,
+            "step {step}: {request:?}\nserver {real:?}\nledger {model:?}"
+        );
+        self.saw(match (&request.act, &model) {
+            (StealAct::Ask(_), StealReply::Done(_)) => "asked for",
+            (StealAct::Revoke, StealReply::Done(Some(_))) => "revoked",
+            (StealAct::Revoke, StealReply::Done(None)) => "foreign record revoked",
+            (StealAct::HandOver, StealReply::Done(_)) => "handed over by an operator",
+            (_, StealReply::Changed) => "not stolen, another lease",
+            (_, StealReply::Endless) => "not stolen, endless",
+            (_, StealReply::Recovering(_)) => "not handed over while recovering",
+        });
+        self.compare_stolen_pushes(pushes, step).await;
+        let now = self.now();
+        self.compare(at, now, step);
+        self.compare_record(at, step);
+        self.compare_memory(at, step);
+    }
+
+    /// Returns a lease of the key, as an operator sees it, or one that it had.
+    async fn choose_target(&mut self, inspector: &dyn Inspect, at: usize) -> Option<StealTarget> {
+        let name = &self.names[at];
+        let shown = inspector
+            .read(InspectQuery::Show(name.key.clone()))
+            .await
+            .unwrap();
+        let mut views = shown.views.into_iter().flat_map(|view| view.keys);
+        let KeyView { record, .. } = views.find(|view| view.name == *name)?;
+        if let RecordView::Foreign { digest, .. } = &record {
+            return digest.clone().map(StealTarget::Foreign);
+        }
+        let known = record.holders().iter().filter(|holder| holder.number.is_some());
+        let holder = self.rng.choice(known.collect::<Vec<_>>())?;
+        let earlier = u64::from(self.rng.u8(..8) == 0);
+        let number = GrantNumber(holder.number?.0 - earlier);
+        Some(StealTarget::Grant(number, holder.mode))
+    }
+
+    /// Checks that each inbox gets its pushes, in order. No push decides anything, so a node without an inbox misses it.
+    async fn compare_stolen_pushes(&mut self, pushes: Vec<Push>, step: u64) {
+        for push in pushes {
+            if let Push::Granted(grant) = &push {
+                self.note_grant(grant.claim_id, grant.number);
+            }
+            let Some(inbox) = self.inboxes.get_mut(&push.node()) else {
+                assert!(!matches!(push, Push::Granted(_)), "step {step}: {push:?}");
+                continue;
+            };
+            let real = inbox.push().await;
+            assert_eq!(real, Some(InboxEvent::Pushed(push)), "step {step}");
+            self.saw("push of a steal");
+        }
+        for inbox in self.inboxes.values_mut() {
+            assert!(inbox.is_empty(), "step {step}: a push that is not in the ledger");
+        }
+    }
+}

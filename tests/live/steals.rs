@@ -1,0 +1,446 @@
+//! Leases on real servers that an operator takes: from holders that obey, that ignore it, that stand still or are gone, and from
+//! other libraries. The next holder never holds beside them.
+
+use std::time::{Duration, Instant};
+
+use tenure::error::{LostCause, StoreErrorKind, StoreRefusal};
+use tenure::inspect::{Entry, State, StealEnd, StealError};
+use tenure::{Error, Guard, Locks};
+use tokio::task::JoinSet;
+
+use crate::cluster::Cluster;
+use crate::help::{Eyes, Other, addr, held, ms, now, soon, until, url};
+use crate::interop::foreign::{Foreign, Library};
+use crate::quorums::{masters, urls};
+use crate::server::RedisServer;
+use crate::store::rights_of;
+use crate::support::inspect::{self, show, until_told};
+use crate::support::proxy::{Direction, Flow, Proxy};
+use crate::support::steal;
+
+/// Short, so that leases without a sign of their holders end soon.
+const LEASE: Duration = ms(1_200);
+/// Of such a lease, in the store.
+const MARGIN: Duration = ms(250);
+
+async fn node(url: &str, lease: Duration) -> Locks {
+    let builder = Locks::builder().lease(lease).request_timeout(ms(10_000));
+    soon(builder.redis(url)).await.unwrap()
+}
+
+/// Runs what is the same on every store.
+async fn are_taken(one: &Locks, other: &Locks) {
+    steal::a_holder_that_is_asked_gives_the_lease_to_another_node(one, other).await;
+    steal::a_holder_that_does_not_give_back_loses_the_lease_first(one, other).await;
+    steal::one_of_several_holders_is_chosen_by_its_number(one, other).await;
+    steal::a_reader_is_revoked_and_the_others_read_on(one, other).await;
+    steal::a_lease_is_handed_over_at_once(one, other).await;
+    steal::observers_learn_that_a_leader_was_revoked(one, other).await;
+    steal::what_cannot_be_taken_is_refused(one, other).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_of_a_server_are_taken_as_in_memory() {
+    let server = RedisServer::start();
+    let (one, other) = (
+        node(&server.url(), ms(60_000)).await,
+        node(&server.url(), ms(60_000)).await,
+    );
+    are_taken(&one, &other).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn leases_of_a_cluster_are_taken_as_in_memory() {
+    let cluster = Cluster::start(3, 0);
+    let node = async || {
+        let like = redis::Client::open(&*cluster.urls()[0]).unwrap();
+        let builder = Locks::builder().lease(ms(60_000)).request_timeout(ms(10_000));
+        builder.cluster(&cluster.urls()[..1], like).await.unwrap()
+    };
+    let (one, other) = (node().await, node().await);
+    are_taken(&one, &other).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quorum_has_no_steal() {
+    let masters = masters(3).await;
+    let locks = soon(Locks::quorum(urls(&masters))).await.unwrap();
+    let guard = held(&locks, "a").await;
+    let entry = show_of_one_master(&locks).await;
+    let error = soon(locks.inspect().steal(&entry).into_future())
+        .await
+        .unwrap_err();
+    let StealError::Store(Error::Connect { source, .. }) = &error else {
+        panic!("{error:?}")
+    };
+    assert_eq!(*source.kind(), StoreErrorKind::Refused(StoreRefusal::Unsupported));
+    assert!(guard.is_held());
+}
+
+async fn show_of_one_master(locks: &Locks) -> Entry {
+    soon(locks.inspect().show("a")).await.unwrap().entries.remove(0)
+}
+
+/// What a holder does when an operator wants its lease.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Kind {
+    /// Gives it back when it is asked.
+    Obeys,
+    /// Works until it loses the lease.
+    Ignores,
+    /// Keeps its guard beyond the loss.
+    Keeps,
+    /// Is another process that is stopped.
+    Stopped,
+    /// Is another process that is killed.
+    Killed,
+    /// Is redis-py.
+    RedisPy,
+    /// Is a node whose version does not know of steals: it tells nothing of itself.
+    Earlier,
+}
+
+/// One steal. Returns the longest time that the next holder may have had to wait, and how long it waited.
+async fn steal_from(kind: Kind, url: String, key: String) -> (Duration, Duration) {
+    let (one, next) = (node(&url, LEASE).await, node(&url, LEASE).await);
+    let mutex = next.mutex(&*key);
+    let waits = async move { (mutex.lock().await.unwrap(), now()) };
+    let take = async |grace| {
+        let entry = show(&next, &key).await.remove(0);
+        let steal = next.inspect().steal(&entry).grace(grace).by("test");
+        let began = now();
+        let end = soon(steal.into_future()).await.unwrap().end;
+        (end, began)
+    };
+    let ((end, began), (guard, got), last_held) = match kind {
+        Kind::Obeys | Kind::Ignores | Kind::Keeps => {
+            let holder = held(&one, &*key).await;
+            until_told(&next, &key).await;
+            let waiting = tokio::spawn(waits);
+            inspect::until(&next, &key, |entry| entry.waiting == 1).await;
+            let works = tokio::spawn(works(kind, holder));
+            let grace = if kind == Kind::Obeys { ms(60_000) } else { ms(30) };
+            let taken = take(grace).await;
+            (taken, soon(waiting).await.unwrap(), soon(works).await.unwrap())
+        }
+        Kind::Stopped | Kind::Killed => {
+            let mut other = Other::plays("watches its guard", &url, &key, LEASE);
+            other.hears("holds");
+            until_told(&next, &key).await;
+            let waiting = tokio::spawn(waits);
+            inspect::until(&next, &key, |entry| entry.waiting == 1).await;
+            if kind == Kind::Killed {
+                other.kill();
+            } else {
+                other.signal("-STOP");
+            }
+            let stopped = now();
+            let taken = take(ms(30)).await;
+            let next = soon(waiting).await.unwrap();
+            if kind == Kind::Stopped {
+                other.signal("-CONT");
+                let lost = other.hears("lost");
+                let last = lost.split(' ').next().unwrap().parse().unwrap();
+                (taken, next, Duration::from_nanos(last))
+            } else {
+                (taken, next, stopped)
+            }
+        }
+        Kind::RedisPy => {
+            let mut theirs = Foreign::runs_on(Library::RedisPy, &url);
+            let before = now();
+            let ttl = LEASE.as_secs_f64();
+            assert_eq!(theirs.asks(&format!("acquire lock:{key} {ttl} 0")), "yes");
+            let waiting = tokio::spawn(waits);
+            inspect::until(&next, &key, |entry| entry.waiting == 1).await;
+            let taken = take(ms(30)).await;
+            assert_eq!(theirs.asks(&format!("extend lock:{key} 60")), "LockNotOwnedError");
+            (taken, soon(waiting).await.unwrap(), before + LEASE)
+        }
+        Kind::Earlier => {
+            let silent = Locks::builder().lease(LEASE).presence(false);
+            let silent = soon(silent.redis(&url)).await.unwrap();
+            let holder = held(&silent, &*key).await;
+            let waiting = tokio::spawn(waits);
+            inspect::until(&next, &key, |entry| entry.waiting == 1).await;
+            let works = tokio::spawn(works(Kind::Keeps, holder));
+            let taken = take(ms(30)).await;
+            (taken, soon(waiting).await.unwrap(), soon(works).await.unwrap())
+        }
+    };
+    let wanted = if kind == Kind::Obeys {
+        StealEnd::GivenBack
+    } else {
+        StealEnd::Revoked
+    };
+    assert_eq!(end, wanted, "{kind:?}");
+    assert!(
+        last_held <= got,
+        "{kind:?}: held until {last_held:?}, and by the next from {got:?}"
+    );
+    assert!(guard.is_held(), "{kind:?}");
+    soon(guard.release()).await.unwrap();
+    (LEASE + MARGIN, got - began)
+}
+
+/// Works as long as the lease is held, and returns when it was last seen held. It looks all the time.
+async fn works(kind: Kind, guard: Guard) -> Duration {
+    let mut asked = tokio::spawn(guard.asked());
+    let mut last = now();
+    loop {
+        // Read first: what is stopped in between counts from before that.
+        let at = now();
+        if !guard.is_held() {
+            break;
+        }
+        last = at;
+        if kind == Kind::Obeys && asked.is_finished() {
+            assert!(asked.await.unwrap().is_some());
+            let last = now();
+            guard.release().await.unwrap();
+            return last;
+        }
+        tokio::task::yield_now().await;
+    }
+    let cause = soon(guard.lost()).await;
+    assert_eq!(cause, LostCause::Revoked, "{kind:?}");
+    asked.abort();
+    let _ = (&mut asked).await;
+    if kind == Kind::Keeps {
+        tokio::time::sleep(LEASE).await;
+    }
+    last
+}
+
+/// Two hundred steals: no two callers hold one key at once, whatever the first one does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_holder_holds_beside_the_next() {
+    let server = RedisServer::start();
+    for (kind, count) in [
+        (Kind::Obeys, 50),
+        (Kind::Ignores, 50),
+        (Kind::Keeps, 30),
+        (Kind::Stopped, 15),
+        (Kind::Killed, 15),
+        (Kind::RedisPy, 20),
+        (Kind::Earlier, 20),
+    ] {
+        let mut waited = Vec::new();
+        // As many at once as a small machine runs.
+        let at_once = if kind == Kind::Keeps || kind == Kind::Earlier {
+            10
+        } else {
+            5
+        };
+        for batch in 0..count / at_once {
+            let mut steals = JoinSet::new();
+            for n in 0..at_once {
+                steals.spawn(steal_from(kind, server.url(), format!("{kind:?}-{batch}-{n}")));
+            }
+            for (longest, took) in steals.join_all().await {
+                waited.push(took);
+                // A slow machine may add to what the lease and its margin allow.
+                assert!(took < longest + ms(5_000), "{kind:?}: {took:?}");
+            }
+        }
+        waited.sort();
+        let (median, last) = (waited[waited.len() / 2], waited[waited.len() - 1]);
+        println!(
+            "{kind:?}: {count} steals, the next holder after {median:.1?} (median), {last:.1?} (longest)"
+        );
+    }
+}
+
+/// With a push, the next holder begins two trips after the revoke: the revoke and the push are one, the leave and the grant
+/// the other.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_next_holder_begins_within_three_trips() {
+    let server = RedisServer::start();
+    for (one_way, rounds) in [(ms(1), 40), (ms(15), 20)] {
+        let proxy = Proxy::start(addr(&server));
+        for direction in [Direction::Requests, Direction::Replies] {
+            proxy.set(direction, Flow::Delay(one_way));
+        }
+        let url = url(proxy.addr());
+        let (one, next) = (node(&url, ms(10_000)).await, node(&url, ms(10_000)).await);
+        let mut took = Vec::new();
+        for round in 0..rounds {
+            let key = format!("{one_way:?} {round}");
+            let holder = held(&one, &*key).await;
+            until_told(&next, &key).await;
+            let mutex = next.mutex(&*key);
+            let waiting = tokio::spawn(async move { (mutex.lock().await.unwrap(), Instant::now()) });
+            inspect::until(&next, &key, |entry| entry.waiting == 1).await;
+            // An operator looks first, so the connection is open.
+            let inspection = next.inspect();
+            let entry = soon(inspection.show(&*key)).await.unwrap().entries.remove(0);
+            let work = tokio::spawn(async move {
+                let cause = holder.lost().await;
+                drop(holder);
+                cause
+            });
+            let began = Instant::now();
+            let steal = inspection.steal(&entry).grace(Duration::ZERO);
+            let stealing = tokio::spawn(steal.into_future());
+            let (guard, got) = soon(waiting).await.unwrap();
+            took.push(got - began);
+            assert_eq!(soon(work).await.unwrap(), LostCause::Revoked);
+            drop(guard);
+            soon(stealing).await.unwrap().unwrap();
+        }
+        took.sort();
+        let (median, trip) = (took[took.len() / 2], 2 * one_way);
+        println!(
+            "{one_way:?} each way: the next holder {median:.2?} after the revoke (median), {:.2} trips",
+            median.as_secs_f64() / trip.as_secs_f64()
+        );
+        // Behind the longer wire a slow machine does not count.
+        assert!(one_way < ms(10) || median < 3 * trip, "{median:?}");
+    }
+}
+
+/// A revoked record is a foreign one to other libraries, and an endless one is not revoked.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_without_an_end_is_handed_over_only() {
+    let server = RedisServer::start();
+    let locks = node(&server.url(), ms(10_000)).await;
+    let mut eyes = Eyes::on(&server);
+    let () = eyes.text("SET lock:a token");
+    let entry = show(&locks, "a").await.remove(0);
+    assert_eq!(entry.state, State::Foreign);
+    let inspection = locks.inspect();
+    let error = soon(inspection.steal(&entry).into_future()).await.unwrap_err();
+    assert!(matches!(error, StealError::Endless { .. }), "{error}");
+    assert_eq!(eyes.owner("a").as_deref(), Some("token"));
+    let mutex = locks.mutex("a");
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    until("it waits", || eyes.queue("a") == 1).await;
+    let stolen = soon(inspection.steal(&entry).now().into_future()).await.unwrap();
+    assert_eq!(stolen.end, StealEnd::HandedOver);
+    soon(soon(waiting).await.unwrap().unwrap().release())
+        .await
+        .unwrap();
+}
+
+/// A failover that loses the revoke gives the lease back to its holder, and the steal says so.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lost_revoke_is_reported() {
+    let server = RedisServer::start();
+    let (one, other) = (
+        node(&server.url(), ms(60_000)).await,
+        node(&server.url(), ms(60_000)).await,
+    );
+    let silent = Locks::builder().lease(ms(60_000)).presence(false);
+    let silent = soon(silent.redis(&server.url())).await.unwrap();
+    let guard = held(&silent, "a").await;
+    let mut eyes = Eyes::on(&server);
+    let record = eyes.owner("a").unwrap();
+    let entry = show(&other, "a").await.remove(0);
+    let stealing = tokio::spawn(other.inspect().steal(&entry).grace(Duration::ZERO).into_future());
+    until("the lease is revoked", || {
+        eyes.owner("a") == Some(format!("!{record}"))
+    })
+    .await;
+    // A replica without the revoke became the master.
+    let () = eyes.ask(&[b"SET", b"lock:a", record.as_bytes(), b"PX", b"60000"]);
+    let error = soon(stealing).await.unwrap().unwrap_err();
+    assert!(matches!(error, StealError::Undone { .. }), "{error}");
+    assert!(guard.is_held());
+    soon(guard.release()).await.unwrap();
+    drop(one);
+}
+
+/// The user of the README that steals can do all of it, and can take no lease itself beyond that.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_documented_user_takes_leases() {
+    let server = RedisServer::start();
+    let _: String = Eyes::on(&server).text(&format!("ACL SETUSER steal on >secret {}", rights_of("steal")));
+    let (one, other) = (
+        node(&server.url(), ms(60_000)).await,
+        node(&server.url(), ms(60_000)).await,
+    );
+    let url = server.url().replace("redis://", "redis://steal:secret@");
+    let thief = Locks::builder().presence(false).lazy().redis(&url).await.unwrap();
+    for (key, grace, is_now) in [
+        ("asked", ms(60_000), false),
+        ("revoked", ms(0), false),
+        ("now", ms(0), true),
+    ] {
+        let guard = held(&one, key).await;
+        until_told(&thief, key).await;
+        let mutex = other.mutex(key);
+        let waiting = tokio::spawn(async move { mutex.lock().await });
+        let entry = inspect::until(&thief, key, |entry| entry.waiting == 1).await;
+        let work = tokio::spawn(async move {
+            let _ = guard.asked().await;
+            drop(guard);
+        });
+        let steal = thief.inspect().steal(&entry).grace(grace).by("ops");
+        let steal = if is_now { steal.now() } else { steal };
+        let stolen = soon(steal.into_future()).await.unwrap();
+        assert!(stolen.unwritten.is_none(), "{stolen:?}");
+        soon(soon(waiting).await.unwrap().unwrap().release())
+            .await
+            .unwrap();
+        soon(work).await.unwrap();
+    }
+    let audit = soon(thief.inspect().audit()).await.unwrap();
+    let acts: Vec<_> = audit.iter().map(|act| (&*act.what, act.key.clone())).collect();
+    assert_eq!(
+        acts,
+        [
+            ("handed_over", "now".into()),
+            ("revoked", "revoked".into()),
+            ("asked", "asked".into())
+        ]
+    );
+    // The user that looks cannot take anything.
+    let _: String = Eyes::on(&server).text(&format!("ACL SETUSER look on >secret {}", rights_of("look")));
+    let url = server.url().replace("redis://", "redis://look:secret@");
+    let looks = Locks::builder().presence(false).lazy().redis(&url).await.unwrap();
+    let guard = held(&one, "kept").await;
+    let entry = show(&looks, "kept").await.remove(0);
+    let error = soon(looks.inspect().steal(&entry).now().into_future())
+        .await
+        .unwrap_err();
+    assert!(matches!(error, StealError::Store(_)), "{error}");
+    assert!(guard.is_held());
+}
+
+/// The list of acts has a bound, and each act is there with its text as it was given.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_list_of_acts_has_a_bound() {
+    let server = RedisServer::start();
+    let locks = node(&server.url(), ms(60_000)).await;
+    let mut eyes = Eyes::on(&server);
+    let why = "\u{1b}[31m %& = \n".repeat(100);
+    for round in 0..3 {
+        let guard = held(&locks, format!("k{round}")).await;
+        let entry = show(&locks, &format!("k{round}")).await.remove(0);
+        let steal = locks.inspect().steal(&entry).now().why(&*why);
+        soon(steal.into_future()).await.unwrap();
+        drop(guard);
+    }
+    let acts = soon(locks.inspect().audit()).await.unwrap();
+    assert_eq!(acts.len(), 3);
+    assert!(
+        why.starts_with(acts[0].why.trim_end_matches(['%', '\u{fffd}'])),
+        "{:?}",
+        acts[0].why
+    );
+    let filler: Vec<&[u8]> = [b"LPUSH" as &[u8], b"tenure1:a:lock:"]
+        .into_iter()
+        .chain([b"zone=b" as &[u8]; 1_200])
+        .collect();
+    let _: u64 = eyes.ask(&filler);
+    let _guard = held(&locks, "last").await;
+    let entry = show(&locks, "last").await.remove(0);
+    soon(locks.inspect().steal(&entry).now().into_future())
+        .await
+        .unwrap();
+    let acts = soon(locks.inspect().audit()).await.unwrap();
+    assert_eq!(
+        (acts.len(), &*acts[0].what, acts[1].kind),
+        (1_000, "handed_over", None)
+    );
+}

@@ -1,0 +1,201 @@
+//! A steal, on every store: the holder is asked, and its lease is revoked before another holder can have it.
+
+use std::time::Duration;
+
+use tenure::error::LostCause;
+use tenure::inspect::{Entry, State, StealEnd, StealError, StealStep};
+use tenure::{Error, Guard, Locks};
+use tokio::task::JoinHandle;
+
+use crate::support::inspect::{show, until, until_told};
+
+const PATIENCE: Duration = Duration::from_secs(30);
+const LONG: Duration = Duration::from_secs(600);
+
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, future)
+        .await
+        .expect("did not happen in time")
+}
+
+/// Returns the entry of a key whose holder has told of itself.
+async fn told(locks: &Locks, key: &str) -> Entry {
+    until_told(locks, key).await;
+    show(locks, key).await.remove(0)
+}
+
+/// Waits for the lock, and returns when the store has the waiter in its queue.
+async fn waiting(locks: &Locks, key: &str) -> JoinHandle<Result<Guard, Error>> {
+    let mutex = locks.mutex(key);
+    let waiting = tokio::spawn(async move { mutex.lock().await });
+    until(locks, key, |entry| entry.waiting == 1).await;
+    waiting
+}
+
+pub async fn a_holder_that_is_asked_gives_the_lease_to_another_node(one: &Locks, other: &Locks) {
+    let guard = soon(one.mutex("asked").lock()).await.unwrap();
+    // A caller of the holder's own process waits first.
+    let mutex = one.mutex("asked");
+    let local = tokio::spawn(async move { mutex.lock().await });
+    let remote = waiting(other, "asked").await;
+    let entry = told(other, "asked").await;
+    let steal = other.inspect().steal(&entry).grace(LONG);
+    let mut steps = Vec::new();
+    let stealing = steal
+        .by("Zoë & co")
+        .why("100% stuck\n")
+        .run(|step| steps.push(step));
+    let obeying = async {
+        let asked = guard.asked().await.unwrap();
+        assert_eq!((&*asked.by, &*asked.why), ("Zoë & co", "100% stuck\n"));
+        assert!(asked.grace > LONG / 2 && asked.grace <= LONG, "{asked:?}");
+        assert!(guard.is_held());
+        soon(guard.release()).await.unwrap();
+    };
+    let (stolen, ()) = soon(async { tokio::join!(stealing, obeying) }).await;
+    let stolen = stolen.unwrap();
+    assert_eq!(stolen.end, StealEnd::GivenBack);
+    assert_eq!(steps, [StealStep::Asked(LONG)]);
+    assert!(stolen.unwritten.is_none(), "{stolen:?}");
+    // The release went to the store, although a caller of the process came first.
+    let remote = soon(remote).await.unwrap().unwrap();
+    assert!(!local.is_finished());
+    soon(remote.release()).await.unwrap();
+    soon(soon(local).await.unwrap().unwrap().release()).await.unwrap();
+    let audit = soon(one.inspect().audit()).await.unwrap();
+    let [act] = &audit[..] else { panic!("{audit:?}") };
+    assert_eq!(
+        (&*act.by, &*act.what, &*act.why, act.kind, &act.key),
+        ("Zoë & co", "asked", "100% stuck\n", Some(entry.kind), &entry.key)
+    );
+    assert_eq!(act.number, entry.holders[0].number.unwrap().to_string());
+}
+
+pub async fn a_holder_that_does_not_give_back_loses_the_lease_first(one: &Locks, other: &Locks) {
+    let guard = soon(one.mutex("revoked").lock()).await.unwrap();
+    let fence = guard.fence();
+    let mut remote = waiting(other, "revoked").await;
+    let entry = told(other, "revoked").await;
+    let inspection = other.inspect();
+    let steal = inspection.steal(&entry).grace(Duration::ZERO);
+    let stealing = tokio::spawn(async move { steal.await });
+    assert_eq!(soon(guard.lost()).await, LostCause::Revoked);
+    assert!(!guard.is_held());
+    // The lease excludes others until its guard is dropped: the code may still be at work.
+    let entry = until(other, "revoked", |entry| entry.state == State::Revoked).await;
+    assert!(entry.holders[0].is_revoked, "{entry:?}");
+    assert_eq!(entry.holders[0].fence.unwrap().number(), fence.number());
+    let early = tokio::time::timeout(Duration::from_millis(300), &mut remote).await;
+    assert!(early.is_err() && !stealing.is_finished(), "{early:?}");
+    assert!(soon(one.mutex("revoked").try_lock()).await.unwrap().is_none());
+    let lost = soon(guard.release()).await.unwrap_err();
+    let is_revoked = matches!(&lost, Error::Lost { cause, .. } if *cause == LostCause::Revoked);
+    assert!(is_revoked, "{lost:?}");
+    let next = soon(remote).await.unwrap().unwrap();
+    assert!(next.fence() > fence);
+    assert_eq!(soon(stealing).await.unwrap().unwrap().end, StealEnd::Revoked);
+    soon(next.release()).await.unwrap();
+}
+
+pub async fn one_of_several_holders_is_chosen_by_its_number(one: &Locks, other: &Locks) {
+    let (first, second) = (one.semaphore("permits", 3), other.semaphore("permits", 3));
+    let kept = soon(first.acquire()).await.unwrap();
+    let taken = soon(second.acquire_many(2)).await.unwrap();
+    let entry = told(one, "permits").await;
+    let inspection = one.inspect();
+    let error = inspection.steal(&entry).await.unwrap_err();
+    assert!(
+        matches!(error, StealError::SeveralHolders { holders: 2, .. }),
+        "{error}"
+    );
+    let number = taken.fence().number().0;
+    let steal = inspection.steal(&entry).number(number).grace(Duration::ZERO);
+    let stealing = tokio::spawn(steal.into_future());
+    assert_eq!(soon(taken.lost()).await, LostCause::Revoked);
+    // Its permits count until it leaves.
+    assert!(soon(first.try_acquire()).await.unwrap().is_none());
+    let entry = show(one, "permits").await.remove(0);
+    assert_eq!((entry.state, entry.permits), (State::Held, Some((3, 3))));
+    assert_eq!(entry.holders.iter().filter(|holder| holder.is_revoked).count(), 1);
+    drop(taken);
+    soon(soon(first.acquire()).await.unwrap().release())
+        .await
+        .unwrap();
+    soon(stealing).await.unwrap().unwrap();
+    assert!(kept.is_held());
+    soon(kept.release()).await.unwrap();
+}
+
+pub async fn a_reader_is_revoked_and_the_others_read_on(one: &Locks, other: &Locks) {
+    let kept = soon(one.rw_lock("read").read()).await.unwrap();
+    let taken = soon(other.rw_lock("read").read()).await.unwrap();
+    let entry = told(one, "read").await;
+    let number = taken.fence().number().0;
+    let steal = one.inspect().steal(&entry).number(number).grace(Duration::ZERO);
+    let stealing = tokio::spawn(steal.into_future());
+    assert_eq!(soon(taken.lost()).await, LostCause::Revoked);
+    assert!(kept.is_held());
+    soon(kept.release()).await.unwrap();
+    // A writer waits for the revoked reader, too.
+    let lock = one.rw_lock("read");
+    let mut writing = tokio::spawn(async move { lock.write().await });
+    let early = tokio::time::timeout(Duration::from_millis(200), &mut writing).await;
+    assert!(early.is_err(), "{early:?}");
+    drop(taken);
+    let writer = soon(writing).await.unwrap().unwrap();
+    soon(writer.release()).await.unwrap();
+    soon(stealing).await.unwrap().unwrap();
+}
+
+pub async fn a_lease_is_handed_over_at_once(one: &Locks, other: &Locks) {
+    let guard = soon(one.mutex("now").lock()).await.unwrap();
+    let remote = waiting(other, "now").await;
+    let entry = told(other, "now").await;
+    let stolen = soon(other.inspect().steal(&entry).now().into_future())
+        .await
+        .unwrap();
+    assert_eq!(stolen.end, StealEnd::HandedOver);
+    let next = soon(remote).await.unwrap().unwrap();
+    assert!(next.fence() > guard.fence());
+    assert_eq!(soon(guard.lost()).await, LostCause::Revoked);
+    drop(guard);
+    assert!(next.is_held());
+    soon(next.release()).await.unwrap();
+}
+
+pub async fn observers_learn_that_a_leader_was_revoked(one: &Locks, other: &Locks) {
+    let leader = soon(one.election("leads").campaign()).await.unwrap();
+    let mut observer = other.election("leads").observe();
+    while soon(observer.next()).await.unwrap().is_none() {}
+    let entry = told(other, "leads").await;
+    let steal = other.inspect().steal(&entry).grace(Duration::ZERO);
+    let stealing = tokio::spawn(steal.into_future());
+    assert!(soon(observer.next()).await.unwrap().is_none());
+    assert_eq!(soon(leader.lost()).await, LostCause::Revoked);
+    drop(leader);
+    soon(stealing).await.unwrap().unwrap();
+}
+
+pub async fn what_cannot_be_taken_is_refused(one: &Locks, other: &Locks) {
+    let inspection = one.inspect();
+    soon(one.latch("latch").try_set_count(2)).await.unwrap();
+    let latch = show(one, "latch").await.remove(0);
+    let error = inspection.steal(&latch).await.unwrap_err();
+    assert!(matches!(error, StealError::NoLease { .. }), "{error}");
+    // The lease changed hands since it was looked at.
+    let guard = soon(one.mutex("changed").lock()).await.unwrap();
+    let entry = show(one, "changed").await.remove(0);
+    soon(guard.release()).await.unwrap();
+    soon(one.idle()).await;
+    let guard = soon(other.mutex("changed").lock()).await.unwrap();
+    for steal in [
+        inspection.steal(&entry),
+        inspection.steal(&entry).grace(Duration::ZERO),
+        inspection.steal(&entry).now(),
+    ] {
+        let error = soon(steal.into_future()).await.unwrap_err();
+        assert!(matches!(error, StealError::Changed { .. }), "{error}");
+    }
+    assert!(guard.is_held());
+    soon(guard.release()).await.unwrap();
+}
