@@ -15,6 +15,8 @@ use crate::store::rights_of;
 use crate::support::events::Watch;
 use crate::support::inspect;
 
+mod costs;
+
 async fn node(url: &str, name: &str) -> Locks {
     let builder = Locks::builder()
         .node_name(name)
@@ -318,52 +320,6 @@ impl Monitor {
             }
         }
     }
-}
-
-/// What a node costs beside its locks.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn presence_costs_one_command() {
-    let mut costs = Vec::new();
-    for presence in [false, true] {
-        let server = RedisServer::start();
-        let builder = Locks::builder()
-            .presence(presence)
-            .lease(ms(60_000))
-            .request_timeout(ms(10_000));
-        let locks = builder.redis(&server.url()).await.unwrap();
-        let mut eyes = Eyes::on(&server);
-        let before = eyes.calls();
-        for n in 0..1_000 {
-            soon(held(&locks, n.to_string()).await.release()).await.unwrap();
-        }
-        let is_told = || Eyes::on(&server).text::<Vec<String>>("KEYS tenure1:i:*").len() == 1;
-        if presence {
-            until("it told of itself", is_told).await;
-            let key = format!("tenure1:i:{}", locks.node());
-            let left: u64 = eyes.text(&format!("PTTL {key}"));
-            assert!((1..=60_000).contains(&left), "{left}");
-        } else {
-            assert!(!is_told());
-        }
-        let mut after = eyes.calls();
-        for (command, calls) in before {
-            *after.get_mut(&command).unwrap() -= calls;
-        }
-        let of = |command: &str| after.get(command).copied().unwrap_or_default();
-        println!(
-            "presence {presence}: {} EVALSHA, {} SET, {} DEL",
-            of("evalsha"),
-            of("set"),
-            of("del")
-        );
-        costs.push(["evalsha", "set", "del", "publish", "zadd"].map(of));
-    }
-    let [without, with] = [costs[0], costs[1]];
-    assert_eq!(
-        with,
-        [without[0], without[1] + 1, without[2], without[3], without[4]]
-    );
-    assert_eq!(without[0], 2_000);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
