@@ -30,8 +30,10 @@ mod connections;
 mod keys;
 mod steal;
 
+/// The number of keys that one SCAN visits. 500 keys among a million took 1 ms, and more than 5 ms on a busy machine.
+const SCANNED_KEYS: usize = 100;
 /// The number of SCANs for one page. With a prefix that few keys have, most SCANs find nothing.
-const MAX_SCANS: usize = 200;
+const MAX_SCANS: usize = 1_000;
 /// The number of nodes that one pipeline asks about.
 const CHUNK: usize = 100;
 /// The last byte that is read of what a node told.
@@ -261,7 +263,7 @@ impl Inner {
         for _ in 0..MAX_SCANS {
             let mut scan = redis::pipe();
             scan.cmd("SCAN").arg(cursor).arg("MATCH").arg(pattern);
-            scan.arg("COUNT").arg(PAGE);
+            scan.arg("COUNT").arg(SCANNED_KEYS);
             let answer = self.connections.ask_one(server, &scan).await?;
             let (next, keys): (u64, Vec<Vec<u8>>) = read(result(answer))?;
             let count = keys.iter().map(|key| found(key)).last().unwrap_or_default();
