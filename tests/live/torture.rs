@@ -26,6 +26,7 @@ mod journal;
 mod latches;
 mod neighbours;
 mod notes;
+mod operator;
 mod orders;
 mod permits;
 mod promotions;
@@ -43,6 +44,7 @@ use crate::help::Canary;
 use crate::server::RedisServer;
 use faults::{Fault, Faults, Nodes, WITH_PAUSES, WITHOUT_PAUSES};
 use journal::now;
+use operator::Operator;
 use orders::{Locked, Orders, count, counter, name};
 use referee::{Case, Findings, Tally, judge};
 
@@ -208,6 +210,7 @@ impl Variant {
         if !nodes.ready(Duration::from_secs(20)) {
             findings.add("worker", "not ready within 20 s".into());
         }
+        let operator = (self.locked == Locked::All).then(|| Operator::start(&server, &dir));
         let began = now();
         let mut faults = Faults::new(&server, self.faults, seed, self.lease, self.bound());
         if self.faults.is_empty() {
@@ -222,6 +225,7 @@ impl Variant {
         for text in nodes.finish(Duration::from_secs(30)) {
             findings.add("worker", text);
         }
+        let seen = operator.map(Operator::finish);
         for fault in faults.missing() {
             findings.add("a fault that did not happen", format!("{fault:?}"));
         }
@@ -268,6 +272,9 @@ impl Variant {
             self.registered(register, &tally, &mut findings);
         }
         let summary = self.summary(seed, began, &tally, &faults, stall, &nodes);
+        if let Some(seen) = seen {
+            seen.search(&dir, &[&summary, &findings.to_string()], &mut findings);
+        }
         if self.locked == Locked::All && !findings.is_empty() {
             findings.add("where to look", dir.display().to_string());
         } else {
