@@ -438,7 +438,7 @@ async fn a_lease_of_the_earlier_version_is_revoked_until_its_end() {
         both.asked(WAIT, claim_id(2, 1)).await,
         Reply::QueuedBehindForeign(Some(_))
     ));
-    assert_eq!(letter(&both.old("w", claim_id(3, 1))), 'P');
+    assert_eq!(letter(&both.old("w", claim_id(3, 1))), 'Q');
     let left: i64 = redis::cmd("PTTL").arg("lock:a").query(&mut both.client).unwrap();
     assert!(left > 0 && left <= TERM.hold_ms() as i64, "{left}");
     let () = redis::cmd("DEL").arg("lock:a").query(&mut both.client).unwrap();

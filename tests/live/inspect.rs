@@ -295,7 +295,8 @@ fn is_bounded(words: &[String]) -> bool {
         "scan" => last() == "100",
         "zrangebyscore" => words[words.len() - 3] == "LIMIT" && last().parse::<u32>().unwrap() <= 400,
         "zrange" => words[2] == "0" && words[3] == "0",
-        "zmscore" => words.len() <= 2 + 50,
+        // Two words for each of 50 shares.
+        "zmscore" => words.len() <= 2 + 100,
         "getrange" => words[2] == "0" && ["511", "4095"].contains(&last()),
         "hmget" | "pubsub" => words.len() <= 102,
         "time" | "type" | "pttl" | "zcount" => words.len() <= 4,

@@ -112,7 +112,8 @@ async fn a_key_is_shown_with_all_that_is_known() {
         std::process::id()
     );
     let other = format!("alive, node {}", stage.other.node());
-    let fence = format!("exclusive, fence {}, since 20", stage.account.fence());
+    let fence = stage.account.fence();
+    let fence = format!("exclusive, number {}, fence {fence}, since 20", fence.number());
     for words in [
         "state     held",
         "holders   1",

@@ -15,6 +15,7 @@ local call, find, sub, match = redis.call, string.find, string.sub, string.match
 local key, act, kind, number, which = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local time = call('TIME')
 local us = time[1] * 1000000 + time[2]
+local ms = (us - us % 1000) / 1000
 
 local recovering = act == 'h' and call('PTTL', KEYS[2]) or -2
 -- Only a user writes the key without an end.
@@ -26,7 +27,8 @@ local holder, led
 if type(record) == 'string' then
   -- A record that is revoked already is found, too.
   local from = string.byte(record) == 33 and 2 or 1
-  local owner, of = match(record, '^(%x+:%d+:%x+:)(%d+)$', from)
+  local owner, node_ends, of = match(record, '^(%x+():%d+:%x+:)(%d+)$', from)
+  if node_ends ~= from + 32 then owner, of = nil, nil end
   if number == '' then
     if owner or sub(redis.sha1hex(sub(record, from, 512)), 1, 12) ~= which then return { us, 'X' } end
   elseif of ~= number then
@@ -46,28 +48,28 @@ elseif record and number ~= '' then
   local found = redis.pcall('ZRANGEBYSCORE', key, number, number)
   holder = not found.err and found[1] and match(found[1], '^n(%x+:%d+:%x+:)$')
   local ends = holder and call('ZSCORE', key, 'h' .. holder .. which)
-  if not ends or ends + 0 < (us - us % 1000) / 1000 then return { us, 'X' } end
+  if not ends or ends + 0 < ms then return { us, 'X' } end
   if act ~= 'a' then call('ZREM', key, found[1]) end
 else
   return { us, 'X' }
-end
-
--- The observers of an election learn that it has no leader. The values of waiting candidates stay.
-if act ~= 'a' and led then
-  for _, field in ipairs(call('HKEYS', KEYS[3])) do
-    if string.byte(field) == 119 then
-      if (tonumber(call('HGET', KEYS[3], field)) or 0) * 1000 >= us then
-        redis.pcall('PUBLISH', 'tenure1:n:' .. sub(field, 2), '1 changed election ' .. key)
-      end
-      call('HDEL', KEYS[3], field)
-    end
-  end
-  call('HDEL', KEYS[3], 'number', 'version', 'seq', 'said')
 end
 
 if holder ~= '' and ARGV[5] == '1' then
   local node, claim, nonce = match(holder, '^(%x+):(%d+):(%x+):$')
   local push = act == 'a' and '1 asked ' or '1 revoked '
   redis.pcall('PUBLISH', 'tenure1:n:' .. node, push .. kind .. ' ' .. claim .. ' ' .. nonce .. ' ' .. ARGV[6] .. key)
+end
+
+-- The observers of an election learn that it has no leader. The values of waiting candidates stay.
+if act ~= 'a' and led then
+  for _, field in ipairs(call('HKEYS', KEYS[3])) do
+    if string.byte(field) == 119 then
+      if (tonumber(call('HGET', KEYS[3], field)) or 0) >= ms then
+        redis.pcall('PUBLISH', 'tenure1:n:' .. sub(field, 2), '1 changed election ' .. key)
+      end
+      call('HDEL', KEYS[3], field)
+    end
+  end
+  call('HDEL', KEYS[3], 'number', 'version', 'seq', 'said')
 end
 return { us, holder }
