@@ -159,6 +159,9 @@ impl World {
             *executed = true;
         }
         self.memory.is_copy = id.is_none();
+        if id.is_none() {
+            self.remove_refused_passes(&mut batch);
+        }
         let parts = self.is_cluster().then(|| self.execute_parts(&batch));
         let answer = match parts {
             Some(_) => None,
@@ -186,6 +189,15 @@ impl World {
         } else if let Some(answer) = answer {
             self.answer(conn, id, Ok(answer));
         }
+    }
+
+    /// Removes each pass from a copy that the server has refused or not executed yet. If all attempts of a pass
+    /// are refused, the holder continues under its old number, because the store never executes such a pass.
+    /// Nothing between a node and a server sends a refused request again.
+    fn remove_refused_passes(&self, copy: &mut Batch) {
+        copy.requests.retain(|request| {
+            !matches!(request.verb, Verb::Pass { .. }) || self.memory.ended.contains(&request.claim_id)
+        });
     }
 
     /// Returns why the server refuses a whole batch.
