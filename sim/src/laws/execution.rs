@@ -33,6 +33,7 @@ impl World {
             let is_done = !matches!(reply, Reply::Refused(_) | Reply::Late) && !self.memory.is_copy;
             if ends_lease(request.verb) && is_done {
                 self.memory.ended.insert(claim_of(request));
+                self.memory.ended_at.insert((self.at, claim_of(request)));
             }
             if !before.is_free() || !after.is_free() {
                 self.memory.free_since[key] = None;
@@ -124,11 +125,17 @@ impl World {
         }
     }
 
-    /// Checks that no lease is asserted after it was left.
+    /// Notes a lease that is asserted after it was left.
     fn watch_assertion(&mut self, key: usize, claim_id: ClaimId) {
+        // A leave ends the lease at one master of a quorum. A master that executes neither the leave nor its
+        // repeat keeps the record until it ends by itself.
+        let has_ended = match self.is_quorum() {
+            true => self.memory.ended_at.contains(&(self.at, claim_id)),
+            false => self.memory.ended.contains(&claim_id),
+        };
         // The node does not know of a copy, which is refused after its not-after.
-        if self.memory.ended.contains(&claim_id) && !self.memory.is_copy {
-            self.memory.asserted_after_end.insert((key, claim_id));
+        if has_ended && !self.memory.is_copy {
+            self.memory.asserted_after_end.insert((self.at, key, claim_id));
         }
         if self.key_records(&self.keys[key]).waiters.contains(&claim_id) {
             self.report(Violation::OwnerQueued, Some(key), || {

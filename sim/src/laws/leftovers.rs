@@ -43,8 +43,11 @@ impl World {
 
     /// Checks that a lease that was asserted after its end is left again.
     pub(crate) fn watch_late_assertions(&mut self) {
-        for (key, claim_id) in self.memory.asserted_after_end.clone() {
-            let is_there = self.owners(key).contains(&claim_id);
+        for (at, key, claim_id) in self.memory.asserted_after_end.clone() {
+            let is_there = match self.is_quorum() {
+                true => self.owner_at(at, key) == Some(claim_id),
+                false => self.owners(key).contains(&claim_id),
+            };
             let Some(&(slot, life)) = self.slots.get(&claim_id.node) else {
                 continue;
             };

@@ -28,6 +28,16 @@ impl Votes {
 }
 
 impl World {
+    /// Returns the owner of a key's record at a master.
+    pub(crate) fn owner_at(&self, master: usize, key: usize) -> Option<ClaimId> {
+        let master = self.server_at(master);
+        let record = master.ledger.record(&self.keys[key], master.clock_us(self.now))?;
+        match record.owner {
+            RecordOwner::Claim(claim_id, _) => Some(claim_id),
+            _ => None,
+        }
+    }
+
     /// Returns the owner of each record of a key, at whatever server.
     pub(crate) fn owners(&self, key: usize) -> Vec<ClaimId> {
         let name = &self.keys[key];

@@ -30,12 +30,14 @@ pub(crate) struct Memory {
     pub(crate) written: Vec<Option<Fence>>,
     /// The claims whose end was executed.
     pub(crate) ended: HashSet<ClaimId>,
+    /// The claims whose end was executed, each with the server.
+    pub(crate) ended_at: HashSet<(usize, ClaimId)>,
     /// The claims whose leases an operator revoked.
     pub(crate) revoked: HashSet<ClaimId>,
     /// When a replica may next take over.
     pub(crate) next_failover: u64,
-    /// The leases that were asserted after their end.
-    pub(crate) asserted_after_end: HashSet<(usize, ClaimId)>,
+    /// The leases that were asserted after their end: the server, the key and the claim of each.
+    pub(crate) asserted_after_end: HashSet<(usize, usize, ClaimId)>,
     /// The server lost grants. Until this time holders may lack a record.
     pub(crate) lossy_until: u64,
     /// The server came back empty, and no request has shown that yet.
@@ -78,6 +80,7 @@ impl Memory {
             highest_fences: vec![None; keys],
             written: vec![None; keys],
             ended: HashSet::new(),
+            ended_at: HashSet::new(),
             revoked: HashSet::new(),
             next_failover: 0,
             asserted_after_end: HashSet::new(),
