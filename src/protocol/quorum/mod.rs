@@ -274,7 +274,8 @@ impl<P: Plant> Quorum<P> {
             self.dues.remove(&(due, number));
             if pursuit.ends.is_some_and(|ends| ends <= now) {
                 pursuit.end(now, out);
-                self.pursuits.remove(&number);
+                // A request that waits for a connection may still be executed, and its grant is left then.
+                self.forget(number);
                 continue;
             }
             for at in 0..pursuit.masters.len() {

@@ -325,6 +325,10 @@ impl Pursuit {
 
     /// Ends a claim whose records have ended by themselves.
     pub(super) fn end(&mut self, now: Instant, out: &mut QuorumOutput) {
+        self.ends = None;
+        for vote in &mut self.masters {
+            (vote.sent, vote.executable_until, vote.leave_at) = (None, None, None);
+        }
         self.answer(now, Reply::NotThere, out);
     }
 
