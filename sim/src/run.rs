@@ -29,7 +29,10 @@ fn handle(world: &mut World, signal: Signal<'_>) {
         Signal::Denied { slot, ticket, denial } => world.denied(slot, ticket, denial),
         Signal::Asked { slot, ticket } => world.asked(slot, ticket),
         Signal::Overdue { slot, ticket } => world.overdue(slot, ticket),
-        Signal::Lost { slot, ticket, cause } => world.lost(slot, ticket, cause),
+        Signal::Lost { slot, ticket, cause } => {
+            world.watch_revoked_loss(slot, ticket, cause);
+            world.lost(slot, ticket, cause);
+        }
         Signal::Released {
             slot,
             ticket,

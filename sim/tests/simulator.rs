@@ -254,7 +254,7 @@ fn finds_a_revoked_lease_that_is_renewed() {
 
 #[test]
 fn finds_a_revoked_lease_that_is_asserted() {
-    finds(with(Flaw::RevokedAsserted), Violation::ChangedByNonOwner, 1);
+    finds(with(Flaw::RevokedAsserted), Violation::ChangedByNonOwner, 200);
 }
 
 #[test]
@@ -593,7 +593,7 @@ fn finds_an_assertion_that_shortens_a_fixed_lease() {
 
 #[test]
 fn finds_a_transfer_that_is_adopted_again_at_a_server_that_recovers() {
-    finds(with(Flaw::AdoptedWhileRecovering), Violation::AdoptedTwice, 2_690);
+    finds(with(Flaw::AdoptedWhileRecovering), Violation::AdoptedTwice, 2_760);
 }
 
 #[test]

@@ -215,6 +215,25 @@ impl World {
         self.expect_state(slot, ticket, "overdue", |state| state == CallerState::Holding);
     }
 
+    /// A holder is asked for its lease. Half of them release it soon.
+    pub(crate) fn asked(&mut self, slot: usize, ticket: Ticket) {
+        let caller = self.expect_state(slot, ticket, "asked", |state| state == CallerState::Holding);
+        self.cover(Case::Asked);
+        if self.nodes[slot].callers[caller].options.mark.is_none() && self.operator_rng.bool() {
+            let (life, soon) = (self.nodes[slot].life, self.operator_rng.u64(0..5 * MS));
+            let act = CallerAction::Release;
+            self.after(
+                soon,
+                Event::Caller {
+                    slot,
+                    life,
+                    caller,
+                    act,
+                },
+            );
+        }
+    }
+
     /// Handles the loss of a lease.
     pub(crate) fn lost(&mut self, slot: usize, ticket: Ticket, cause: LostCause) {
         let told = if self.setup.history {
@@ -239,7 +258,6 @@ impl World {
             _ => Case::LostShutdown,
         });
         self.nodes[slot].callers[caller].was_lost = true;
-        self.watch_revoked_loss(slot, caller, cause);
         let Caller {
             key,
             options,
@@ -254,7 +272,8 @@ impl World {
             });
         }
         // A lagging copy may lack the lease. Otherwise a lease that is gone is at no server.
-        if matches!(cause, LostCause::Gone) && self.is_cluster() && !self.is_after_loss() {
+        let is_revoked = claim.is_some_and(|claim| self.memory.revoked.contains(&claim));
+        if matches!(cause, LostCause::Gone) && self.is_cluster() && !self.is_after_loss() && !is_revoked {
             let owned = self.key_records(&self.keys[key]);
             if owned.grants().any(|(of, _)| Some(of) == claim) {
                 self.report(Violation::ValidLeaseReportedGone, Some(key), || {

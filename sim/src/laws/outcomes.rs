@@ -105,9 +105,27 @@ impl World {
         let claim = self.nodes[slot].callers[before].claim;
         let owned = self.key_records(&self.keys[key]);
         let has = owned.grants().any(|(claim_id, _)| Some(claim_id) == claim);
-        if has && !self.memory.stepped_back {
+        // A failover may undo a revoke after it was reported.
+        let is_revoked = claim.is_some_and(|claim| self.memory.revoked.contains(&claim));
+        if has && !self.memory.stepped_back && !is_revoked {
             self.report(Violation::ValidLeaseReportedGone, Some(key), || {
                 format!("ticket {} of node {slot}: {owned:?}", caller + 1)
+            });
+        }
+    }
+
+    /// Checks that a lease that is reported as revoked was revoked.
+    pub(crate) fn watch_revoked_loss(&mut self, slot: usize, ticket: Ticket, cause: LostCause) {
+        let caller = ticket.0 as usize - 1;
+        let of = &self.nodes[slot].callers[caller];
+        let was_revoked = of.claim.is_some_and(|claim| self.memory.revoked.contains(&claim));
+        if cause == LostCause::Revoked && !was_revoked {
+            let key = of.key;
+            self.report(Violation::ValidLeaseReportedGone, Some(key), || {
+                format!(
+                    "the lease of ticket {} of node {slot} was not revoked",
+                    caller + 1
+                )
             });
         }
     }
