@@ -40,7 +40,7 @@ pub enum StealAct {
     Ask(Arc<Asking>),
     /// Revokes it.
     Revoke,
-    /// Revokes it as the first half of a hand-over. The [leave](Steal::leave) that follows gives it to the next waiter,
+    /// Revokes it as the first half of a hand-over. The [leave](StealRequest::leave) that follows gives it to the next waiter,
     /// although the holder may believe that it has it. Refused while the server recovers.
     HandOver,
 }
