@@ -94,10 +94,10 @@ fn is_confirmed(wanted: &StealArgs, key: &str) -> Result<bool, Failure> {
         return Err(Failure::Usage(text.to_owned()));
     }
     let what = match wanted.is_now {
-        true => "Hand the lease over at once, although its holder may be at work",
-        false => "Take the lease",
+        true => format!("Hand over the lease of `{key}` at once? Its holder may be at work."),
+        false => format!("Take the lease of `{key}`?"),
     };
-    Ok(ask(&format!("{what} of `{key}`? [y/N] "))?)
+    Ok(ask(&format!("{what} [y/N] "))?)
 }
 
 fn steal(locks: &Locks, wanted: &StealArgs, entry: &Entry) -> Steal {

@@ -45,7 +45,8 @@ impl View {
 
     /// Returns the row of a key. Of several holders it shows the one that has held the key for the longest time.
     pub(crate) fn row(&self, entry: &Entry) -> [String; 7] {
-        let oldest = entry.holders.iter().min_by_key(|holder| holder.since);
+        let holders = entry.holders.iter();
+        let oldest = holders.min_by_key(|holder| (holder.since.is_none(), holder.since));
         let node = oldest.map(|holder| match entry.held_by {
             0 | 1 => name(&holder.node),
             several => format!("{} +{}", name(&holder.node), several - 1),

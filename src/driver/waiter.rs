@@ -47,7 +47,7 @@ struct WaiterState {
     /// Set when the lease is not renewed again.
     is_overdue: bool,
     overdue: Option<CancellationToken>,
-    /// What an operator said who asks for the lease, and until when it has time.
+    /// The request of an operator for the lease, and when its grace ends.
     asked: Option<(Arc<Asking>, Instant)>,
     asked_token: Option<CancellationToken>,
 }
@@ -128,7 +128,7 @@ impl Waiter {
         wakes.extend(state.asked_token.take().map(Wake::Watchers));
     }
 
-    /// Returns what an operator said who asks for the lease.
+    /// Returns the request of an operator for the lease, and when its grace ends.
     pub(crate) fn asked(&self) -> Option<(Arc<Asking>, Instant)> {
         lock(&self.state).asked.clone()
     }

@@ -57,7 +57,7 @@ impl Offer {
     }
 }
 
-/// What an operator says who [asks](crate::inspect::Inspection::steal) for a lease.
+/// The [request](crate::inspect::Inspection::steal) of an operator for a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Asked {

@@ -1,4 +1,4 @@
-//! Inspection: which nodes hold which keys, since when, and which nodes wait. Looking changes nothing. And a steal, which takes a
+//! Inspection: which nodes hold which keys, since when, and which nodes wait. Looking changes nothing. A steal takes a
 //! lease from its holder.
 //!
 //! ```

@@ -386,7 +386,7 @@ pub struct Grant {
     pub attempt: u32,
 }
 
-/// What a holder is told that is asked to give its lease back.
+/// The request of an operator to a holder, to give its lease back.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Asking {
     /// How long it has until its lease is revoked, in milliseconds.

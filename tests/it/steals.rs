@@ -54,3 +54,21 @@ async fn what_cannot_be_taken_is_refused() {
     let (one, other) = nodes();
     steal::what_cannot_be_taken_is_refused(&one, &other).await;
 }
+
+#[tokio::test]
+async fn a_lease_that_was_given_away_is_left_at_once() {
+    let (one, other) = nodes();
+    steal::a_lease_that_was_given_away_is_left_at_once(&one, &other).await;
+}
+
+#[tokio::test]
+async fn a_revoked_writer_that_becomes_a_reader_leaves() {
+    let (one, other) = nodes();
+    steal::a_revoked_writer_that_becomes_a_reader_leaves(&one, &other).await;
+}
+
+#[tokio::test]
+async fn one_of_many_holders_is_taken() {
+    let (one, other) = nodes();
+    steal::one_of_many_holders_is_taken(&one, &other).await;
+}

@@ -37,6 +37,9 @@ async fn are_taken(one: &Locks, other: &Locks) {
     steal::a_lease_is_handed_over_at_once(one, other).await;
     steal::observers_learn_that_a_leader_was_revoked(one, other).await;
     steal::what_cannot_be_taken_is_refused(one, other).await;
+    steal::a_lease_that_was_given_away_is_left_at_once(one, other).await;
+    steal::a_revoked_writer_that_becomes_a_reader_leaves(one, other).await;
+    steal::one_of_many_holders_is_taken(one, other).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -199,3 +199,47 @@ pub async fn what_cannot_be_taken_is_refused(one: &Locks, other: &Locks) {
     assert!(guard.is_held());
     soon(guard.release()).await.unwrap();
 }
+
+pub async fn a_lease_that_was_given_away_is_left_at_once(one: &Locks, other: &Locks) {
+    let guard = soon(one.mutex("sent").lock()).await.unwrap();
+    let transfer = soon(guard.into_transfer(LONG)).await.unwrap();
+    let entry = told(other, "sent").await;
+    let steal = other.inspect().steal(&entry).grace(Duration::ZERO);
+    // No process holds it, so its node leaves it, although it lasts for long.
+    let stolen = soon(steal.into_future()).await.unwrap();
+    assert_eq!((stolen.end, stolen.entry), (StealEnd::Revoked, None));
+    soon(other.adopt(&transfer)).await.unwrap_err();
+    assert!(soon(other.mutex("sent").try_lock()).await.unwrap().is_some());
+}
+
+pub async fn a_revoked_writer_that_becomes_a_reader_leaves(one: &Locks, other: &Locks) {
+    let guard = soon(one.rw_lock("down").write()).await.unwrap();
+    let entry = told(other, "down").await;
+    let steal = other.inspect().steal(&entry).grace(Duration::ZERO);
+    let stealing = tokio::spawn(steal.into_future());
+    assert_eq!(soon(guard.lost()).await, LostCause::Revoked);
+    assert!(soon(guard.downgrade()).await.is_err());
+    let stolen = soon(stealing).await.unwrap().unwrap();
+    assert_eq!((stolen.end, stolen.entry), (StealEnd::Revoked, None));
+}
+
+/// Of many holders the first are listed. One that renews its lease is listed no more, and has not given it back.
+pub async fn one_of_many_holders_is_taken(one: &Locks, other: &Locks) {
+    let semaphore = one.semaphore("many", 100);
+    let mut guards = Vec::new();
+    for _ in 0..60 {
+        guards.push(soon(semaphore.acquire()).await.unwrap());
+    }
+    let entry = told(other, "many").await;
+    assert_eq!((entry.held_by, entry.holders.len()), (60, 50));
+    let number = entry.holders[0].number.unwrap();
+    let at = guards.iter().position(|guard| guard.fence().number().0 == number);
+    let target = guards.remove(at.unwrap());
+    let steal = other.inspect().steal(&entry).number(number);
+    let stealing = tokio::spawn(steal.grace(Duration::from_millis(700)).into_future());
+    assert!(soon(target.asked()).await.is_some());
+    soon(target.renew()).await.unwrap();
+    assert_eq!(soon(target.lost()).await, LostCause::Revoked);
+    drop((target, guards));
+    assert_eq!(soon(stealing).await.unwrap().unwrap().end, StealEnd::Revoked);
+}

@@ -10,14 +10,19 @@ use tokio::time::{Instant, sleep};
 use crate::error::{Error, StoreError};
 use crate::key::Key;
 use crate::observe;
+use crate::options::LONGEST_LEASE;
 use crate::primitives::inspect::inspection::{Entry, HolderEntry, Inspection, State};
-use crate::protocol::message::{Asking, GrantNumber, Kind, Mode, Name};
+use crate::protocol::message::{Asking, GrantNumber, Kind, Name};
 use crate::protocol::steal::{AuditRecord, StealAct, StealReply, StealRequest, StealTarget};
 
 /// How often the holder is asked within the grace: a push may be lost.
 const ASK_EVERY: Duration = Duration::from_secs(1);
-/// The pauses between two looks at the key: the first, and the longest.
-const LOOKS: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(500));
+/// The first pause between two looks at the key, after a revoke. It doubles.
+const MIN_LOOK_PAUSE: Duration = Duration::from_millis(20);
+/// The longest pause between two looks at the key.
+const MAX_LOOK_PAUSE: Duration = Duration::from_millis(500);
+/// The pause between two looks at the key within the grace.
+const GRACE_LOOK_PAUSE: Duration = Duration::from_millis(100);
 
 impl Inspection {
     /// Takes the lease on an entry from its holder: asks for it, waits for the [grace](Steal::grace), and revokes it then.
@@ -219,19 +224,20 @@ impl Steal {
         self
     }
 
-    /// Sets how long the holder has to give the lease back itself: 10 s if this is not called, and zero revokes at once.
+    /// Sets how long the holder has to give the lease back itself: 10 s if this is not called, and at most 30 days. Zero revokes at
+    /// once. A holder that cannot be asked has this time, too.
     pub fn grace(mut self, grace: Duration) -> Self {
-        self.grace = grace;
+        self.grace = grace.min(LONGEST_LEASE);
         self
     }
 
-    /// Sets the reason, which the holder is told. About its first 250 bytes are kept.
+    /// Sets the reason, which the holder is told. At least its first 80 bytes are kept.
     pub fn why(mut self, why: impl Into<String>) -> Self {
         self.why = why.into();
         self
     }
 
-    /// Sets the name of the operator, which the holder is told.
+    /// Sets the name of the operator, which the holder is told. At least its first 80 bytes are kept.
     pub fn by(mut self, by: impl Into<String>) -> Self {
         self.by = by.into();
         self
@@ -259,13 +265,18 @@ impl Steal {
             theft.act(StealAct::HandOver).await?;
             return theft.stolen(StealEnd::HandedOver).await;
         }
-        if !self.grace.is_zero() && theft.ask(&mut report).await? {
+        if !self.grace.is_zero() && theft.is_given_back(&mut report).await? {
             return theft.stolen(StealEnd::GivenBack).await;
         }
-        theft.act(StealAct::Revoke).await?;
+        match theft.act_once(StealAct::Revoke, true).await? {
+            // It was given back since the last look.
+            StealReply::Changed if theft.was_asked => return theft.stolen(StealEnd::GivenBack).await,
+            reply => theft.check(&reply)?,
+        }
         let entry = theft.look().await?;
-        report(StealStep::Revoked(entry.and_then(|entry| theft.left(&entry))));
-        theft.wait_for_end().await?;
+        let left = entry.and_then(|entry| theft.left(&entry));
+        report(StealStep::Revoked(left));
+        theft.wait_for_end(left).await?;
         theft.stolen(StealEnd::Revoked).await
     }
 
@@ -292,8 +303,10 @@ impl Steal {
                         holders: entry.held_by,
                     });
                 };
-                let mode = self.holder(number).map_or(Mode::Exclusive, |holder| holder.mode);
-                StealTarget::Grant(GrantNumber(number), mode)
+                let Some(holder) = self.holder(number) else {
+                    return refused("no holder that is shown has this number");
+                };
+                StealTarget::Grant(GrantNumber(number), holder.mode)
             }
         };
         let holder = match &target {
@@ -308,6 +321,7 @@ impl Steal {
             steal: self,
             target,
             tells,
+            was_asked: false,
             unwritten: None,
         })
     }
@@ -340,26 +354,29 @@ struct Theft<'a> {
     target: StealTarget,
     /// The holder's node gets pushes.
     tells: bool,
+    /// The holder was asked for it.
+    was_asked: bool,
     unwritten: Option<StoreError>,
 }
 
 impl Theft<'_> {
-    /// Asks the holder for the lease, again and again until the grace is over. Returns whether the holder gave it back.
-    async fn ask(&mut self, report: &mut impl FnMut(StealStep)) -> Result<bool, StealError> {
+    /// Waits until the grace is over, and asks the holder for the lease again and again, if it can be asked. Returns whether the
+    /// lease is over by then.
+    async fn is_given_back(&mut self, report: &mut impl FnMut(StealStep)) -> Result<bool, StealError> {
         if !self.tells {
             report(StealStep::NotAsked);
-            return Ok(false);
         }
         let (until, mut asked_at) = (Instant::now() + self.steal.grace, None::<Instant>);
         loop {
             let now = Instant::now();
-            if asked_at.is_none_or(|at| now >= at + ASK_EVERY) && now < until {
+            if self.tells && asked_at.is_none_or(|at| now >= at + ASK_EVERY) && now < until {
                 let grace_ms = (until - now).as_millis() as u64;
                 let act = StealAct::Ask(Arc::new(self.asking(grace_ms)));
                 match self.act_once(act, asked_at.is_none()).await? {
                     StealReply::Changed if asked_at.is_some() => return Ok(true),
                     reply => self.check(&reply)?,
                 }
+                self.was_asked = true;
                 if asked_at.replace(now).is_none() {
                     report(StealStep::Asked(self.steal.grace));
                 }
@@ -368,9 +385,9 @@ impl Theft<'_> {
             if left.is_zero() {
                 return Ok(false);
             }
-            sleep(left.min(LOOKS.0 * 5)).await;
+            sleep(left.min(GRACE_LOOK_PAUSE)).await;
             let entry = self.look().await?;
-            if !entry.is_some_and(|entry| self.is_there(&entry)) {
+            if entry.is_none_or(|entry| !self.is_there(&entry) && shows_all(&entry)) {
                 return Ok(true);
             }
         }
@@ -455,42 +472,51 @@ impl Theft<'_> {
                 let is_it = entry.foreign.as_ref() == Some(digest);
                 is_it.then_some(entry.state == State::Revoked)
             }
-            StealTarget::Grant(number, _) => {
-                let claim = self
-                    .steal
-                    .holder(number.0)
-                    .map(|holder| (holder.node.id, holder.claim));
-                let mut holders = entry.holders.iter();
-                let is_it = |holder: &&HolderEntry| {
-                    holder.number == Some(number.0)
-                        || holder.number.is_none() && Some((holder.node.id, holder.claim)) == claim
-                };
-                holders.find(is_it).map(|holder| holder.is_revoked)
-            }
+            StealTarget::Grant(..) => self.holder_in(entry).map(|holder| holder.is_revoked),
         }
+    }
+
+    /// Returns the holder of the lease, if the entry has it.
+    fn holder_in<'a>(&self, entry: &'a Entry) -> Option<&'a HolderEntry> {
+        let StealTarget::Grant(number, _) = self.target else {
+            return None;
+        };
+        let claim = self
+            .steal
+            .holder(number.0)
+            .map(|holder| (holder.node.id, holder.claim));
+        let mut holders = entry.holders.iter();
+        holders.find(|holder| {
+            holder.number == Some(number.0)
+                || holder.number.is_none() && Some((holder.node.id, holder.claim)) == claim
+        })
     }
 
     /// Returns how long the lease lasts without a sign of its holder.
     fn left(&self, entry: &Entry) -> Option<Duration> {
-        let of_holder = entry.holders.iter().find(|holder| holder.is_revoked);
-        of_holder.map_or(entry.left, |holder| holder.left)
+        self.holder_in(entry).map_or(entry.left, |holder| holder.left)
     }
 
-    /// Waits until the revoked lease has ended.
-    async fn wait_for_end(&self) -> Result<(), StealError> {
-        let mut pause = LOOKS.0;
+    /// Waits until the revoked lease has ended, at most for what was left of it.
+    async fn wait_for_end(&self, left: Option<Duration>) -> Result<(), StealError> {
+        let until = left.map(|left| Instant::now() + left + MAX_LOOK_PAUSE);
+        let mut pause = MIN_LOOK_PAUSE;
         loop {
             let entry = self.look().await?;
+            let is_over = until.is_some_and(|until| Instant::now() > until);
+            let shows_all = entry.as_ref().is_none_or(shows_all);
             match entry.and_then(|entry| self.is_revoked_in(&entry)) {
-                None => return Ok(()),
-                Some(false) => {
+                None if shows_all || is_over => return Ok(()),
+                None => {}
+                Some(true) if !is_over => {}
+                // The server lost the revoke, or the value of a foreign client began with the mark before.
+                Some(_) => {
                     let key = self.steal.entry.key.clone();
                     return Err(StealError::Undone { key });
                 }
-                Some(true) => {}
             }
             sleep(pause).await;
-            pause = (pause * 2).min(LOOKS.1);
+            pause = (pause * 2).min(MAX_LOOK_PAUSE);
         }
     }
 
@@ -502,4 +528,9 @@ impl Theft<'_> {
             unwritten: self.unwritten,
         })
     }
+}
+
+/// Returns whether each holder is listed. Of a key with many, the first are.
+fn shows_all(entry: &Entry) -> bool {
+    entry.held_by <= entry.holders.len() as u64
 }

@@ -21,6 +21,10 @@ impl<P: Plant> KeyState<P> {
             return self.gone(cx, number);
         }
         let is_asked = matches!(self.claims[number].phase, Phase::Asked);
+        // A renewal of a revoked lease is not repeated, and its claim is left when the guard is dropped.
+        if matches!(self.claims[number].phase, Phase::Leaving(_)) && kind != RequestKind::Leave {
+            return;
+        }
         match kind {
             RequestKind::Claim { .. } | RequestKind::Yield if is_asked => {
                 self.claim_elsewhere(cx, number, when);

@@ -10,7 +10,7 @@ use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{Asking, ClaimId, ClaimNumber};
 use crate::protocol::step::{AcquireError, Effect, KeyEvent, Ticket, ms};
 
-/// How long a revoked lease is left at least whose length this node does not know: one that it transferred.
+/// The lease of a claim that this node does not know, such as one that it transferred. A leave is repeated for so long.
 const UNKNOWN_LEASE_MS: u64 = 10_000;
 
 impl<P: Plant> KeyState<P> {

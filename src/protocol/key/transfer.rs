@@ -47,6 +47,7 @@ impl<P: Plant> KeyState<P> {
             return cx.deny(to, AcquireError::Lost(LostCause::Released));
         }
         let Some((old, _)) = self.end_holding(cx, ticket, to) else {
+            self.end_revoked(cx, ticket, None);
             return cx.effects.extend(Self::passed_too_late(ticket, to));
         };
         let options = LockOptions {
@@ -63,6 +64,7 @@ impl<P: Plant> KeyState<P> {
             .held_by(ticket)
             .is_some_and(|(claim, ..)| claim.mode == Mode::Exclusive);
         let Some((old, held)) = writes.then(|| self.end_holding(cx, ticket, to)).flatten() else {
+            self.end_revoked(cx, ticket, None);
             return cx.effects.extend(Self::passed_too_late(ticket, to));
         };
         // A fixed lease ends when it would have ended without the downgrade.
@@ -169,6 +171,8 @@ impl<P: Plant> KeyState<P> {
             let number = claim.claim_id.claim;
             self.claims.end(number);
             cx.released(ticket, Outcome::Kept);
+        } else {
+            self.end_revoked(cx, ticket, None);
         }
     }
 

@@ -22,6 +22,7 @@ local recovering = act == 'h' and call('PTTL', KEYS[2]) or -2
 if recovering ~= -2 then return { us, 'R' .. (recovering > 0 and recovering or 0) } end
 
 local record = redis.pcall('GET', key)
+if type(record) == 'table' and not find(record.err, 'WRONGTYPE', 1, true) then return record end
 local left = call('PTTL', key)
 local holder, led
 if type(record) == 'string' then
@@ -61,7 +62,8 @@ if holder ~= '' and ARGV[5] == '1' then
 end
 
 -- The observers of an election learn that it has no leader. The values of waiting candidates stay.
-if act ~= 'a' and led then
+-- The lease is revoked already, so an error here must not hide that.
+local function tell()
   for _, field in ipairs(call('HKEYS', KEYS[3])) do
     if string.byte(field) == 119 then
       if (tonumber(call('HGET', KEYS[3], field)) or 0) >= ms then
@@ -72,4 +74,5 @@ if act ~= 'a' and led then
   end
   call('HDEL', KEYS[3], 'number', 'version', 'seq', 'said')
 end
+if act ~= 'a' and led then pcall(tell) end
 return { us, holder }
