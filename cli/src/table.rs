@@ -120,7 +120,7 @@ impl View {
     pub(crate) fn audit(&self, entries: &[AuditEntry]) -> String {
         let row = |entry: &AuditEntry| {
             [
-                date(entry.time),
+                date(entry.time()),
                 shown(&entry.by),
                 shown(&entry.what),
                 or_none(entry.kind.map(|kind| kind.word().to_owned())),

@@ -7,7 +7,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::driver::node::Node;
 use crate::error::{StoreError, StoreErrorKind};
-use crate::protocol::steal::{AuditRecord, StealReply, StealRequest};
+use crate::protocol::steal::{AuditEntry, StealReply, StealRequest};
 use crate::protocol::view::{InspectAnswer, InspectQuery};
 use crate::store::{self, BoxFuture};
 
@@ -37,11 +37,11 @@ impl Inspector {
         self.answer(self.inspector()?.steal(steal)).await
     }
 
-    pub(crate) async fn note(&self, record: AuditRecord) -> Result<(), StoreError> {
-        self.answer(self.inspector()?.note(record)).await
+    pub(crate) async fn note(&self, entry: AuditEntry) -> Result<(), StoreError> {
+        self.answer(self.inspector()?.note(entry)).await
     }
 
-    pub(crate) async fn audit(&self) -> Result<Vec<AuditRecord>, StoreError> {
+    pub(crate) async fn audit(&self) -> Result<Vec<AuditEntry>, StoreError> {
         self.answer(self.inspector()?.audit()).await
     }
 

@@ -17,7 +17,9 @@ pub use crate::primitives::inspect::inspection::{
     Cursor, Entry, HolderEntry, Inspection, Kind, Mode, NodeEntry, Page, Permits, PresenceEntry, State,
     WaiterEntry,
 };
-pub use crate::primitives::inspect::steal::{AuditEntry, Steal, StealEnd, StealError, StealStep, Stolen};
+pub use crate::primitives::inspect::steal::{Steal, StealEnd, StealError, StealStep, Stolen};
+
+pub use crate::protocol::steal::AuditEntry;
 
 mod inspection;
 #[cfg(feature = "serde")]

@@ -58,12 +58,13 @@ pub enum StealReply {
     Recovering(u64),
 }
 
-/// An entry of the list of what operators did.
+/// What an operator did by a steal.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AuditRecord {
+#[non_exhaustive]
+pub struct AuditEntry {
     /// When it was done, by the server's clock, in milliseconds since 1970.
     pub time_ms: u64,
-    /// The operator.
+    /// The operator, as the steal was told.
     pub by: String,
     /// What was done: `asked`, `revoked` or `handed_over`.
     pub what: String,
@@ -71,7 +72,7 @@ pub struct AuditRecord {
     pub kind: Option<Kind>,
     /// The key.
     pub key: Key,
-    /// The number of the grant, or the digits that identify the record of a foreign client.
+    /// The number of the grant, or the digits that identify the value of a foreign client.
     pub number: String,
     /// The reason.
     pub why: String,
@@ -92,13 +93,13 @@ impl StealTarget {
 
 impl StealRequest {
     /// Returns the entry for the list of what operators did.
-    pub(crate) fn record(&self, time_ms: u64, asking: &Asking) -> AuditRecord {
+    pub(crate) fn audit(&self, time_ms: u64, asking: &Asking) -> AuditEntry {
         let what = match self.act {
             StealAct::Ask(_) => "asked",
             StealAct::Revoke => "revoked",
             StealAct::HandOver => "handed_over",
         };
-        AuditRecord {
+        AuditEntry {
             time_ms,
             by: asking.by.clone(),
             what: what.to_owned(),

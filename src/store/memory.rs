@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::ledger::Ledger;
 use crate::protocol::message::{Batch, BatchReply, InboxEvent, Kind, Name, NodeId, Push, Reply};
-use crate::protocol::steal::{AuditRecord, MAX_AUDIT, StealAct, StealReply, StealRequest};
+use crate::protocol::steal::{AuditEntry, MAX_AUDIT, StealAct, StealReply, StealRequest};
 use crate::protocol::view::{
     InspectAnswer, InspectQuery, NodeView, PAGE, Position, Presence, ServerView, nodes_of,
 };
@@ -41,7 +41,7 @@ struct Shared {
     ledger: Ledger,
     inboxes: HashMap<NodeId, Sink>,
     presences: HashMap<NodeId, Presence>,
-    audit: VecDeque<AuditRecord>,
+    audit: VecDeque<AuditEntry>,
 }
 
 impl Shared {
@@ -234,14 +234,14 @@ impl Inspect for MemoryStore {
         Box::pin(ready(Ok((self.take(&steal), date_ms() * 1000))))
     }
 
-    fn note(&self, record: AuditRecord) -> BoxFuture<'static, Result<(), StoreError>> {
+    fn note(&self, entry: AuditEntry) -> BoxFuture<'static, Result<(), StoreError>> {
         let mut shared = self.lock();
-        shared.audit.push_front(record);
+        shared.audit.push_front(entry);
         shared.audit.truncate(MAX_AUDIT);
         Box::pin(ready(Ok(())))
     }
 
-    fn audit(&self) -> BoxFuture<'static, Result<Vec<AuditRecord>, StoreError>> {
+    fn audit(&self) -> BoxFuture<'static, Result<Vec<AuditEntry>, StoreError>> {
         let audit = self.lock().audit.iter().cloned().collect();
         Box::pin(ready(Ok(audit)))
     }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use crate::error::StoreError;
 use crate::protocol::message::{Batch, BatchReply, Failure, InboxEvent, Name, NodeId, Reply};
 use crate::protocol::session::step::Place;
-use crate::protocol::steal::{AuditRecord, StealReply, StealRequest};
+use crate::protocol::steal::{AuditEntry, StealReply, StealRequest};
 use crate::protocol::view::{InspectAnswer, InspectQuery, Presence};
 use crate::protocol::write::Action;
 
@@ -162,10 +162,10 @@ pub trait Inspect: Debug + Send + Sync + 'static {
     fn steal(&self, steal: StealRequest) -> BoxFuture<'static, Result<(StealReply, u64), StoreError>>;
 
     /// Appends to the list of what operators did.
-    fn note(&self, record: AuditRecord) -> BoxFuture<'static, Result<(), StoreError>>;
+    fn note(&self, entry: AuditEntry) -> BoxFuture<'static, Result<(), StoreError>>;
 
     /// Returns what operators did, the latest first.
-    fn audit(&self) -> BoxFuture<'static, Result<Vec<AuditRecord>, StoreError>>;
+    fn audit(&self) -> BoxFuture<'static, Result<Vec<AuditEntry>, StoreError>>;
 }
 
 /// A connection to a server. It closes when the last handle and every future made from it are dropped.

@@ -297,7 +297,7 @@ fn is_bounded(words: &[String]) -> bool {
         "zrange" => words[2] == "0" && words[3] == "0",
         // Two words for each of 50 shares.
         "zmscore" => words.len() <= 2 + 100,
-        "getrange" => words[2] == "0" && ["511", "4095"].contains(&last()),
+        "getrange" => words[2] == "0" && ["512", "4095"].contains(&last()),
         "hmget" | "pubsub" => words.len() <= 102,
         "time" | "type" | "pttl" | "zcount" => words.len() <= 4,
         _ => false,

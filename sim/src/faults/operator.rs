@@ -76,10 +76,9 @@ impl World {
             if hands_over {
                 // The operator knows no poll gap, and leaves nothing free.
                 self.memory.handed_on[key] = None;
-                let ended = self.memory.ended.clone();
                 self.execute(&mut steal.leave(claim));
                 // The holder did not ask for this.
-                self.memory.ended = ended;
+                self.memory.ended.retain(|ended| Some(*ended) != claim);
                 self.memory.handed_on[key] = None;
             }
         }

@@ -6,8 +6,8 @@ use serde::{Serialize, Serializer};
 
 use crate::key::Key;
 use crate::primitives::inspect::inspection::{Entry, HolderEntry, NodeEntry, WaiterEntry};
-use crate::primitives::inspect::steal::AuditEntry;
 use crate::protocol::message::{Mode, Permits};
+use crate::protocol::steal::AuditEntry;
 
 #[derive(Serialize)]
 struct EntryForm<'a> {
@@ -163,7 +163,7 @@ struct AuditForm<'a> {
 impl Serialize for AuditEntry {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let form = AuditForm {
-            time: date(self.time),
+            time: date(self.time()),
             by: &self.by,
             what: &self.what,
             kind: self.kind.map(|kind| kind.word()),

@@ -12,8 +12,8 @@ use crate::key::Key;
 use crate::observe;
 use crate::options::LONGEST_LEASE;
 use crate::primitives::inspect::inspection::{Entry, HolderEntry, Inspection, State};
-use crate::protocol::message::{Asking, GrantNumber, Kind, Name};
-use crate::protocol::steal::{AuditRecord, StealAct, StealReply, StealRequest, StealTarget};
+use crate::protocol::message::{Asking, GrantNumber, Name};
+use crate::protocol::steal::{AuditEntry, StealAct, StealReply, StealRequest, StealTarget};
 
 /// How often the holder is asked within the grace: a push may be lost.
 const ASK_EVERY: Duration = Duration::from_secs(1);
@@ -67,9 +67,8 @@ impl Inspection {
     /// As [`list`](Self::list).
     pub async fn audit(&self) -> Result<Vec<AuditEntry>, Error> {
         self.handle.not_forked(&Key::from("inspect"))?;
-        let records = self.inspector.audit().await;
-        let records = records.map_err(|source| self.unavailable(source))?;
-        Ok(records.into_iter().map(AuditEntry::from).collect())
+        let acts = self.inspector.audit().await;
+        acts.map_err(|source| self.unavailable(source))
     }
 }
 
@@ -182,38 +181,11 @@ pub enum StealError {
     Store(#[from] Error),
 }
 
-/// What an operator did.
-#[derive(Debug, Clone, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct AuditEntry {
-    /// When, by the clock of the server.
-    pub time: SystemTime,
-    /// The operator, as [`Steal::by`] was told.
-    pub by: String,
-    /// `asked`, `revoked` or `handed_over`.
-    pub what: String,
-    /// The kind of the key. `None`: a kind of another version.
-    pub kind: Option<Kind>,
-    /// The key.
-    pub key: Key,
-    /// The number of the grant, or the digits that identify the value of a foreign client.
-    pub number: String,
-    /// The reason.
-    pub why: String,
-}
-
-impl From<AuditRecord> for AuditEntry {
-    fn from(record: AuditRecord) -> Self {
-        let time = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(record.time_ms));
-        AuditEntry {
-            time: time.unwrap_or(SystemTime::UNIX_EPOCH),
-            by: record.by,
-            what: record.what,
-            kind: record.kind,
-            key: record.key,
-            number: record.number,
-            why: record.why,
-        }
+impl AuditEntry {
+    /// Returns when it was done, by the server's clock.
+    pub fn time(&self) -> SystemTime {
+        let time = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(self.time_ms));
+        time.unwrap_or(SystemTime::UNIX_EPOCH)
     }
 }
 
@@ -262,15 +234,18 @@ impl Steal {
     pub async fn run(self, mut report: impl FnMut(StealStep)) -> Result<Stolen, StealError> {
         let mut theft = self.begin()?;
         if self.now {
-            theft.act(StealAct::HandOver).await?;
+            let reply = theft.act(StealAct::HandOver, true).await?;
+            theft.check(&reply)?;
             return theft.stolen(StealEnd::HandedOver).await;
         }
         if !self.grace.is_zero() && theft.is_given_back(&mut report).await? {
             return theft.stolen(StealEnd::GivenBack).await;
         }
-        match theft.act_once(StealAct::Revoke, true).await? {
+        match theft.act(StealAct::Revoke, true).await? {
             // It was given back since the last look.
-            StealReply::Changed if theft.was_asked => return theft.stolen(StealEnd::GivenBack).await,
+            StealReply::Changed if theft.asked_at.is_some() => {
+                return theft.stolen(StealEnd::GivenBack).await;
+            }
             reply => theft.check(&reply)?,
         }
         let entry = theft.look().await?;
@@ -287,17 +262,16 @@ impl Steal {
             let key = entry.key.clone();
             Err(StealError::NoLease { key, why })
         };
-        let target = match (entry.state, &entry.foreign) {
+        let (target, holder) = match (entry.state, &entry.foreign) {
             (State::Set, _) => return refused("a latch has no holder"),
-            (State::Foreign | State::Revoked, Some(digest)) => StealTarget::Foreign(digest.clone()),
+            (State::Foreign | State::Revoked, Some(digest)) => (StealTarget::Foreign(digest.clone()), None),
             (State::Foreign, None) => return refused("it is no value of a lock"),
             (State::WaitedFor, _) => return refused("nothing holds it"),
             (State::Revoked, _) if entry.holders.iter().all(|holder| holder.number.is_none()) => {
                 return refused("it is revoked already");
             }
             (State::Held | State::Revoked, _) => {
-                let chosen = self.number.or_else(|| self.only_number());
-                let Some(number) = chosen else {
+                let Some(number) = self.number.or_else(|| self.only_number()) else {
                     return Err(StealError::SeveralHolders {
                         key: entry.key.clone(),
                         holders: entry.held_by,
@@ -306,22 +280,17 @@ impl Steal {
                 let Some(holder) = self.holder(number) else {
                     return refused("no holder that is shown has this number");
                 };
-                StealTarget::Grant(GrantNumber(number), holder.mode)
+                (StealTarget::Grant(GrantNumber(number), holder.mode), Some(holder))
             }
         };
-        let holder = match &target {
-            StealTarget::Grant(number, _) => self.holder(number.0),
-            StealTarget::Foreign(_) => None,
-        };
-        let inspector = &self.inspection.inspector;
         // Every node that tells of itself understands these pushes.
-        let tells = holder.is_some() && inspector.is_local()
-            || holder.is_some_and(|holder| holder.node.presence.is_some());
+        let is_local = self.inspection.inspector.is_local();
+        let tells = holder.is_some_and(|holder| is_local || holder.node.presence.is_some());
         Ok(Theft {
             steal: self,
             target,
             tells,
-            was_asked: false,
+            asked_at: None,
             unwritten: None,
         })
     }
@@ -354,8 +323,8 @@ struct Theft<'a> {
     target: StealTarget,
     /// The holder's node gets pushes.
     tells: bool,
-    /// The holder was asked for it.
-    was_asked: bool,
+    /// When the holder was last asked for it.
+    asked_at: Option<Instant>,
     unwritten: Option<StoreError>,
 }
 
@@ -366,18 +335,17 @@ impl Theft<'_> {
         if !self.tells {
             report(StealStep::NotAsked);
         }
-        let (until, mut asked_at) = (Instant::now() + self.steal.grace, None::<Instant>);
+        let until = Instant::now() + self.steal.grace;
         loop {
             let now = Instant::now();
-            if self.tells && asked_at.is_none_or(|at| now >= at + ASK_EVERY) && now < until {
+            if self.tells && self.asked_at.is_none_or(|at| now >= at + ASK_EVERY) && now < until {
                 let grace_ms = (until - now).as_millis() as u64;
                 let act = StealAct::Ask(Arc::new(self.asking(grace_ms)));
-                match self.act_once(act, asked_at.is_none()).await? {
-                    StealReply::Changed if asked_at.is_some() => return Ok(true),
+                match self.act(act, self.asked_at.is_none()).await? {
+                    StealReply::Changed if self.asked_at.is_some() => return Ok(true),
                     reply => self.check(&reply)?,
                 }
-                self.was_asked = true;
-                if asked_at.replace(now).is_none() {
+                if self.asked_at.replace(now).is_none() {
                     report(StealStep::Asked(self.steal.grace));
                 }
             }
@@ -387,7 +355,7 @@ impl Theft<'_> {
             }
             sleep(left.min(GRACE_LOOK_PAUSE)).await;
             let entry = self.look().await?;
-            if entry.is_none_or(|entry| !self.is_there(&entry) && shows_all(&entry)) {
+            if entry.is_none_or(|entry| self.is_revoked_in(&entry).is_none() && shows_all(&entry)) {
                 return Ok(true);
             }
         }
@@ -401,14 +369,8 @@ impl Theft<'_> {
         }
     }
 
-    /// Takes a step that must succeed.
-    async fn act(&mut self, act: StealAct) -> Result<(), StealError> {
-        let reply = self.act_once(act, true).await?;
-        self.check(&reply)
-    }
-
     /// Takes a step, and writes it down if `is_noted`.
-    async fn act_once(&mut self, act: StealAct, is_noted: bool) -> Result<StealReply, StealError> {
+    async fn act(&mut self, act: StealAct, is_noted: bool) -> Result<StealReply, StealError> {
         let inspection = &self.steal.inspection;
         let entry = &self.steal.entry;
         inspection.handle.not_forked(&entry.key)?;
@@ -422,7 +384,7 @@ impl Theft<'_> {
         let done = inspection.inspector.steal(request.clone()).await;
         let (reply, time_us) = done.map_err(unavailable)?;
         if let (StealReply::Done(_), true) = (&reply, is_noted) {
-            let record = request.record(time_us / 1000, &self.asking(0));
+            let record = request.audit(time_us / 1000, &self.asking(0));
             let node = inspection.handle.node();
             observe::stolen(
                 node.events.label(),
@@ -458,11 +420,6 @@ impl Theft<'_> {
         let page = self.steal.inspection.show(entry.key.clone()).await?;
         let mut entries = page.entries.into_iter();
         Ok(entries.find(|found| found.kind == entry.kind))
-    }
-
-    /// Returns whether an entry has the lease, revoked or not.
-    fn is_there(&self, entry: &Entry) -> bool {
-        self.is_revoked_in(entry).is_some()
     }
 
     /// Returns whether the lease of an entry is revoked. `None`: the entry does not have it.

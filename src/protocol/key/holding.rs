@@ -163,11 +163,11 @@ impl<P: Plant> KeyState<P> {
         Some((precondition, lease))
     }
 
-    /// Handles a write under this lease that was answered, or will never be sent. If it was refused, the store has no
-    /// such lease.
+    /// Handles a write under this lease that was answered, or will never be sent. If it was refused, the lease is over. Its
+    /// record may still be there, if an operator revoked it.
     pub(crate) fn write_ended(&mut self, cx: &mut StepContext<'_>, lease: &Precondition, is_refused: bool) {
         match self.held_under(lease) {
-            Some(_) if is_refused => self.lose(cx, lease.claim_id.claim, LostCause::Gone),
+            Some(_) if is_refused => self.lose_until_dropped(cx, lease.claim_id.claim, LostCause::Gone),
             Some(held) => held.writes = held.writes.saturating_sub(1),
             None => {}
         }

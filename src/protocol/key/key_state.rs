@@ -54,8 +54,8 @@ pub(crate) struct KeyState<P> {
     pub(crate) error: Option<StoreError>,
     /// The requests that were redirected since the last answer.
     pub(crate) redirects: Redirects,
-    /// The guards that are left of revoked leases, each with its claim. Nearly always empty.
-    pub(crate) revoked: Vec<(Ticket, ClaimNumber)>,
+    /// The guards that are left of leases whose records may still be there, each with its claim. Nearly always empty.
+    pub(crate) undropped: Vec<(Ticket, ClaimNumber)>,
     /// The claim that was held last.
     pub(crate) last_held: ClaimNumber,
     /// The number by which the shard identifies the key in its timers.
@@ -344,7 +344,7 @@ impl<P: Plant> KeyState<P> {
         }
         self.renewals.retain(|renewal| renewal.caller != ticket);
         let Some(claim) = self.claims.of(ticket) else {
-            self.end_revoked(cx, ticket, None);
+            self.drop_lost(cx, ticket, None);
             return self.leave_share(cx, ticket, None);
         };
         let number = claim.claim_id.claim;
@@ -357,7 +357,7 @@ impl<P: Plant> KeyState<P> {
 
     fn release(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, finished: Option<bool>) {
         let Some((claim, held, _)) = self.held_by(ticket) else {
-            self.end_revoked(cx, ticket, finished);
+            self.drop_lost(cx, ticket, finished);
             return cx.effects.push(Self::released_too_late(ticket));
         };
         let number = claim.claim_id.claim;
@@ -386,8 +386,8 @@ impl<P: Plant> KeyState<P> {
                 (Phase::Held(_), _) => self.lose(cx, number, LostCause::Shutdown),
                 (Phase::Leaving(leaving), _) => {
                     leaving.until = leaving.until.min(leaving.ends);
-                    let is_revoked = self.revoked.iter().any(|(_, of)| *of == number);
-                    if claim.is_retry || is_revoked && !claim.is_in_flight(RequestKind::Leave) {
+                    let is_undropped = self.undropped.iter().any(|(_, of)| *of == number);
+                    if claim.is_retry || is_undropped && !claim.is_in_flight(RequestKind::Leave) {
                         self.ask(cx, number, RequestKind::Leave);
                     }
                 }

@@ -64,29 +64,12 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Handles a claim whose lease is revoked. A holder loses it at once. The claim is left when the guard is dropped, or at
-    /// the old deadline: until then the holder's code may still run.
+    /// Handles a claim whose lease is revoked. A holder loses it at once.
     pub(crate) fn revoked(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         match self.claims[number].phase {
-            Phase::Held(held) => {
+            Phase::Held(_) => {
                 cx.event(KeyEvent::Revoked);
-                let holders = self.holders_of(number);
-                self.report_lost(cx, number, LostCause::Revoked);
-                if holders.is_empty() {
-                    return self.leave(cx, number, None);
-                }
-                let claim = &mut self.claims[number];
-                let ends = cx.now + claim.record_lifetime();
-                claim.claimant = Claimant::Abandoned;
-                claim.phase = Phase::Leaving(Leaving {
-                    release: None,
-                    ends,
-                    until: ends,
-                });
-                claim.next_request = Some(held.deadline);
-                claim.is_retry = false;
-                self.revoked
-                    .extend(holders.into_iter().map(|ticket| (ticket, number)));
+                self.lose_until_dropped(cx, number, LostCause::Revoked);
             }
             Phase::Leaving(_) => {}
             // The claim was granted before this node learned of it.
@@ -95,6 +78,36 @@ impl<P: Plant> KeyState<P> {
                 self.leave_ungranted(cx, number);
             }
         }
+    }
+
+    /// Ends a holding whose record may still be there. The claim is left when its last guard is dropped, or at the old
+    /// deadline: until then the holder's code may still run.
+    pub(crate) fn lose_until_dropped(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        cause: LostCause,
+    ) {
+        let Some(deadline) = self.claims[number].held().map(|held| held.deadline) else {
+            return;
+        };
+        let holders = self.holders_of(number);
+        self.report_lost(cx, number, cause);
+        if holders.is_empty() {
+            return self.leave(cx, number, None);
+        }
+        let claim = &mut self.claims[number];
+        let ends = cx.now + claim.record_lifetime();
+        claim.claimant = Claimant::Abandoned;
+        claim.phase = Phase::Leaving(Leaving {
+            release: None,
+            ends,
+            until: ends,
+        });
+        claim.next_request = Some(deadline);
+        claim.is_retry = false;
+        self.undropped
+            .extend(holders.into_iter().map(|ticket| (ticket, number)));
     }
 
     /// Leaves a revoked claim by which no caller holds. Its callers are claimed for under a new number, except one that was
@@ -116,13 +129,13 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Handles the end of a guard whose lease was revoked. The last guard of a claim lets the claim leave. `finished`: the
-    /// tick was run to its end.
-    pub(crate) fn end_revoked(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, finished: Option<bool>) {
-        let Some(at) = self.revoked.iter().position(|(of, _)| *of == ticket) else {
+    /// Handles the end of a guard whose lease was [lost before](Self::lose_until_dropped). The last guard of a claim lets the
+    /// claim leave. `finished`: the tick was run to its end.
+    pub(crate) fn drop_lost(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, finished: Option<bool>) {
+        let Some(at) = self.undropped.iter().position(|(of, _)| *of == ticket) else {
             return;
         };
-        let (_, number) = self.revoked.swap_remove(at);
+        let (_, number) = self.undropped.swap_remove(at);
         let Some(claim) = self.claims.get_mut(number) else {
             return;
         };
@@ -130,7 +143,7 @@ impl<P: Plant> KeyState<P> {
             tick.finished = finished;
         }
         let is_left = claim.is_in_flight(RequestKind::Leave);
-        if !is_left && self.revoked.iter().all(|(_, of)| *of != number) {
+        if !is_left && self.undropped.iter().all(|(_, of)| *of != number) {
             self.ask(cx, number, RequestKind::Leave);
         }
     }

@@ -47,7 +47,7 @@ impl<P: Plant> KeyState<P> {
             return cx.deny(to, AcquireError::Lost(LostCause::Released));
         }
         let Some((old, _)) = self.end_holding(cx, ticket, to) else {
-            self.end_revoked(cx, ticket, None);
+            self.drop_lost(cx, ticket, None);
             return cx.effects.extend(Self::passed_too_late(ticket, to));
         };
         let options = LockOptions {
@@ -64,7 +64,7 @@ impl<P: Plant> KeyState<P> {
             .held_by(ticket)
             .is_some_and(|(claim, ..)| claim.mode == Mode::Exclusive);
         let Some((old, held)) = writes.then(|| self.end_holding(cx, ticket, to)).flatten() else {
-            self.end_revoked(cx, ticket, None);
+            self.drop_lost(cx, ticket, None);
             return cx.effects.extend(Self::passed_too_late(ticket, to));
         };
         // A fixed lease ends when it would have ended without the downgrade.
@@ -172,7 +172,7 @@ impl<P: Plant> KeyState<P> {
             self.claims.end(number);
             cx.released(ticket, Outcome::Kept);
         } else {
-            self.end_revoked(cx, ticket, None);
+            self.drop_lost(cx, ticket, None);
         }
     }
 

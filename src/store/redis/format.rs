@@ -14,6 +14,8 @@ const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
     .remove(b'_')
     .remove(b'.')
     .remove(b':');
+/// The number of bytes of a foreign value that identify it.
+const MAX_DIGESTED: usize = 512;
 /// What stands before the value of a record that an operator revoked.
 pub(super) const REVOKED: &[u8] = b"!";
 /// The most bytes of a field of a presence, encoded.
@@ -120,6 +122,7 @@ fn decimal<T: FromStr>(text: &str) -> Option<T> {
 /// Identifies the value of a foreign client, by the first 12 digits of the SHA-1 of its first 512 bytes. The value may be a secret of that client: with
 /// it, the lock could be released.
 pub(super) fn digest(value: &[u8]) -> Arc<str> {
+    let value = &value[..value.len().min(MAX_DIGESTED)];
     let hex = sha1_smol::Sha1::from(value).digest().to_string();
     hex[..12].into()
 }

@@ -11,7 +11,7 @@ use redis::Value;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::Key;
 use crate::protocol::message::{Kind, Name, NodeId};
-use crate::protocol::steal::{AuditRecord, StealReply, StealRequest};
+use crate::protocol::steal::{AuditEntry, StealReply, StealRequest};
 use crate::protocol::view::{
     InspectAnswer, InspectQuery, NodeView, PAGE, Position, RecordView, ServerView, nodes_of,
 };
@@ -89,12 +89,12 @@ impl Inspect for RedisInspector {
         Box::pin(async move { inner.stealer().steal(&steal).await })
     }
 
-    fn note(&self, record: AuditRecord) -> BoxFuture<'static, Result<(), StoreError>> {
+    fn note(&self, entry: AuditEntry) -> BoxFuture<'static, Result<(), StoreError>> {
         let inner = self.0.clone();
-        Box::pin(async move { inner.stealer().note(&record).await })
+        Box::pin(async move { inner.stealer().note(&entry).await })
     }
 
-    fn audit(&self) -> BoxFuture<'static, Result<Vec<AuditRecord>, StoreError>> {
+    fn audit(&self) -> BoxFuture<'static, Result<Vec<AuditEntry>, StoreError>> {
         let inner = self.0.clone();
         Box::pin(async move { inner.stealer().audit().await })
     }

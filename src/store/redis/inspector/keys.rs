@@ -25,6 +25,8 @@ const LAST_PLACE: &str = "99999999999";
 /// Above every time, and below every grant number.
 const LAST_TIME: &str = "100000000000000";
 
+/// The last byte that is read of a value: 512 bytes, and the mark of a revoked one before them.
+const LAST_BYTE: &str = "512";
 /// A value that is no lock's.
 const NO_LOCK: RecordView = RecordView::Foreign {
     digest: None,
@@ -346,7 +348,7 @@ fn questions(outlines: &[Outline<'_>], now: u64) -> Pipeline {
     for of in outlines {
         match of.form {
             Form::Missing | Form::Other | Form::Elsewhere => {}
-            Form::Text => push(&mut pipe, "GETRANGE", &of.record, &["0", "511"]),
+            Form::Text => push(&mut pipe, "GETRANGE", &of.record, &["0", LAST_BYTE]),
             Form::Shares => {
                 push(&mut pipe, "ZRANGE", &of.record, &["0", "0"]);
                 push_shares(&mut pipe, &of.record, now, 0);

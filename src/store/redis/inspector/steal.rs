@@ -5,7 +5,7 @@ use redis::{Pipeline, Value};
 use crate::error::StoreError;
 use crate::key::Key;
 use crate::protocol::message::{ClaimId, Kind, Mode, NodeId};
-use crate::protocol::steal::{AuditRecord, MAX_AUDIT, StealAct, StealReply, StealRequest, StealTarget};
+use crate::protocol::steal::{AuditEntry, MAX_AUDIT, StealAct, StealReply, StealRequest, StealTarget};
 use crate::store::ServerId;
 use crate::store::redis::connection::load_command;
 use crate::store::redis::decode::{self, malformed, result};
@@ -93,7 +93,7 @@ impl Stealer<'_> {
     }
 
     /// Appends to the list of what operators did.
-    pub(super) async fn note(&self, record: &AuditRecord) -> Result<(), StoreError> {
+    pub(super) async fn note(&self, record: &AuditEntry) -> Result<(), StoreError> {
         let list = self.connections.config.names.audit();
         let server = self
             .server_of(self.connections.config.names.slot_of_key(&list))
@@ -105,7 +105,7 @@ impl Stealer<'_> {
     }
 
     /// Returns what operators did, the latest first.
-    pub(super) async fn audit(&self) -> Result<Vec<AuditRecord>, StoreError> {
+    pub(super) async fn audit(&self) -> Result<Vec<AuditEntry>, StoreError> {
         let list = self.connections.config.names.audit();
         let server = self
             .server_of(self.connections.config.names.slot_of_key(&list))
@@ -151,7 +151,7 @@ fn steal_reply(text: &str) -> Option<StealReply> {
     })
 }
 
-fn audit_text(record: &AuditRecord) -> String {
+fn audit_text(record: &AuditEntry) -> String {
     let time = record.time_ms;
     let (by, why) = (
         format::encoded_start(record.by.as_bytes()),
@@ -166,8 +166,8 @@ fn audit_text(record: &AuditRecord) -> String {
 }
 
 /// Reads an entry of the list. Unknown fields are ignored, missing ones are empty.
-fn read_audit(text: &[u8]) -> AuditRecord {
-    let mut record = AuditRecord {
+fn read_audit(text: &[u8]) -> AuditEntry {
+    let mut record = AuditEntry {
         time_ms: 0,
         by: String::new(),
         what: String::new(),

@@ -31,7 +31,7 @@ if type(record) == 'string' then
   local owner, node_ends, of = match(record, '^(%x+():%d+:%x+:)(%d+)$', from)
   if node_ends ~= from + 32 then owner, of = nil, nil end
   if number == '' then
-    if owner or sub(redis.sha1hex(sub(record, from, 512)), 1, 12) ~= which then return { us, 'X' } end
+    if owner or sub(redis.sha1hex(sub(record, from, from + 511)), 1, 12) ~= which then return { us, 'X' } end
   elseif of ~= number then
     return { us, 'X' }
   end
