@@ -18,7 +18,6 @@ pub use crate::primitives::inspect::inspection::{
     WaiterEntry,
 };
 pub use crate::primitives::inspect::steal::{Steal, StealEnd, StealError, StealStep, Stolen};
-
 pub use crate::protocol::steal::AuditEntry;
 
 mod inspection;
