@@ -2,8 +2,8 @@
 //! multiplexed connection. The bench starts its own Redis, behind a wire with a delay. TCP_NODELAY is set on both sides and on
 //! the wire. Only the ratios from interleaved windows are meaningful.
 //!
-//! `cargo bench --bench redis` runs all parts. `-- keys`, `-- hot`, `-- memory`, `-- layer`, `-- kinds`, `-- hand-off` or
-//! `-- server` runs one part. `-- profile <tenure|hot|raw> <tasks> <seconds> [redis url]` runs one side alone, for perf and
+//! `cargo bench --bench redis` runs all parts. `-- keys`, `-- hot`, `-- memory`, `-- layer`, `-- kinds`, `-- hand-off`,
+//! `-- steal` or `-- server` runs one part. `-- profile <tenure|hot|raw> <tasks> <seconds> [redis url]` runs one side alone, for perf and
 //! strace.
 #![allow(clippy::too_many_lines, clippy::type_complexity)]
 #![allow(clippy::disallowed_methods)]
@@ -27,6 +27,7 @@ use support::scenes::{self, lock_and_release};
 use support::server::RedisServer;
 use support::wire::{self, Wire};
 use support::{Raw, Report, Target, median, rate};
+use tenure::inspect::{Entry, HolderEntry};
 use tenure::{LockLayer, Locks, Mutex};
 use tower::{Layer, Service, ServiceExt, service_fn};
 
@@ -85,6 +86,11 @@ fn main() {
             // A round trip on loopback is mostly the time that three threads take to wake up; on a network it is the wire.
             hand_off(&server.url(), "loopback", Target::None, &mut report).await;
         }
+        if support::asks_for("steal") {
+            for (wire, _) in &wires {
+                steals(&wire.url(), &place_of(wire), &mut report).await;
+            }
+        }
         if support::asks_for("server") {
             cycles_on_the_server(&server, &mut report).await;
             hand_overs_on_the_server(&server, &mut report).await;
@@ -130,14 +136,15 @@ fn cpu_micros() -> f64 {
     used.tv_sec as f64 * 1e6 + used.tv_nsec as f64 / 1e3
 }
 
+fn place_of(wire: &Wire) -> String {
+    format!("{} ms each way", wire.delay().as_secs_f64() * 1000.0)
+}
+
 impl Place {
     /// Connects both sides, and reports how exact the wire is.
     async fn connect(server: &RedisServer, wire: Option<&Wire>, report: &mut Report) -> Self {
         let url = wire.map_or_else(|| server.url(), Wire::url);
-        let name = wire.map_or_else(
-            || "loopback".to_owned(),
-            |wire| format!("{} ms each way", wire.delay().as_secs_f64() * 1000.0),
-        );
+        let name = wire.map_or_else(|| "loopback".to_owned(), place_of);
         let mut place = Place {
             limit: wire.map(|wire| 1.0 / (4.0 * wire.delay().as_secs_f64())),
             raw: Raw::connect(&url).await,
@@ -710,6 +717,56 @@ async fn hand_off(url: &str, place: &str, target: Target, report: &mut Report) {
     report.line("of a small script's round trips", ratio, Target::None, &micros);
     let ratio = of(|[hand_off, ping, _]| hand_off / ping);
     report.line("of PING's round trips", ratio, Target::None, &[]);
+}
+
+/// Measures the time from a revoke to the next holder on another node, whose holder before leaves as soon as it learns of it.
+async fn steals(url: &str, place: &str, report: &mut Report) {
+    let connect = async || Locks::redis(url).await.expect("the server is there");
+    let (holders, next) = (connect().await, connect().await);
+    let trip = Raw::connect(url).await.ping(200).await.as_secs_f64();
+    let mut took = Vec::new();
+    for round in 0..hand_offs() {
+        let key = format!("stolen:{round}");
+        let guard = holders.mutex(&*key).lock().await.expect("a lock");
+        let mutex = next.mutex(&*key);
+        let waiting = tokio::spawn(async move {
+            let guard = mutex.lock().await.expect("a lock");
+            (guard, Instant::now())
+        });
+        let inspection = next.inspect();
+        // The operator sees that a node waits, and that the holder's node can be told.
+        let entry = loop {
+            let page = inspection.show(&*key).await.expect("the server is there");
+            let is_ready = |entry: &Entry| {
+                let told = |holder: &HolderEntry| holder.node.presence.is_some();
+                entry.waiting == 1 && entry.holders.iter().all(told)
+            };
+            if let Some(entry) = page.entries.into_iter().find(is_ready) {
+                break entry;
+            }
+        };
+        let work = tokio::spawn(async move {
+            guard.lost().await;
+            drop(guard);
+        });
+        let start = Instant::now();
+        let steal = inspection.steal(&entry).grace(Duration::ZERO);
+        let stealing = tokio::spawn(steal.into_future());
+        let (guard, got) = waiting.await.expect("a task of the bench");
+        took.push((got - start).as_secs_f64());
+        work.await.expect("a task of the bench");
+        guard.release().await.expect("a release in time");
+        stealing
+            .await
+            .expect("a task of the bench")
+            .expect("the lease is taken");
+    }
+    report.section(&format!(
+        "{place}: a lease is revoked, its holder leaves at once; the next holder in round trips after the revoke began"
+    ));
+    let took = median(took);
+    let micros = [("µs", took * 1e6), ("PING µs", trip * 1e6)];
+    report.line("of PING's round trips", took / trip, Target::AtMost(3.0), &micros);
 }
 
 /// The figures of one round in steady contention. Times are in nanoseconds.

@@ -1,7 +1,12 @@
 //! Leases in memory that an operator takes.
 
-use tenure::{Locks, MemoryStore};
+use std::time::Duration;
 
+use tenure::{Locks, MemoryStore};
+use tracing::Level;
+
+use crate::support::events::Watch;
+use crate::support::inspect::{show, until_told};
 use crate::support::steal;
 
 fn nodes() -> (Locks, Locks) {
@@ -71,4 +76,48 @@ async fn a_revoked_writer_that_becomes_a_reader_leaves() {
 async fn one_of_many_holders_is_taken() {
     let (one, other) = nodes();
     steal::one_of_many_holders_is_taken(&one, &other).await;
+}
+
+#[tokio::test]
+async fn both_sides_tell_of_a_steal() {
+    let (one, other) = nodes();
+    for (what, of_the_holder) in [
+        ("asked", &["asked"][..]),
+        ("revoked", &["revoked", "lost"]),
+        ("handed_over", &["revoked", "lost"]),
+    ] {
+        let key = format!("told of {what}");
+        let watch = Watch::of(&*key);
+        let guard = one.mutex(&*key).lock().await.unwrap();
+        until_told(&other, &key).await;
+        let steal = other.inspect().steal(&show(&other, &key).await[0]);
+        let steal = match what {
+            "asked" => steal.grace(Duration::from_secs(600)),
+            "revoked" => steal.grace(Duration::ZERO),
+            _ => steal.now(),
+        };
+        let stealing = tokio::spawn(steal.by("the operator").why("the reason").into_future());
+        for event in of_the_holder {
+            let told = watch.until(event).await;
+            assert_eq!(told.level, Level::WARN, "{told:?}");
+        }
+        if what == "asked" {
+            let asked = guard.asked().await.unwrap();
+            assert_eq!((&*asked.by, &*asked.why), ("the operator", "the reason"));
+            assert!(guard.is_held());
+        }
+        drop(guard);
+        stealing.await.unwrap().unwrap();
+        let told = watch.until("stolen").await;
+        for word in [&*format!("what={what}"), "by=the operator", "why=the reason"] {
+            assert!(told.text.contains(word), "{told:?}");
+        }
+        let counts = ["asked", "revoked", "lost", "stolen"].map(|event| watch.count(event));
+        let wanted = if what == "asked" {
+            [1, 0, 0, 1]
+        } else {
+            [0, 1, 1, 1]
+        };
+        assert_eq!(counts, wanted, "{what}");
+    }
 }

@@ -6,7 +6,7 @@ mod shared;
 use std::sync::Arc;
 
 use redis::Value;
-use tenure::protocol::message::{ClaimId, GrantNumber, Mode, NodeId, Reply, Request, Verb};
+use tenure::protocol::message::{ClaimId, GrantNumber, LeaseTimes, Mode, NodeId, Reply, Request, Verb};
 use tenure::protocol::steal::{StealAct, StealReply, StealRequest, StealTarget};
 use tenure::store::{Link, Store};
 
@@ -15,6 +15,32 @@ use crate::tools::{CLAIM, Inbox, TERM, WAIT, ask, batch, claim_id, connect, name
 
 const LOCKS: &str = include_str!("before/locks.lua");
 const JOBS: &str = include_str!("before/jobs.lua");
+
+/// Returns the answer of the earlier version to a request about a lock: a number or a text.
+pub fn old_lock(
+    client: &mut redis::Connection,
+    key: &str,
+    queue: &[u8],
+    verb: &str,
+    of: ClaimId,
+    term: LeaseTimes,
+) -> Value {
+    let mut eval = redis::cmd("EVAL");
+    eval.arg(LOCKS)
+        .arg(3)
+        .arg(format!("lock:{key}"))
+        .arg("tenure1:clock")
+        .arg(queue);
+    eval.arg(0)
+        .arg(0)
+        .arg("pq")
+        .arg(verb)
+        .arg(term.lease_ms)
+        .arg(term.hold_ms());
+    eval.arg(format!("{of}:"));
+    let mut answer: Vec<Value> = eval.query(client).unwrap();
+    answer.pop().unwrap()
+}
 
 /// A server, a node of this version, and the names of the keys in the earlier version.
 struct Both {
@@ -56,23 +82,9 @@ impl Both {
         }
     }
 
-    /// Returns the answer of the earlier version to a request about the lock `a`: a number or a text.
+    /// Returns the answer of the earlier version to a request about the lock `a`.
     fn old(&mut self, verb: &str, of: ClaimId) -> Value {
-        let mut eval = redis::cmd("EVAL");
-        eval.arg(LOCKS)
-            .arg(3)
-            .arg("lock:a")
-            .arg("tenure1:clock")
-            .arg(&self.queue);
-        eval.arg(0)
-            .arg(0)
-            .arg("pq")
-            .arg(verb)
-            .arg(TERM.lease_ms)
-            .arg(TERM.hold_ms());
-        eval.arg(format!("{of}:"));
-        let mut answer: Vec<Value> = eval.query(&mut self.client).unwrap();
-        answer.pop().unwrap()
+        old_lock(&mut self.client, "a", &self.queue, verb, of, TERM)
     }
 
     /// Returns the answer of the earlier version to a request about the job `a`.
@@ -145,14 +157,14 @@ impl Both {
     }
 }
 
-fn number(value: &Value) -> u64 {
+pub fn number(value: &Value) -> u64 {
     match value {
         Value::Int(number) if *number > 0 => number.unsigned_abs(),
         other => panic!("not a grant: {other:?}"),
     }
 }
 
-fn letter(value: &Value) -> char {
+pub fn letter(value: &Value) -> char {
     match value {
         Value::BulkString(text) => text[0].into(),
         other => panic!("not a letter: {other:?}"),

@@ -5,9 +5,11 @@ use std::time::{Duration, Instant};
 
 use tenure::error::{LostCause, StoreErrorKind, StoreRefusal};
 use tenure::inspect::{Entry, State, StealEnd, StealError};
+use tenure::protocol::message::{ClaimId, LeaseTimes};
 use tenure::{Error, Guard, Locks};
 use tokio::task::JoinSet;
 
+use crate::before;
 use crate::cluster::Cluster;
 use crate::help::{Eyes, Other, addr, held, ms, now, soon, until, url};
 use crate::interop::foreign::{Foreign, Library};
@@ -17,6 +19,7 @@ use crate::store::rights_of;
 use crate::support::inspect::{self, show, until_told};
 use crate::support::proxy::{Direction, Flow, Proxy};
 use crate::support::steal;
+use crate::tools::claim_id;
 
 /// Short, so that leases without a sign of their holders end soon.
 const LEASE: Duration = ms(1_200);
@@ -99,7 +102,9 @@ enum Kind {
     Killed,
     /// Is redis-py.
     RedisPy,
-    /// Is a node whose version does not know of steals: it tells nothing of itself.
+    /// Is a node that tells nothing of itself.
+    Silent,
+    /// Is a node of a version that does not know of steals.
     Earlier,
 }
 
@@ -160,13 +165,21 @@ async fn steal_from(kind: Kind, url: String, key: String) -> (Duration, Duration
             assert_eq!(theirs.asks(&format!("extend lock:{key} 60")), "LockNotOwnedError");
             (taken, soon(waiting).await.unwrap(), before + LEASE)
         }
-        Kind::Earlier => {
+        Kind::Silent => {
             let silent = Locks::builder().lease(LEASE).presence(false);
             let silent = soon(silent.redis(&url)).await.unwrap();
             let holder = held(&silent, &*key).await;
             let waiting = tokio::spawn(waits);
             inspect::until(&next, &key, |entry| entry.waiting == 1).await;
             let works = tokio::spawn(works(Kind::Keeps, holder));
+            let taken = take(ms(30)).await;
+            (taken, soon(waiting).await.unwrap(), soon(works).await.unwrap())
+        }
+        Kind::Earlier => {
+            let old = OldHolder::claims(&url, &key);
+            let waiting = tokio::spawn(waits);
+            inspect::until(&next, &key, |entry| entry.waiting == 1).await;
+            let works = tokio::task::spawn_blocking(|| old.works());
             let taken = take(ms(30)).await;
             (taken, soon(waiting).await.unwrap(), soon(works).await.unwrap())
         }
@@ -184,6 +197,54 @@ async fn steal_from(kind: Kind, url: String, key: String) -> (Duration, Duration
     assert!(guard.is_held(), "{kind:?}");
     soon(guard.release()).await.unwrap();
     (LEASE + MARGIN, got - began)
+}
+
+/// A holder of the version before, which speaks to the server by its own script.
+struct OldHolder {
+    client: redis::Connection,
+    key: String,
+    claim_id: ClaimId,
+}
+
+impl OldHolder {
+    fn claims(url: &str, key: &str) -> OldHolder {
+        let client = redis::Client::open(url).unwrap().get_connection().unwrap();
+        let mut holder = OldHolder {
+            client,
+            key: key.to_owned(),
+            claim_id: claim_id(1, 1),
+        };
+        before::number(&holder.asks("c", b"there is no queue yet"));
+        holder
+    }
+
+    fn asks(&mut self, verb: &str, queue: &[u8]) -> redis::Value {
+        let term = LeaseTimes {
+            lease_ms: LEASE.as_millis() as u64,
+            margin_ms: MARGIN.as_millis() as u64,
+        };
+        before::old_lock(&mut self.client, &self.key, queue, verb, self.claim_id, term)
+    }
+
+    /// Renews its lease until it learns that the lease is gone, and returns when that was.
+    fn works(mut self) -> Duration {
+        let mut keys = redis::cmd("KEYS");
+        let queue = format!("tenure1:q:*lock:{}", self.key);
+        let queue: Vec<Vec<u8>> = keys.arg(queue).query(&mut self.client).unwrap();
+        let [queue] = &*queue else { panic!("{queue:?}") };
+        loop {
+            let answer = self.asks("r", queue);
+            if answer == redis::Value::BulkString(b"X".into()) {
+                break;
+            }
+            before::number(&answer);
+            std::thread::sleep(LEASE / 3);
+        }
+        let last = now();
+        // Its release finds nothing, and frees nothing.
+        assert_eq!(before::letter(&self.asks("l", queue)), 'N');
+        last
+    }
 }
 
 /// Works as long as the lease is held, and returns when it was last seen held. It looks all the time.
@@ -220,20 +281,20 @@ async fn works(kind: Kind, guard: Guard) -> Duration {
 async fn no_holder_holds_beside_the_next() {
     let server = RedisServer::start();
     for (kind, count) in [
-        (Kind::Obeys, 50),
-        (Kind::Ignores, 50),
+        (Kind::Obeys, 40),
+        (Kind::Ignores, 40),
         (Kind::Keeps, 30),
         (Kind::Stopped, 15),
         (Kind::Killed, 15),
         (Kind::RedisPy, 20),
+        (Kind::Silent, 20),
         (Kind::Earlier, 20),
     ] {
         let mut waited = Vec::new();
         // As many at once as a small machine runs.
-        let at_once = if kind == Kind::Keeps || kind == Kind::Earlier {
-            10
-        } else {
-            5
+        let at_once = match kind {
+            Kind::Keeps | Kind::Silent | Kind::Earlier => 10,
+            _ => 5,
         };
         for batch in 0..count / at_once {
             let mut steals = JoinSet::new();
@@ -340,6 +401,57 @@ async fn a_record_without_an_end_is_handed_over_only() {
     soon(soon(waiting).await.unwrap().unwrap().release())
         .await
         .unwrap();
+}
+
+/// A server that lost its memory does not know who holds what: nothing is handed over until the earlier leases are over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_handed_over_while_the_server_recovers() {
+    let server = RedisServer::start();
+    let locks = node(&server.url(), ms(60_000)).await;
+    let guard = held(&locks, "a").await;
+    let mut eyes = Eyes::on(&server);
+    let record = eyes.owner("a");
+    let entry = show(&locks, "a").await.remove(0);
+    let () = eyes.text("SET tenure1:recovering 1 PX 60000");
+    let steal = || locks.inspect().steal(&entry);
+    let error = soon(steal().now().into_future()).await.unwrap_err();
+    let StealError::Recovering { left, .. } = &error else {
+        panic!("{error:?}")
+    };
+    assert!(*left > ms(30_000) && *left <= ms(60_000), "{error}");
+    assert_eq!((eyes.owner("a"), guard.is_held()), (record, true));
+    assert!(soon(locks.inspect().audit()).await.unwrap().is_empty());
+    // A revoke gives the key to no other holder.
+    let stealing = tokio::spawn(steal().grace(Duration::ZERO).into_future());
+    assert_eq!(soon(guard.lost()).await, LostCause::Revoked);
+    drop(guard);
+    assert_eq!(soon(stealing).await.unwrap().unwrap().end, StealEnd::Revoked);
+}
+
+/// Without the push the holder may learn of the revoke by a write that the store refuses.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_refused_write_tells_of_a_revoke() {
+    let server = RedisServer::start();
+    let other = node(&server.url(), ms(60_000)).await;
+    let silent = Locks::builder().lease(ms(60_000)).presence(false);
+    let silent = soon(silent.redis(&server.url())).await.unwrap();
+    let guard = held(&silent, "a").await;
+    let mut eyes = Eyes::on(&server);
+    let entry = show(&other, "a").await.remove(0);
+    let steal = other.inspect().steal(&entry).grace(Duration::ZERO);
+    let stealing = tokio::spawn(steal.into_future());
+    inspect::until(&other, "a", |entry| entry.state == State::Revoked).await;
+    assert!(guard.is_held());
+    let write = guard.atomically().command("INCR").key("count");
+    let refused = soon(write.query::<i64>()).await.unwrap_err();
+    assert!(matches!(refused, Error::Lost { .. }), "{refused:?}");
+    assert!(!guard.is_held() && eyes.text::<u8>("EXISTS count") == 0);
+    // The record excludes others until the guard is dropped, and not for the whole lease.
+    let early = soon(other.mutex("a").try_lock()).await.unwrap();
+    assert!(early.is_none() && !stealing.is_finished(), "{early:?}");
+    drop(guard);
+    assert_eq!(soon(stealing).await.unwrap().unwrap().end, StealEnd::Revoked);
+    soon(held(&other, "a").await.release()).await.unwrap();
 }
 
 /// A failover that loses the revoke gives the lease back to its holder, and the steal says so.

@@ -120,3 +120,52 @@ async fn what_was_not_taken_is_said() {
             == 1
     );
 }
+
+/// Runs the command at a terminal and answers its question. Returns the exit code and what the terminal showed.
+fn at_a_terminal(args: &[&str], says: &str) -> (i32, String) {
+    const PROGRAM: &str = "import json, os, pty, sys\n\
+        words, says = json.load(sys.stdin)\n\
+        child, terminal = pty.fork()\n\
+        if child == 0: os.execv(words[0], words)\n\
+        shown = b''\n\
+        while True:\n\
+        \x20   try: more = os.read(terminal, 4096)\n\
+        \x20   except OSError: break\n\
+        \x20   if not more: break\n\
+        \x20   shown += more\n\
+        \x20   if says and b'[y/N] ' in shown:\n\
+        \x20       os.write(terminal, says.encode())\n\
+        \x20       says = ''\n\
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n\
+        print(json.dumps([code, shown.decode()]))";
+    let words = [&[env!("CARGO_BIN_EXE_tenure")], args].concat();
+    let input = serde_json::to_string(&(words, says)).unwrap();
+    serde_json::from_str(&python(PROGRAM, &input)).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn at_a_terminal_the_operator_is_asked() {
+    let server = RedisServer::start();
+    let url = server.url();
+    let one = node(&server, "web-1").await;
+    let guard = one.mutex("account:42").lock().await.unwrap();
+    until_told(&one, 1).await;
+    let args = ["steal", "account:42", "--grace", "0s", "--url", &url];
+    for no in ["n\n", "\n", "\u{4}"] {
+        let (code, shown) = at_a_terminal(&args, no);
+        assert!(code == 1 && shown.contains("web-1@"), "{shown}");
+        assert!(shown.contains("Take the lease of `account:42`? [y/N]"), "{shown}");
+        assert!(shown.contains("nothing was done") && guard.is_held(), "{shown}");
+    }
+    assert_eq!(run_on(&server, &["audit"]).well().lines().count(), 1);
+    let works = tokio::spawn(async move {
+        let cause = guard.lost().await;
+        drop(guard);
+        cause
+    });
+    let args = args.map(str::to_owned);
+    let stealing = move || at_a_terminal(&args.each_ref().map(|arg| &**arg), "y\n");
+    let (code, shown) = tokio::task::spawn_blocking(stealing).await.unwrap();
+    assert!(code == 0 && shown.contains("done "), "{shown}");
+    assert_eq!(works.await.unwrap(), LostCause::Revoked);
+}
