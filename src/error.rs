@@ -272,7 +272,8 @@ pub enum LostCause {
     /// Its deadline passed without a renewal: the store was unavailable, or this process was stopped.
     #[strum(to_string = "its deadline passed: the store was unavailable, or this process was stopped")]
     Deadline,
-    /// The store answered that this process does not have the lease: it was deleted, overwritten, or forgotten.
+    /// The store answered that this process does not have the lease: it was deleted, overwritten or forgotten, or revoked, if a
+    /// refused write or transfer shows that first.
     #[strum(to_string = "the store no longer has it for this process")]
     Gone,
     /// A lease of fixed length came to its end.
@@ -281,8 +282,8 @@ pub enum LostCause {
     /// Its holder held it for longer than [`max_hold`](crate::Mutex::max_hold), so it was not renewed any more.
     #[strum(to_string = "it was held for longer than its `max_hold`")]
     Overdue,
-    /// An operator [revoked](crate::inspect::Inspection::steal) it. It excludes others until its guard is dropped, or until its
-    /// deadline.
+    /// An operator [revoked](crate::inspect::Inspection::steal) it. It excludes others until its guard is dropped or until its
+    /// deadline, unless the operator handed it over at once.
     #[strum(to_string = "an operator revoked it")]
     Revoked,
     /// This process gave it up in `shutdown`, or in `drain` for the run of a job.

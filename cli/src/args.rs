@@ -47,7 +47,7 @@ pub(crate) enum Command {
     /// A revoked lease is lost to its holder, and the next one gets it when the holder has left, or when the lease has ended. So no
     /// two hold it at once, except after --now. Exits with 1 if the lease was not taken.
     Steal(StealArgs),
-    /// Lists what operators did by `steal`, the latest first
+    /// Prints the audit list: what operators did by `steal`, the latest first
     Audit,
 }
 
@@ -61,13 +61,13 @@ pub(crate) struct StealArgs {
     /// The kind, if the key is used for several
     #[arg(long, value_parser = kind_parser())]
     pub(crate) kind: Option<Kind>,
-    /// How long the holder has to give the lease back itself
+    /// How long the holder has to release the lease; 0s revokes at once, 30 days at most
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
     pub(crate) grace: Duration,
     /// The reason, which the holder is told
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub(crate) why: String,
-    /// Your name, which the holder is told; the name of the user without it
+    /// Your name, which the holder is told; $USER by default
     #[arg(long, value_name = "NAME")]
     by: Option<String>,
     /// Hands the lease over at once, although its holder may be at work. For a node that is surely dead

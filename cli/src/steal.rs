@@ -18,36 +18,33 @@ use crate::text::{self, duration, shown};
 pub(crate) async fn run(locks: &Locks, wanted: &StealArgs, output: &OutputArgs) -> Result<ExitCode, Failure> {
     let view = View::new(output.is_hex);
     let Some(entry) = find(locks, wanted, output).await? else {
-        warn(&format!(
-            "`{}` has no holder",
-            view.key(&output.key(&wanted.key)?)
-        ));
+        let key = view.key(&output.key(&wanted.key)?);
+        warn(&match wanted.number {
+            Some(number) => format!(
+                "`{key}` has no listed holder with the number {number}: `tenure show` prints the numbers; a share that is \
+                 revoked has none, and is handed over by --now alone"
+            ),
+            None => format!("`{key}` has no holder"),
+        });
         return Ok(ExitCode::from(NO));
     };
-    if output.is_json {
-        print(&text::json(serde_json::to_string(&entry))?)?;
-    } else {
-        print(&view.details(&entry))?;
-    }
+    tell(&match output.is_json {
+        true => text::json(serde_json::to_string(&entry))?,
+        false => view.details(&entry),
+    });
     if !wanted.is_confirmed && !is_confirmed(wanted, &view.key(&entry.key))? {
         warn("nothing was done");
         return Ok(ExitCode::from(NO));
     }
-    let mut written = Ok(());
-    let report = |step| {
-        if written.is_ok() {
-            written = print(&step_text(&step, output.is_json));
-        }
-    };
-    let stolen = steal(locks, wanted, &entry).run(report).await;
-    written?;
-    match stolen {
+    let report = |step| tell(&step_text(&step, output.is_json));
+    match steal(locks, wanted, &entry).run(report).await {
         Ok(stolen) => {
-            print(&end_text(&stolen, &view, output.is_json)?)?;
+            tell(&end_text(&stolen, &view, output.is_json)?);
             if let Some(error) = &stolen.unwritten {
-                warn(&shown(format!(
-                    "the list of `tenure audit` could not be written: {error}"
-                )));
+                warn(&shown(format!("the audit list could not be written: {error}")));
+            }
+            if let Some(error) = &stolen.unread {
+                warn(&shown(format!("the key could not be read afterwards: {error}")));
             }
             Ok(ExitCode::SUCCESS)
         }
@@ -59,6 +56,15 @@ pub(crate) async fn run(locks: &Locks, wanted: &StealArgs, output: &OutputArgs) 
             warn(&shown(error.to_string()));
             Ok(ExitCode::from(NO))
         }
+    }
+}
+
+/// Writes to stdout. A reader that is gone neither stops a steal nor changes its exit code.
+fn tell(text: &str) {
+    if let Err(error) = print(text)
+        && error.kind() != io::ErrorKind::BrokenPipe
+    {
+        warn(&format!("cannot write the answer: {error}"));
     }
 }
 
@@ -122,9 +128,9 @@ fn step_text(step: &StealStep, is_json: bool) -> String {
     }
     match step {
         StealStep::Asked(grace) => format!("asked     the holder has {}\n", duration(*grace)),
-        StealStep::Revoked(Some(left)) => format!("revoked   it ends in {} at the latest\n", duration(*left)),
+        StealStep::Revoked(Some(left)) => format!("revoked   the lease ends in {} at the latest\n", duration(*left)),
         StealStep::Revoked(None) => "revoked\n".to_owned(),
-        _ => "not asked the holder's node told nothing of itself, or is no node of tenure\n".to_owned(),
+        _ => "not asked (the holder is another library, or its node has no presence or does not listen)\n".to_owned(),
     }
 }
 
@@ -139,13 +145,14 @@ fn end_text(stolen: &Stolen, view: &View, is_json: bool) -> io::Result<String> {
         return text::json(Ok(object.to_string()));
     }
     let now = match &stolen.entry {
+        None if stolen.unread.is_some() => "state     not known\n".to_owned(),
         None => "state     free\n".to_owned(),
         Some(entry) => view.details(entry),
     };
     Ok(format!("done      {sentence}; now:\n{now}"))
 }
 
-/// Prints what operators did.
+/// Prints the audit list.
 pub(crate) async fn audit(locks: &Locks, output: &OutputArgs) -> Result<(), Failure> {
     let entries = locks.inspect().audit().await?;
     if !output.is_json {

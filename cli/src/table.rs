@@ -116,7 +116,7 @@ impl View {
         text
     }
 
-    /// Returns the table of what operators did.
+    /// Returns the table of the audit list.
     pub(crate) fn audit(&self, entries: &[AuditEntry]) -> String {
         let row = |entry: &AuditEntry| {
             [

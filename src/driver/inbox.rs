@@ -65,7 +65,7 @@ pub(crate) fn key_input(event: InboxEvent) -> Result<(Name, Input), String> {
         InboxEvent::Pushed(Push::Granted(grant)) => Ok((grant.name.clone(), Input::Pushed(grant))),
         InboxEvent::Pushed(Push::Changed(_, name)) => Ok((name, Input::Changed)),
         InboxEvent::Pushed(Push::Asked(name, claim_id, asking)) => Ok((name, Input::Asked(claim_id, asking))),
-        InboxEvent::Pushed(Push::Revoked(name, claim_id)) => Ok((name, Input::Revoked(claim_id))),
+        InboxEvent::Pushed(Push::Revoked(name, claim_id, mode)) => Ok((name, Input::Revoked(claim_id, mode))),
         InboxEvent::Warning(text) => Err(text),
     }
 }

@@ -1,4 +1,4 @@
-//! Reads for operators. The driver's thread does their input and output, so that any runtime may ask.
+//! The inspection. The driver's thread does their input and output, so that any runtime may ask.
 
 use std::fmt;
 use std::sync::Arc;

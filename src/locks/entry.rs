@@ -166,7 +166,7 @@ impl Locks {
         })
     }
 
-    /// Returns what the store keeps, for operators: which nodes hold which keys, since when, and which nodes wait. Looking
+    /// Returns what operators see of the store: which nodes hold which keys, since when, and which nodes wait. A look
     /// changes nothing.
     pub fn inspect(&self) -> Inspection {
         Inspection::new(&self.handle)

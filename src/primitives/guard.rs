@@ -114,8 +114,8 @@ impl Lease {
         self.held.overdue_token().cancelled_owned()
     }
 
-    /// Waits until an operator [asks](crate::inspect::Inspection::steal) for the lease. Finish or stop the work, and release: after
-    /// the grace the lease is revoked. `None`: the lease ended without that.
+    /// Waits until an operator [asks](crate::inspect::Inspection::steal) for the lease; returns at once if that has happened. Finish
+    /// or stop the work, and release: after the grace the lease is revoked. `None`: the lease is over, or this is a forked child.
     ///
     /// The next release goes to the store, and not to the next caller of this process.
     ///

@@ -406,8 +406,8 @@ pub enum Push {
     Changed(NodeId, Name),
     /// An operator asks the holder of a lease to give it back.
     Asked(Name, ClaimId, Arc<Asking>),
-    /// An operator revoked the lease of a claim.
-    Revoked(Name, ClaimId),
+    /// An operator revoked the lease of a claim, which had this mode.
+    Revoked(Name, ClaimId, Mode),
 }
 
 impl Push {
@@ -416,7 +416,7 @@ impl Push {
         match self {
             Push::Granted(grant) => grant.claim_id.node,
             Push::Changed(node, _) => *node,
-            Push::Asked(_, claim_id, _) | Push::Revoked(_, claim_id) => claim_id.node,
+            Push::Asked(_, claim_id, _) | Push::Revoked(_, claim_id, _) => claim_id.node,
         }
     }
 
@@ -424,7 +424,7 @@ impl Push {
     pub fn name(&self) -> &Name {
         match self {
             Push::Granted(grant) => &grant.name,
-            Push::Changed(_, name) | Push::Asked(name, ..) | Push::Revoked(name, _) => name,
+            Push::Changed(_, name) | Push::Asked(name, ..) | Push::Revoked(name, ..) => name,
         }
     }
 }

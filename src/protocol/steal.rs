@@ -29,6 +29,8 @@ pub struct StealRequest {
 pub enum StealTarget {
     /// A lease under this grant.
     Grant(GrantNumber, Mode),
+    /// A share that is revoked already, and has no number any more.
+    RevokedShare(NodeId, ClaimNumber, Mode),
     /// The record of a foreign client, by 12 hexadecimal digits of the SHA-1 of its value.
     Foreign(Arc<str>),
 }
@@ -72,27 +74,37 @@ pub struct AuditEntry {
     pub kind: Option<Kind>,
     /// The key.
     pub key: Key,
-    /// The number of the grant, or the digits that identify the value of a foreign client.
+    /// The number of the grant, or `<node>:<claim>` of a share that was revoked before, or the digits that identify the value of a
+    /// foreign client.
     pub number: String,
     /// The reason.
     pub why: String,
 }
 
-/// The length of the list of what operators did.
+/// The most entries of the audit list.
 pub(crate) const MAX_AUDIT: usize = 1_000;
 
 impl StealTarget {
+    /// Returns how the lease is shared.
+    pub(crate) fn mode(&self) -> Mode {
+        match self {
+            StealTarget::Grant(_, mode) | StealTarget::RevokedShare(_, _, mode) => *mode,
+            StealTarget::Foreign(_) => Mode::Exclusive,
+        }
+    }
+
     /// Returns the text that identifies the lease to operators.
     pub(crate) fn number(&self) -> String {
         match self {
             StealTarget::Grant(number, _) => number.to_string(),
+            StealTarget::RevokedShare(node, claim, _) => format!("{node}:{claim}"),
             StealTarget::Foreign(digest) => digest.to_string(),
         }
     }
 }
 
 impl StealRequest {
-    /// Returns the entry for the list of what operators did.
+    /// Returns the entry for the audit list.
     pub(crate) fn audit(&self, time_ms: u64, asking: &Asking) -> AuditEntry {
         let what = match self.act {
             StealAct::Ask(_) => "asked",
@@ -117,10 +129,6 @@ impl StealRequest {
             claim: ClaimNumber(0),
             nonce: 0,
         };
-        let mode = match self.target {
-            StealTarget::Grant(_, mode) => mode,
-            StealTarget::Foreign(_) => Mode::Exclusive,
-        };
         let term = LeaseTimes {
             lease_ms: 1,
             margin_ms: 0,
@@ -135,7 +143,7 @@ impl StealRequest {
                 name: self.name.clone(),
                 claim_id: claim.unwrap_or(none),
                 term,
-                mode,
+                mode: self.target.mode(),
                 mark: None,
                 when_behind: Default::default(),
                 verb: Verb::Leave,

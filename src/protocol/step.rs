@@ -212,8 +212,8 @@ pub enum Input {
     Pushed(Grant),
     /// A push says that an operator asks for the lease of this claim.
     Asked(ClaimId, Arc<Asking>),
-    /// A push says that an operator revoked the lease of this claim.
-    Revoked(ClaimId),
+    /// A push says that an operator revoked the lease of this claim, which had this mode.
+    Revoked(ClaimId, Mode),
     /// The inbox received a push that says that what is watched has changed.
     Changed,
 }

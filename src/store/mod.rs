@@ -161,10 +161,10 @@ pub trait Inspect: Debug + Send + Sync + 'static {
     /// Executes a step of a steal, and returns the server's date in microseconds since 1970, too.
     fn steal(&self, steal: StealRequest) -> BoxFuture<'static, Result<(StealReply, u64), StoreError>>;
 
-    /// Appends to the list of what operators did.
+    /// Appends to the audit list.
     fn note(&self, entry: AuditEntry) -> BoxFuture<'static, Result<(), StoreError>>;
 
-    /// Returns what operators did, the latest first.
+    /// Returns the audit list, the latest entry first.
     fn audit(&self) -> BoxFuture<'static, Result<Vec<AuditEntry>, StoreError>>;
 }
 

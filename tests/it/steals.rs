@@ -2,9 +2,14 @@
 
 use std::time::Duration;
 
+use tenure::protocol::message::{Grant, GrantNumber, Mode, Reply, Unanswered, Verb};
+use tenure::protocol::step::{Effect, Input, Outcome, Rules};
+use tenure::testing::timed_out;
 use tenure::{Locks, MemoryStore};
 use tracing::Level;
 
+use crate::help::ms;
+use crate::machine::{Machine, options};
 use crate::support::events::Watch;
 use crate::support::inspect::{show, until_told};
 use crate::support::steal;
@@ -76,6 +81,74 @@ async fn a_revoked_writer_that_becomes_a_reader_leaves() {
 async fn one_of_many_holders_is_taken() {
     let (one, other) = nodes();
     steal::one_of_many_holders_is_taken(&one, &other).await;
+}
+
+#[tokio::test]
+async fn a_share_that_was_given_away_is_left_at_once() {
+    let (one, other) = nodes();
+    steal::a_share_that_was_given_away_is_left_at_once(&one, &other).await;
+}
+
+#[tokio::test]
+async fn a_revoked_share_is_handed_over() {
+    let (one, other) = nodes();
+    steal::a_revoked_share_is_handed_over(&one, &other).await;
+}
+
+#[tokio::test]
+async fn two_operators_take_one_share() {
+    let (one, other) = nodes();
+    steal::two_operators_take_one_share(&one, &other).await;
+}
+
+/// A release to the store, as a caller of the same process waits, arrives after a revoke.
+#[test]
+fn a_release_of_a_revoked_lease_is_confirmed() {
+    let mut machine = Machine::yielding();
+    let ticket = machine.claim_id(1_000);
+    let next = machine.enter(options(1_000));
+    machine.tell(Input::Release(ticket));
+    let yielded = machine.sent();
+    let Verb::Yield { .. } = yielded.request.verb else {
+        panic!("{yielded:?}")
+    };
+    machine.answer(Reply::Revoked);
+    let leave = machine.sent_of(|verb| verb == Verb::Leave);
+    assert_eq!(leave.request.claim_id, yielded.request.claim_id);
+    machine.answer_to(&leave, machine.now, Reply::Done);
+    let mut effects = machine.effects.iter();
+    assert!(effects.any(|effect| matches!(effect, Effect::Released(of, Outcome::Kept) if *of == ticket)));
+    assert!(!effects.any(|effect| matches!(effect, Effect::Lost(..))));
+    // The waiter is claimed for under a new number.
+    let claim = machine.sent_of(|verb| verb == Verb::Claim { wait: true });
+    machine.answer_to(&claim, machine.now, Reply::Granted(GrantNumber(9)));
+    assert!(machine.holds(next));
+}
+
+/// The push of the grant and the push of the revoke overtake the answer to the claim, which is lost.
+#[test]
+fn a_lease_that_is_revoked_before_its_claim_is_answered_ends_at_its_deadline() {
+    let mut machine = Machine::new(Rules::default());
+    let ticket = machine.enter(options(1_000));
+    let claim = machine.sent();
+    let claim_id = claim.request.claim_id;
+    machine.tell(Input::Pushed(Grant {
+        name: machine.name.clone(),
+        claim_id,
+        number: GrantNumber(7),
+        lease_ms: 1_000,
+        attempt: 0,
+    }));
+    assert!(machine.take_up(ticket));
+    machine.tell(Input::Revoked(claim_id, Mode::Exclusive));
+    assert!(!machine.holds(ticket));
+    machine.fail_with(&claim, Unanswered::Unknown, Some(machine.now), timed_out());
+    assert_eq!(machine.sends(), 1, "the holder's code may still run");
+    // Its guard is never dropped.
+    assert_eq!(machine.passes(), ms(1_000));
+    assert_eq!(machine.sent().request.verb, Verb::Leave);
+    machine.answer(Reply::Done);
+    assert!(machine.shard.is_empty(), "nothing is left");
 }
 
 #[tokio::test]

@@ -329,6 +329,7 @@ async fn the_script_for_semaphores_gives_the_replies_of_the_ledger() {
             ("revoked", 3),
             ("Revoked", 1),
             ("handed over by an operator", 1),
+            ("revoked share handed over", 1),
             ("several share", 100),
             ("share died", 2),
             ("several pushed at once", 1),
@@ -478,8 +479,8 @@ impl Run {
             81 if self.kind == Kind::Job && self.rng.bool() => self.advance(),
             81 => self.spoil_clock(step).await,
             at if (82..tired).contains(&at) => self.age(),
-            92..98 => self.foreign(),
-            98.. => self.steal(step).await,
+            92..96 => self.foreign(),
+            96.. => self.steal(step).await,
             _ => self.batch(step).await,
         }
     }

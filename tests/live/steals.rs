@@ -43,6 +43,9 @@ async fn are_taken(one: &Locks, other: &Locks) {
     steal::a_lease_that_was_given_away_is_left_at_once(one, other).await;
     steal::a_revoked_writer_that_becomes_a_reader_leaves(one, other).await;
     steal::one_of_many_holders_is_taken(one, other).await;
+    steal::a_share_that_was_given_away_is_left_at_once(one, other).await;
+    steal::a_revoked_share_is_handed_over(one, other).await;
+    steal::two_operators_take_one_share(one, other).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -390,8 +393,15 @@ async fn a_record_without_an_end_is_handed_over_only() {
     let entry = show(&locks, "a").await.remove(0);
     assert_eq!(entry.state, State::Foreign);
     let inspection = locks.inspect();
-    let error = soon(inspection.steal(&entry).into_future()).await.unwrap_err();
+    // This is told before the grace.
+    let steal = inspection.steal(&entry).grace(Duration::from_secs(600));
+    let error = soon(steal.into_future()).await.unwrap_err();
     assert!(matches!(error, StealError::Endless { .. }), "{error}");
+    let () = eyes.text("SET lock:b token PX 60000");
+    let changed = show(&locks, "b").await.remove(0);
+    let () = eyes.text("SET lock:b another PX 60000");
+    let error = soon(inspection.steal(&changed).into_future()).await.unwrap_err();
+    assert!(matches!(error, StealError::Changed { .. }), "{error}");
     assert_eq!(eyes.owner("a").as_deref(), Some("token"));
     let mutex = locks.mutex("a");
     let waiting = tokio::spawn(async move { mutex.lock().await });

@@ -212,6 +212,70 @@ pub async fn a_lease_that_was_given_away_is_left_at_once(one: &Locks, other: &Lo
     assert!(soon(other.mutex("sent").try_lock()).await.unwrap().is_some());
 }
 
+/// As an exclusive lease. The store finds a share of permits only with its weight and capacity.
+pub async fn a_share_that_was_given_away_is_left_at_once(one: &Locks, other: &Locks) {
+    let reader = soon(one.rw_lock("shared").read()).await.unwrap();
+    let given = [
+        soon(one.semaphore("given", 2).acquire_for(LONG)).await.unwrap(),
+        soon(reader.into_transfer(LONG)).await.unwrap(),
+    ];
+    for (key, transfer) in ["given", "shared"].into_iter().zip(given) {
+        let entry = told(other, key).await;
+        let steal = other.inspect().steal(&entry).grace(Duration::ZERO);
+        let stolen = soon(steal.into_future()).await.unwrap();
+        assert_eq!((stolen.end, stolen.entry), (StealEnd::Revoked, None), "{key}");
+        soon(other.adopt(&transfer)).await.unwrap_err();
+    }
+}
+
+/// A revoked share has no number any more, and may stay for as long as its holder's code runs.
+pub async fn a_revoked_share_is_handed_over(one: &Locks, other: &Locks) {
+    let permits = one.semaphore("twice", 2);
+    let kept = soon(permits.acquire()).await.unwrap();
+    let revoked = soon(other.semaphore("twice", 2).acquire()).await.unwrap();
+    let inspection = one.inspect();
+    let entry = told(one, "twice").await;
+    let steal = inspection.steal(&entry).number(revoked.fence().number().0);
+    let first = tokio::spawn(steal.grace(Duration::ZERO).into_future());
+    assert_eq!(soon(revoked.lost()).await, LostCause::Revoked);
+    // Without a hand-over it must be said which holder is meant.
+    let entry = until(one, "twice", |entry| entry.holders.iter().any(|holder| holder.is_revoked)).await;
+    let error = soon(inspection.steal(&entry).into_future()).await.unwrap_err();
+    assert!(matches!(error, StealError::SeveralHolders { .. }), "{error}");
+    let stolen = soon(inspection.steal(&entry).now().into_future()).await.unwrap();
+    assert_eq!(stolen.end, StealEnd::HandedOver);
+    assert_eq!(soon(first).await.unwrap().unwrap().end, StealEnd::Revoked);
+    let next = soon(permits.acquire()).await.unwrap();
+    assert!(kept.is_held());
+    // It is over: nothing is taken again.
+    let error = soon(inspection.steal(&entry).now().into_future()).await.unwrap_err();
+    assert!(matches!(error, StealError::Changed { .. }), "{error}");
+    drop(revoked);
+    for guard in [kept, next] {
+        soon(guard.release()).await.unwrap();
+    }
+}
+
+/// The second operator finds no number, and still waits until the share has ended.
+pub async fn two_operators_take_one_share(one: &Locks, other: &Locks) {
+    let guard = soon(one.rw_lock("two").read()).await.unwrap();
+    let entry = told(other, "two").await;
+    let steal = |grace| other.inspect().steal(&entry).grace(grace).into_future();
+    let late = tokio::spawn(steal(Duration::from_millis(500)));
+    assert!(soon(guard.asked()).await.is_some());
+    let early = tokio::spawn(steal(Duration::ZERO));
+    assert_eq!(soon(guard.lost()).await, LostCause::Revoked);
+    // A third one looks only now.
+    let entry = until(other, "two", |entry| entry.state == State::Revoked).await;
+    let repeated = tokio::spawn(other.inspect().steal(&entry).into_future());
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert!(!late.is_finished() && !early.is_finished() && !repeated.is_finished());
+    drop(guard);
+    for stealing in [late, early, repeated] {
+        assert_eq!(soon(stealing).await.unwrap().unwrap().end, StealEnd::Revoked);
+    }
+}
+
 pub async fn a_revoked_writer_that_becomes_a_reader_leaves(one: &Locks, other: &Locks) {
     let guard = soon(one.rw_lock("down").write()).await.unwrap();
     let entry = told(other, "down").await;

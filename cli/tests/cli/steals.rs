@@ -1,5 +1,7 @@
 //! `steal` and `audit`: what the holder is told, what is printed, and the exit codes.
 
+use std::process::Stdio;
+
 use tenure::error::LostCause;
 
 use crate::server::RedisServer;
@@ -88,7 +90,7 @@ async fn what_was_not_taken_is_said() {
     assert!(refused.code == 2 && refused.err.contains("--yes"), "{refused:?}");
     let other = run_on(&server, &steal(&["--number", "7"]));
     assert!(
-        other.code == 1 && other.err.contains("has no holder"),
+        other.code == 1 && other.err.contains("no listed holder with the number 7"),
         "{other:?}"
     );
     let readers = [
@@ -119,6 +121,35 @@ async fn what_was_not_taken_is_said() {
             .count()
             == 1
     );
+}
+
+/// A reader that is gone neither stops a steal nor changes its exit code.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_closed_pipe_does_not_decide_what_is_taken() {
+    let server = RedisServer::start();
+    let one = node(&server, "web-1").await;
+    let guard = one.mutex("account:42").lock().await.unwrap();
+    until_told(&one, 1).await;
+    let run = |args: &[&str]| {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let mut command = command(&steal(args));
+        command
+            .args(["--url", &server.url()])
+            .stdout(writer)
+            .stderr(Stdio::piped());
+        tokio::task::spawn_blocking(move || command.spawn().unwrap().wait_with_output().unwrap())
+    };
+    let taken = run(&["--now"]);
+    assert_eq!(guard.lost().await, LostCause::Revoked);
+    let taken = taken.await.unwrap();
+    assert!(taken.status.success() && taken.stderr.is_empty(), "{taken:?}");
+    let () = redis::cmd("SET")
+        .arg(&["lock:account:42", "without an end"])
+        .query(&mut server.client())
+        .unwrap();
+    let refused = run(&["--grace", "0s"]).await.unwrap();
+    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
 }
 
 /// Runs the command at a terminal and answers its question. Returns the exit code and what the terminal showed.

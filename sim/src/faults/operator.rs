@@ -102,6 +102,10 @@ impl World {
         }
         let shares = &records.shares;
         let at = (!shares.is_empty()).then(|| self.operator_rng.usize(0..shares.len()))?;
-        Some(StealTarget::Grant(shares[at].number, shares[at].mode))
+        let share = &shares[at];
+        Some(match share.is_revoked {
+            true => StealTarget::RevokedShare(share.claim_id.node, share.claim_id.claim, share.mode),
+            false => StealTarget::Grant(share.number, share.mode),
+        })
     }
 }

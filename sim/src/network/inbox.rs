@@ -239,7 +239,7 @@ impl World {
             ),
             Push::Changed(..) => format!("server: pushes news to node {slot}"),
             Push::Asked(_, of, _) => format!("server: asks node {slot} for {}", of.claim),
-            Push::Revoked(_, of) => format!("server: tells node {slot} that {} is revoked", of.claim),
+            Push::Revoked(_, of, _) => format!("server: tells node {slot} that {} is revoked", of.claim),
         });
         let subs = self.reached_subscriptions(slot, life);
         if subs.is_empty() {
@@ -316,8 +316,8 @@ impl World {
                 let input = Input::Asked(of, asking);
                 return self.raise(Signal::Input { slot, key, input });
             }
-            Push::Revoked(_, of) => {
-                let input = Input::Revoked(of);
+            Push::Revoked(_, of, mode) => {
+                let input = Input::Revoked(of, mode);
                 return self.raise(Signal::Input { slot, key, input });
             }
         };

@@ -17,8 +17,9 @@ pub use crate::protocol::message::{Kind, Mode, Permits};
 
 /// Reads what the store keeps, for operators. [`Locks::inspect`](crate::Locks::inspect) returns it.
 ///
-/// On Redis it uses connections of its own and plain reads only: no script, no claim, no command without a bound. Keep it for
-/// as long as one listing takes: after a failover its connections lead to the old master.
+/// On Redis [`list`](Self::list), [`show`](Self::show) and [`nodes`](Self::nodes) send plain reads with a bound: no script and no
+/// claim. [`steal`](Self::steal) runs scripts that change the key. All use connections of their own. Keep an inspection for as
+/// long as one listing takes: after a failover its connections lead to the old master.
 ///
 /// Nothing in its answers is a secret: they contain no nonce. Two answers are two moments, and so may be the parts of one
 /// answer: a key may change hands between a read of its record and a read of its queue.
@@ -230,6 +231,8 @@ pub struct NodeEntry {
     /// The node told of itself within the last minute, or listens for grants. A node that is cut off from the store shows as
     /// alive for up to a minute.
     pub is_alive: bool,
+    /// Pushes reach the node.
+    pub(super) listens: bool,
     /// What the node told of itself.
     pub presence: Option<PresenceEntry>,
 }
@@ -274,6 +277,7 @@ impl NodeEntry {
         NodeEntry {
             id,
             is_alive: node.listens || presence.is_some(),
+            listens: node.listens,
             presence,
         }
     }

@@ -12,7 +12,7 @@ use crate::key::Key;
 use crate::observe;
 use crate::options::LONGEST_LEASE;
 use crate::primitives::inspect::inspection::{Entry, HolderEntry, Inspection, State};
-use crate::protocol::message::{Asking, GrantNumber, Name};
+use crate::protocol::message::{Asking, ClaimNumber, GrantNumber, Name};
 use crate::protocol::steal::{AuditEntry, StealAct, StealReply, StealRequest, StealTarget};
 
 /// How often the holder is asked within the grace: a push may be lost.
@@ -27,9 +27,10 @@ const GRACE_LOOK_PAUSE: Duration = Duration::from_millis(100);
 impl Inspection {
     /// Takes the lease on an entry from its holder: asks for it, waits for the [grace](Steal::grace), and revokes it then.
     ///
-    /// A revoked lease is lost to its holder at once: its claim is not renewed, not passed on, and nothing is
-    /// [written](crate::Lease::atomically) under it. It excludes others until its guard is dropped, or until its old deadline, or
-    /// until its record ends. So the next holder comes only after the old one was told, or after its lease has ended.
+    /// A revoked lease is over: its claim is not renewed, not passed on, and nothing is [written](crate::Lease::atomically) under it.
+    /// Its node learns of that by a push at once, otherwise by its next renewal or write. The record excludes others until the
+    /// guard is dropped, or until the guard's deadline, or until the record ends. So the next holder comes only after the old one
+    /// was told, or after its lease has ended. A revoked tick of a job is run again, as after a crash.
     ///
     /// ```
     /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -61,10 +62,10 @@ impl Inspection {
         }
     }
 
-    /// Returns what operators did by [`steal`](Self::steal), the latest first: at most 1,000 acts.
+    /// Returns the audit list: the acts of [`steal`](Self::steal), the latest first, at most 1,000. Reads 25 in each round trip.
     ///
     /// # Errors
-    /// As [`list`](Self::list).
+    /// [`Error::Connect`] if the store is unavailable or refuses; [`Error::Closed`] in a forked child.
     pub async fn audit(&self) -> Result<Vec<AuditEntry>, Error> {
         self.handle.not_forked(&Key::from("inspect"))?;
         let acts = self.inspector.audit().await;
@@ -72,7 +73,7 @@ impl Inspection {
     }
 }
 
-/// A lease that is to be taken from its holder. [`Inspection::steal`] makes it, and `.await` does it.
+/// A steal of one lease. [`Inspection::steal`] creates it, and `.await` executes it.
 #[derive(Debug, Clone)]
 #[must_use = "a steal does nothing unless it is awaited"]
 pub struct Steal {
@@ -91,9 +92,11 @@ pub struct Steal {
 pub struct Stolen {
     /// How it ended.
     pub end: StealEnd,
-    /// What the store keeps of the key now. `None`: the key is free.
+    /// What the store keeps of the key now. `None`: the key is free, or [could not be read](Self::unread).
     pub entry: Option<Entry>,
-    /// The store refused to write the acts down: see [`Inspection::audit`].
+    /// Why the key could not be read any more. Do not repeat the steal then: the next holder may have the lease.
+    pub unread: Option<Error>,
+    /// Why an act is missing from the [audit list](Inspection::audit). `None`: each act is in it.
     pub unwritten: Option<StoreError>,
 }
 
@@ -101,7 +104,7 @@ pub struct Stolen {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StealEnd {
-    /// The holder gave it back within the grace.
+    /// The holder released it within the grace, or it ended.
     GivenBack,
     /// It was revoked, and then its holder left it or it ended.
     Revoked,
@@ -116,9 +119,9 @@ pub enum StealStep {
     /// The holder was asked, and has this grace. Reported once.
     Asked(Duration),
     /// The holder cannot be asked: it is a foreign client, or its node told nothing of itself
-    /// ([`presence`](crate::Builder::presence)).
+    /// ([`presence`](crate::Builder::presence)), or does not listen: no caller of it has waited for a lease yet.
     NotAsked,
-    /// The lease was revoked. Without a sign of its holder it ends after this time.
+    /// The lease is revoked. It ends after this time at the latest; `None` if it has ended already.
     Revoked(Option<Duration>),
 }
 
@@ -144,7 +147,7 @@ pub enum StealError {
     },
     /// The record has no end, so a revoked lease would exclude others for ever. Only [`now`](Steal::now) ends it.
     #[error(
-        "the record of `{key}` has no end: revoking it would block the key for ever, hand it over at once instead"
+        "the record of `{key}` has no expiry, so a revoke would block the key for ever: hand it over at once instead (`now`, `--now`)"
     )]
     #[non_exhaustive]
     Endless {
@@ -152,7 +155,7 @@ pub enum StealError {
         key: Key,
     },
     /// The server recovers, so nothing is [handed over](Steal::now). Try later, or revoke.
-    #[error("the server recovers for {left:?}, and grants nothing: try later, or revoke `{key}`")]
+    #[error("`{key}` cannot be handed over while the server recovers ({left:?} left): try later, or revoke the lease")]
     #[non_exhaustive]
     Recovering {
         /// The key.
@@ -176,7 +179,7 @@ pub enum StealError {
         /// Why not.
         why: &'static str,
     },
-    /// The store is unavailable, refuses, or has no steal, as a quorum.
+    /// The store is unavailable or refuses. A quorum refuses every steal.
     #[error(transparent)]
     Store(#[from] Error),
 }
@@ -190,13 +193,14 @@ impl AuditEntry {
 }
 
 impl Steal {
-    /// Chooses the holder by the [number](HolderEntry::number) of its grant. Needed if the key has several holders.
+    /// Chooses one of the holders that the entry lists, by the [number](HolderEntry::number) of its grant. Needed if the key has
+    /// several holders. Without a number [`now`](Self::now) also takes a share that was revoked before: the one that ends first.
     pub fn number(mut self, number: u64) -> Self {
         self.number = Some(number);
         self
     }
 
-    /// Sets how long the holder has to give the lease back itself: 10 s if this is not called, and at most 30 days. Zero revokes at
+    /// Sets how long the holder has to release the lease itself: 10 s if this is not called, and at most 30 days. Zero revokes at
     /// once. A holder that cannot be asked has this time, too.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace.min(LONGEST_LEASE);
@@ -215,48 +219,56 @@ impl Steal {
         self
     }
 
-    /// Hands the lease over at once, although its holder may still believe that it holds it. Meant for a node that is surely
-    /// dead: only the [fence](crate::Fence) protects from a holder that lives.
+    /// Hands the lease over at once and ignores the grace. Also ends a record without expiry. Refused while the server recovers
+    /// ([`Recovering`](StealError::Recovering)). The holder may still believe that it holds the lease: use it only if its node is
+    /// dead. Only the [fence](crate::Fence) protects from a holder that lives.
     pub fn now(mut self) -> Self {
         self.now = true;
         self
     }
 
-    /// Takes the lease, and tells `report` of each step.
+    /// Executes the steal, and tells `report` of each step.
     ///
-    /// Returns when the lease has passed on or has ended, as the store shows it.
+    /// Returns when the lease has passed on or has ended, as the store shows it. Each act is one round trip, and its entry in the
+    /// audit list is another; a hand-over is two. The key is read every 100 ms within the grace, and later at most every 500 ms.
     ///
     /// # Errors
-    /// See [`StealError`].
+    /// See [`StealError`]. What was done before an error stays. After a revoke, a repeated steal waits for the end only.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime with timers.
     ///
     /// # Cancel safety
     /// Dropping the future takes no further step. What was done stays: a revoked lease stays revoked.
     pub async fn run(self, mut report: impl FnMut(StealStep)) -> Result<Stolen, StealError> {
-        let mut theft = self.begin()?;
+        let mut run = self.begin()?;
         if self.now {
-            let reply = theft.act(StealAct::HandOver, true).await?;
-            theft.check(&reply)?;
-            return theft.stolen(StealEnd::HandedOver).await;
+            let reply = run.act(StealAct::HandOver, true).await?;
+            run.check(&reply)?;
+            return Ok(run.stolen(StealEnd::HandedOver).await);
         }
-        if !self.grace.is_zero() && theft.is_given_back(&mut report).await? {
-            return theft.stolen(StealEnd::GivenBack).await;
-        }
-        match theft.act(StealAct::Revoke, true).await? {
-            // It was given back since the last look.
-            StealReply::Changed if theft.asked_at.is_some() => {
-                return theft.stolen(StealEnd::GivenBack).await;
+        // A revoke of the same lease is not repeated, except to be told that it has no end.
+        let is_revoked = run.is_revoked_in(&self.entry) == Some(true) && run.left(&self.entry).is_some();
+        if !is_revoked {
+            if !self.grace.is_zero() && run.is_given_back(&mut report).await? {
+                return Ok(run.stolen(StealEnd::GivenBack).await);
             }
-            reply => theft.check(&reply)?,
+            match run.act(StealAct::Revoke, true).await? {
+                // It was given back since the last look, or another operator revoked it.
+                StealReply::Changed if run.asked_at.is_some() => {
+                    if run.is_over().await? {
+                        return Ok(run.stolen(StealEnd::GivenBack).await);
+                    }
+                }
+                reply => run.check(&reply)?,
+            }
         }
-        let entry = theft.look().await?;
-        let left = entry.and_then(|entry| theft.left(&entry));
-        report(StealStep::Revoked(left));
-        theft.wait_for_end(left).await?;
-        theft.stolen(StealEnd::Revoked).await
+        run.wait_for_end(&mut report).await?;
+        Ok(run.stolen(StealEnd::Revoked).await)
     }
 
     /// Checks which lease is meant.
-    fn begin(&self) -> Result<Theft<'_>, StealError> {
+    fn begin(&self) -> Result<StealRun<'_>, StealError> {
         let entry = &self.entry;
         let refused = |why| {
             let key = entry.key.clone();
@@ -267,44 +279,54 @@ impl Steal {
             (State::Foreign | State::Revoked, Some(digest)) => (StealTarget::Foreign(digest.clone()), None),
             (State::Foreign, None) => return refused("it is no value of a lock"),
             (State::WaitedFor, _) => return refused("nothing holds it"),
-            (State::Revoked, _) if entry.holders.iter().all(|holder| holder.number.is_none()) => {
-                return refused("it is revoked already");
-            }
             (State::Held | State::Revoked, _) => {
-                let Some(number) = self.number.or_else(|| self.only_number()) else {
-                    return Err(StealError::SeveralHolders {
-                        key: entry.key.clone(),
-                        holders: entry.held_by,
-                    });
+                let chosen = match self.number {
+                    Some(number) => self.numbered(number),
+                    None => self.only_holder(),
                 };
-                let Some(holder) = self.holder(number) else {
-                    return refused("no holder that is shown has this number");
+                let holder = match (chosen, self.number) {
+                    (Some(holder), _) => holder,
+                    (None, Some(_)) => return refused("no holder that is listed has this number"),
+                    (None, None) => {
+                        return Err(StealError::SeveralHolders {
+                            key: entry.key.clone(),
+                            holders: entry.held_by,
+                        });
+                    }
                 };
-                (StealTarget::Grant(GrantNumber(number), holder.mode), Some(holder))
+                let target = match holder.number {
+                    Some(number) => StealTarget::Grant(GrantNumber(number), holder.mode),
+                    None => StealTarget::RevokedShare(holder.node.id, ClaimNumber(holder.claim), holder.mode),
+                };
+                (target, Some(holder))
             }
         };
         // Every node that tells of itself understands these pushes.
         let is_local = self.inspection.inspector.is_local();
         let tells = holder.is_some_and(|holder| is_local || holder.node.presence.is_some());
-        Ok(Theft {
+        Ok(StealRun {
             steal: self,
+            inspection: self.inspection.clone(),
             target,
+            holder,
             tells,
             asked_at: None,
             unwritten: None,
         })
     }
 
-    fn only_number(&self) -> Option<u64> {
-        match &*self.entry.holders {
-            [holder] if self.entry.held_by == 1 => holder.number,
-            _ => None,
-        }
-    }
-
-    fn holder(&self, number: u64) -> Option<&HolderEntry> {
+    fn numbered(&self, number: u64) -> Option<&HolderEntry> {
         let mut holders = self.entry.holders.iter();
         holders.find(|holder| holder.number == Some(number))
+    }
+
+    /// Returns the holder that is meant without a number: the only one. A hand-over may also be the second half of a revoke.
+    fn only_holder(&self) -> Option<&HolderEntry> {
+        match &*self.entry.holders {
+            [holder] if self.entry.held_by == 1 => Some(holder),
+            holders if self.now => holders.iter().find(|holder| holder.number.is_none()),
+            _ => None,
+        }
     }
 }
 
@@ -318,9 +340,12 @@ impl IntoFuture for Steal {
 }
 
 /// A steal under way.
-struct Theft<'a> {
+struct StealRun<'a> {
     steal: &'a Steal,
+    inspection: Inspection,
     target: StealTarget,
+    /// The holder as it was seen first. `None`: a foreign client.
+    holder: Option<&'a HolderEntry>,
     /// The holder's node gets pushes.
     tells: bool,
     /// When the holder was last asked for it.
@@ -328,36 +353,43 @@ struct Theft<'a> {
     unwritten: Option<StoreError>,
 }
 
-impl Theft<'_> {
-    /// Waits until the grace is over, and asks the holder for the lease again and again, if it can be asked. Returns whether the
-    /// lease is over by then.
+impl StealRun<'_> {
+    /// Asks the holder for the lease again and again, if it can be asked, and waits for the grace. Returns whether the lease is
+    /// over by then.
     async fn is_given_back(&mut self, report: &mut impl FnMut(StealStep)) -> Result<bool, StealError> {
-        if !self.tells {
-            report(StealStep::NotAsked);
-        }
         let until = Instant::now() + self.steal.grace;
         loop {
             let now = Instant::now();
-            if self.tells && self.asked_at.is_none_or(|at| now >= at + ASK_EVERY) && now < until {
+            let is_due = self.asked_at.is_none_or(|at| self.tells && now >= at + ASK_EVERY);
+            if is_due && now < until {
+                let is_first = self.asked_at.is_none();
                 let grace_ms = (until - now).as_millis() as u64;
                 let act = StealAct::Ask(Arc::new(self.asking(grace_ms)));
-                match self.act(act, self.asked_at.is_none()).await? {
-                    StealReply::Changed if self.asked_at.is_some() => return Ok(true),
-                    reply => self.check(&reply)?,
+                let asked = self.act(act, is_first && self.tells).await;
+                // A holder that cannot be asked is asked once, too: the store then tells whether the lease can be revoked.
+                if is_first {
+                    self.check(&asked?)?;
+                    report(self.first_step());
                 }
-                if self.asked_at.replace(now).is_none() {
-                    report(StealStep::Asked(self.steal.grace));
-                }
+                self.asked_at = Some(now);
             }
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(false);
             }
             sleep(left.min(GRACE_LOOK_PAUSE)).await;
-            let entry = self.look().await?;
-            if entry.is_none_or(|entry| self.is_revoked_in(&entry).is_none() && shows_all(&entry)) {
+            // The revoke tells whether the store is still unavailable then.
+            if self.is_over().await.unwrap_or(false) {
                 return Ok(true);
             }
+        }
+    }
+
+    fn first_step(&self) -> StealStep {
+        let listens = self.holder.is_some_and(|holder| holder.node.listens);
+        match self.tells && listens {
+            true => StealStep::Asked(self.steal.grace),
+            false => StealStep::NotAsked,
         }
     }
 
@@ -371,21 +403,19 @@ impl Theft<'_> {
 
     /// Takes a step, and writes it down if `is_noted`.
     async fn act(&mut self, act: StealAct, is_noted: bool) -> Result<StealReply, StealError> {
-        let inspection = &self.steal.inspection;
         let entry = &self.steal.entry;
-        inspection.handle.not_forked(&entry.key)?;
+        self.inspection.handle.not_forked(&entry.key)?;
         let request = StealRequest {
             name: Name::new(entry.kind, entry.key.clone()),
             target: self.target.clone(),
             act,
             tells: self.tells,
         };
-        let unavailable = |source| inspection.unavailable(source);
-        let done = inspection.inspector.steal(request.clone()).await;
-        let (reply, time_us) = done.map_err(unavailable)?;
+        let done = self.inspection.inspector.steal(request.clone()).await;
+        let (reply, time_us) = done.map_err(|source| self.inspection.unavailable(source))?;
         if let (StealReply::Done(_), true) = (&reply, is_noted) {
             let record = request.audit(time_us / 1000, &self.asking(0));
-            let node = inspection.handle.node();
+            let node = self.inspection.handle.node();
             observe::stolen(
                 node.events.label(),
                 &request.name,
@@ -394,7 +424,7 @@ impl Theft<'_> {
                 &record.by,
                 &record.why,
             );
-            if let Err(error) = inspection.inspector.note(record).await {
+            if let Err(error) = self.inspection.inspector.note(record).await {
                 self.unwritten = Some(error);
             }
         }
@@ -414,12 +444,21 @@ impl Theft<'_> {
         }
     }
 
-    /// Reads what the store keeps of the key.
-    async fn look(&self) -> Result<Option<Entry>, StealError> {
+    /// Reads what the store keeps of the key. After an error the next look has connections of its own, which find a new master.
+    async fn look(&mut self) -> Result<Option<Entry>, Error> {
         let entry = &self.steal.entry;
-        let page = self.steal.inspection.show(entry.key.clone()).await?;
-        let mut entries = page.entries.into_iter();
+        let shown = self.inspection.show(entry.key.clone()).await;
+        if shown.is_err() {
+            self.inspection = Inspection::new(&self.inspection.handle);
+        }
+        let mut entries = shown?.entries.into_iter();
         Ok(entries.find(|found| found.kind == entry.kind))
+    }
+
+    /// Returns whether the lease is over. Of a key with many holders, those that are not listed may have it.
+    async fn is_over(&mut self) -> Result<bool, Error> {
+        let entry = self.look().await?;
+        Ok(entry.is_none_or(|entry| self.is_revoked_in(&entry).is_none() && shows_all(&entry)))
     }
 
     /// Returns whether the lease of an entry is revoked. `None`: the entry does not have it.
@@ -429,24 +468,15 @@ impl Theft<'_> {
                 let is_it = entry.foreign.as_ref() == Some(digest);
                 is_it.then_some(entry.state == State::Revoked)
             }
-            StealTarget::Grant(..) => self.holder_in(entry).map(|holder| holder.is_revoked),
+            _ => self.holder_in(entry).map(|holder| holder.is_revoked),
         }
     }
 
-    /// Returns the holder of the lease, if the entry has it.
+    /// Returns the holder of the lease, if the entry has it. A claim has one lease at most.
     fn holder_in<'a>(&self, entry: &'a Entry) -> Option<&'a HolderEntry> {
-        let StealTarget::Grant(number, _) = self.target else {
-            return None;
-        };
-        let claim = self
-            .steal
-            .holder(number.0)
-            .map(|holder| (holder.node.id, holder.claim));
+        let wanted = self.holder?;
         let mut holders = entry.holders.iter();
-        holders.find(|holder| {
-            holder.number == Some(number.0)
-                || holder.number.is_none() && Some((holder.node.id, holder.claim)) == claim
-        })
+        holders.find(|holder| (holder.node.id, holder.claim) == (wanted.node.id, wanted.claim))
     }
 
     /// Returns how long the lease lasts without a sign of its holder.
@@ -454,18 +484,31 @@ impl Theft<'_> {
         self.holder_in(entry).map_or(entry.left, |holder| holder.left)
     }
 
-    /// Waits until the revoked lease has ended, at most for what was left of it.
-    async fn wait_for_end(&self, left: Option<Duration>) -> Result<(), StealError> {
-        let until = left.map(|left| Instant::now() + left + MAX_LOOK_PAUSE);
-        let mut pause = MIN_LOOK_PAUSE;
+    /// Waits until the revoked lease has ended, at most for what is left of it.
+    async fn wait_for_end(&mut self, report: &mut impl FnMut(StealStep)) -> Result<(), StealError> {
+        let end_of = |left| Instant::now() + left + MAX_LOOK_PAUSE;
+        let mut until = self.left(&self.steal.entry).map(end_of);
+        let (mut pause, mut is_told) = (MIN_LOOK_PAUSE, false);
         loop {
-            let entry = self.look().await?;
-            let is_over = until.is_some_and(|until| Instant::now() > until);
+            let mut is_late = until.is_none_or(|until| Instant::now() > until);
+            let entry = match self.look().await {
+                Err(_) if !is_late => {
+                    sleep(MAX_LOOK_PAUSE).await;
+                    continue;
+                }
+                looked => looked?,
+            };
+            if !is_told {
+                let has_it = |entry: &&Entry| self.is_revoked_in(entry).is_some() || !shows_all(entry);
+                let left = entry.as_ref().filter(has_it).and_then(|entry| self.left(entry));
+                report(StealStep::Revoked(left));
+                (until, is_told, is_late) = (left.map(end_of), true, false);
+            }
             let shows_all = entry.as_ref().is_none_or(shows_all);
             match entry.and_then(|entry| self.is_revoked_in(&entry)) {
-                None if shows_all || is_over => return Ok(()),
+                None if shows_all || is_late => return Ok(()),
                 None => {}
-                Some(true) if !is_over => {}
+                Some(true) if !is_late => {}
                 // The server lost the revoke, or the value of a foreign client began with the mark before.
                 Some(_) => {
                     let key = self.steal.entry.key.clone();
@@ -477,13 +520,14 @@ impl Theft<'_> {
         }
     }
 
-    async fn stolen(self, end: StealEnd) -> Result<Stolen, StealError> {
-        let entry = self.look().await?;
-        Ok(Stolen {
+    async fn stolen(mut self, end: StealEnd) -> Stolen {
+        let looked = self.look().await;
+        Stolen {
             end,
-            entry,
+            unread: looked.as_ref().err().cloned(),
+            entry: looked.ok().flatten(),
             unwritten: self.unwritten,
-        })
+        }
     }
 }
 

@@ -115,6 +115,7 @@ pub(crate) enum Claimant {
 pub(crate) struct Yielded {
     pub(crate) from: ClaimId,
     pub(crate) term: LeaseTimes,
+    pub(crate) mode: Mode,
     pub(crate) release: Option<Ticket>,
 }
 

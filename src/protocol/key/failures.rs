@@ -195,6 +195,8 @@ impl<P: Plant> KeyState<P> {
             Phase::Asked => {}
             // A push said more than the answer could have said.
             Phase::Held(_) => return self.schedule_renewal(cx, number),
+            // It was granted by a push, and lost since. It is left when its guard is dropped, or at its deadline.
+            Phase::Leaving(_) => return,
             _ => return self.ask(cx, number, RequestKind::Renew),
         }
         if !failure.may_be_executed() {

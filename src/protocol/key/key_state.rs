@@ -126,7 +126,7 @@ impl<P: Plant> KeyState<P> {
             }
             Input::Pushed(grant) => self.pushed(cx, &grant),
             Input::Asked(claim_id, asking) => self.asked(cx, claim_id, &asking),
-            Input::Revoked(claim_id) => self.pushed_revoked(cx, claim_id),
+            Input::Revoked(claim_id, mode) => self.pushed_revoked(cx, claim_id, mode),
             // The calls handle these inputs.
             Input::Call(..) | Input::Act(..) | Input::Changed => {}
         }

@@ -550,7 +550,8 @@ impl<P: Plant> KeyState<P> {
             return if self.knows_claim(grant.claim_id) {
                 cx.event(KeyEvent::PushStale);
             } else {
-                self.leave_unknown(cx, grant.claim_id, grant.lease_ms);
+                // The push does not name the mode. A share of permits stays until it ends.
+                self.leave_unknown(cx, grant.claim_id, (grant.lease_ms, Mode::Exclusive));
                 if self.plant.planted(Flaw::UnknownKept) {
                     self.claims[number].claimant = Claimant::LineHead;
                     self.start(cx, number, grant.number, cx.now + ms(grant.lease_ms));
@@ -596,7 +597,12 @@ impl<P: Plant> KeyState<P> {
 
     /// Leaves a number that this node does not know, and that has a lease. The lease would otherwise block all others until
     /// it ends.
-    pub(crate) fn leave_unknown(&mut self, cx: &mut StepContext<'_>, claim_id: ClaimId, lease_ms: u64) {
+    pub(crate) fn leave_unknown(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        claim_id: ClaimId,
+        (lease_ms, mode): (u64, Mode),
+    ) {
         if claim_id.node != cx.shard.node {
             return cx.event(KeyEvent::PushForged);
         }
@@ -608,6 +614,7 @@ impl<P: Plant> KeyState<P> {
         let yielded = Yielded {
             from: claim_id,
             term,
+            mode,
             release: None,
         };
         self.leave_old_number(cx, yielded, UNKNOWN_CLAIM_SEQ, None);

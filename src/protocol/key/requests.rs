@@ -181,6 +181,7 @@ impl<P: Plant> KeyState<P> {
         claim.origin = Some(Origin::Yield(Yielded {
             from: old.claim_id,
             term: old.term,
+            mode: old.mode,
             release,
         }));
         self.claims.insert(claim);
@@ -199,7 +200,10 @@ impl<P: Plant> KeyState<P> {
     ) {
         let ends = cx.now + ms(yielded.term.hold_ms());
         let number = yielded.from.claim;
-        let options = LockOptions::new(yielded.term);
+        let options = LockOptions {
+            mode: yielded.mode,
+            ..LockOptions::new(yielded.term)
+        };
         let mut claim = Claim::new(yielded.from, Claimant::Abandoned, &options, cx.now);
         claim.phase = Phase::Leaving(Leaving {
             release: yielded.release,

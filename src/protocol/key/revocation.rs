@@ -7,7 +7,7 @@ use crate::protocol::flaw::Plant;
 use crate::protocol::key::claim::{Claimant, Holders, Leaving, Phase, RequestKind};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
-use crate::protocol::message::{Asking, ClaimId, ClaimNumber};
+use crate::protocol::message::{Asking, ClaimId, ClaimNumber, Mode};
 use crate::protocol::step::{AcquireError, Effect, KeyEvent, Ticket, ms};
 
 /// The lease of a claim that this node does not know, such as one that it transferred. A leave is repeated for so long.
@@ -54,13 +54,13 @@ impl<P: Plant> KeyState<P> {
     }
 
     /// Handles a push that says that a claim was revoked.
-    pub(crate) fn pushed_revoked(&mut self, cx: &mut StepContext<'_>, claim_id: ClaimId) {
+    pub(crate) fn pushed_revoked(&mut self, cx: &mut StepContext<'_>, claim_id: ClaimId, mode: Mode) {
         match self.claims.get(claim_id.claim) {
             Some(claim) if claim.claim_id == claim_id => self.revoked(cx, claim_id.claim),
             Some(_) => cx.event(KeyEvent::PushForged),
             // The outcome of the yield or of the pass decides.
             None if self.knows_claim(claim_id) => cx.event(KeyEvent::PushStale),
-            None => self.leave_unknown(cx, claim_id, UNKNOWN_LEASE_MS),
+            None => self.leave_unknown(cx, claim_id, (UNKNOWN_LEASE_MS, mode)),
         }
     }
 

@@ -216,7 +216,7 @@ impl<P: Plant> Shard<P> {
             | Input::Campaign(..)
             | Input::Adopt(..)
             | Input::Pushed(_)
-            | Input::Revoked(_)
+            | Input::Revoked(..)
             | Input::Call(..)
             | Input::Act(..) => self.keys.entry(name.clone()).or_insert_with(|| {
                 let mut key = self.spare.take().unwrap_or_default();

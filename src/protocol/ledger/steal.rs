@@ -64,7 +64,8 @@ impl<P: Plant> Transaction<'_, P> {
             self.state.record = None;
         }
         if let Some(claim) = found.filter(|_| steal.tells) {
-            self.pushes.push(Push::Revoked(self.name.clone(), claim));
+            let push = Push::Revoked(self.name.clone(), claim, steal.target.mode());
+            self.pushes.push(push);
         }
         if self.current_leader() != led {
             self.leader_changed();
@@ -85,6 +86,11 @@ impl<P: Plant> Transaction<'_, P> {
             (StealTarget::Grant(number, mode), None) => {
                 let mut shares = self.state.shares.iter().filter(|share| !share.is_revoked);
                 let share = shares.find(|share| (share.number, share.mode) == (*number, *mode));
+                share.map(|share| Some(share.claim_id))
+            }
+            (StealTarget::RevokedShare(node, claim, _), None) => {
+                let mut shares = self.state.shares.iter().filter(|share| share.is_revoked);
+                let share = shares.find(|share| (share.claim_id.node, share.claim_id.claim) == (*node, *claim));
                 share.map(|share| Some(share.claim_id))
             }
             _ => None,

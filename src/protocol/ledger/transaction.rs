@@ -322,6 +322,11 @@ impl<P: Plant> Transaction<'_, P> {
     /// Ends the owner's turn: hands the key over, and queues the owner again as `next`. If no claim waits, `next` is
     /// granted at once.
     fn yield_(&mut self, claim_id: ClaimId, next: QueueEntry) -> Reply {
+        // The leave that follows ends it.
+        if self.is_revoked(claim_id) {
+            self.branches.push(Branch::RevokedTold);
+            return Reply::Revoked;
+        }
         if self.owned_by(claim_id).is_none() {
             self.settle(Some(claim_id));
         }

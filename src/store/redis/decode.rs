@@ -13,6 +13,7 @@ use crate::protocol::message::{
     Asking, BatchReply, ClaimId, Executed, Failure, Grant, GrantNumber, JobReport, Kind, LatchReport,
     LeaderReport, NodeId, Payload, Push, Reply, TickTime,
 };
+use crate::store::redis::format;
 use crate::store::redis::names::Names;
 use crate::store::redis::script::MAX_EXACT_INTEGER;
 
@@ -236,7 +237,7 @@ pub(super) fn refusal(text: &str) -> StoreRefusal {
 /// * `1 job <claim> <nonce> <number> <lease> <attempt> <record>`: a grant of a tick.
 /// * `1 latch <record>` and `1 changed election <record>`: the record has changed.
 /// * `1 asked <kind> <claim> <nonce> <grace ms> <by> <why> <record>`: an operator asks for a lease.
-/// * `1 revoked <kind> <claim> <nonce> <record>`: an operator revoked a lease.
+/// * `1 revoked <kind> <claim> <nonce> <mode> <record>`: an operator revoked a lease. The mode is a word of the batch script.
 pub(super) fn push(payload: &[u8], node: NodeId, names: &Names) -> Option<Push> {
     let mut rest = payload;
     let mut word = || {
@@ -265,7 +266,10 @@ pub(super) fn push(payload: &[u8], node: NodeId, names: &Names) -> Option<Push> 
             let asking = Arc::new(Asking { grace_ms, by, why });
             return Some(Push::Asked(names.name(kind, rest)?, claim_id, asking));
         }
-        Some(_) => return Some(Push::Revoked(names.name(kind, rest)?, claim_id)),
+        Some(_) => {
+            let mode = format::mode(kind, Some(word()?))?;
+            return Some(Push::Revoked(names.name(kind, rest)?, claim_id, mode));
+        }
         None => {}
     }
     let number = word()?.parse().ok()?;

@@ -77,11 +77,7 @@ pub(super) fn waiter(member: &[u8], kind: Kind) -> Option<Member<'_>> {
     let (node, claim, rest) = claim(text)?;
     let mut terms = rest.splitn(3, ':');
     let (_lease, _hold) = (decimal::<u64>(terms.next()?)?, decimal::<u64>(terms.next()?)?);
-    let mode = match (kind, terms.next()) {
-        (Kind::Semaphore, Some(of)) => permits(of)?,
-        (Kind::Lock, Some("1")) => Mode::Read,
-        _ => Mode::Exclusive,
-    };
+    let mode = mode(kind, terms.next())?;
     Some(Member {
         node,
         claim,
@@ -102,6 +98,15 @@ fn claim(text: &str) -> Option<(NodeId, ClaimNumber, &str)> {
         ClaimNumber(decimal(claim)?),
         rest,
     ))
+}
+
+/// Reads the word of a request that says how its lease is shared.
+pub(super) fn mode(kind: Kind, word: Option<&str>) -> Option<Mode> {
+    match (kind, word) {
+        (Kind::Semaphore, Some(of)) => permits(of),
+        (Kind::Lock, Some("1")) => Some(Mode::Read),
+        _ => Some(Mode::Exclusive),
+    }
 }
 
 fn permits(text: &str) -> Option<Mode> {

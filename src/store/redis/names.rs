@@ -25,7 +25,7 @@ pub(super) const MASTERS: &str = "tenure1:masters";
 /// The beginning of the keys in which nodes tell of themselves.
 pub(super) const PRESENCE: &str = "tenure1:i:";
 
-/// The beginning of the key with the list of what operators did. The prefix of the records follows.
+/// The beginning of the key with the audit list. The prefix of the records follows.
 const AUDIT: &str = "tenure1:a:";
 
 /// The names of keys in Redis.
@@ -45,7 +45,7 @@ impl Names {
         }
     }
 
-    /// Returns the name of the list of what operators did.
+    /// Returns the name of the audit list.
     pub(super) fn audit(&self) -> Vec<u8> {
         [AUDIT.as_bytes(), &self.prefix].concat()
     }

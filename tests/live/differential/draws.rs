@@ -2,7 +2,7 @@
 
 use tenure::protocol::ledger::RecordOwner;
 use tenure::protocol::message::{
-    Call, ClaimId, ClaimNumber, Kind, LeaseTimes, Mode, Payload, Permits, Request, TickTime, Verb, WhenBehind,
+    Call, ClaimId, ClaimNumber, GrantNumber, Kind, LeaseTimes, Mode, Payload, Permits, Request, TickTime, Verb, WhenBehind,
 };
 
 use super::{LEASES, LONG_MS, NODES, Run};
@@ -94,7 +94,7 @@ impl Run {
             .ledger
             .record(&self.names[at], 0)
             .map(|record| record.owner.clone());
-        if let Some(RecordOwner::Claim(owner, _)) = owner
+        if let Some(RecordOwner::Claim(owner, _) | RecordOwner::Revoked(owner, _)) = owner
             && self.rng.u8(..4) > 0
             && let Some(claim) = self.claims[at].iter().find(|claim| claim.0 == owner)
         {
@@ -155,6 +155,14 @@ impl Run {
             winner.is_some() && matches!(owner, Some(RecordOwner::Claim(owner, _)) if Some(owner) == winner);
         let is_of_run = self.kind == Kind::Job && owns && self.rng.u8(..10) == 0;
         let is_of_another = self.kind != Kind::Job && self.rng.u8(..12) == 0;
+        // A server that came back with a copy from before a grant still has its claim in the queue.
+        let waiting = self.ledger.waiters(&self.names[at]);
+        let asserts_from_queue = lost.is_none() && self.recovers() && self.rng.u8(..8) == 0;
+        if let Some(claim_id) = self.rng.choice(&waiting).filter(|_| asserts_from_queue)
+            && let Some(claim) = self.claims[at].iter().find(|claim| claim.0 == *claim_id)
+        {
+            return self.assertion(at, *claim);
+        }
         let verb = match self.rng.u8(..10) {
             _ if lost.is_some() || is_heartbeat || is_renewal => self.renewal(claim_id),
             what if is_of_another => self.verb_of_another(what, (claim_id, term), at),
@@ -235,6 +243,15 @@ impl Run {
             data: matches!(verb, Verb::Call(Call::Save { .. })).then(|| self.data()),
             mark: self.marks[&mark_of],
             verb,
+        }
+    }
+
+    /// Returns the renewal of a claim that had a recent grant, as its node remembers.
+    fn assertion(&mut self, at: usize, claim: (ClaimId, LeaseTimes)) -> Request {
+        let number = Some(GrantNumber(self.last.saturating_sub(self.rng.u64(..1_000))));
+        Request {
+            mark: self.marks[&claim.0],
+            ..self.plain(at, claim, Verb::Renew { number })
         }
     }
 

@@ -85,6 +85,11 @@ impl Run {
         let Some((_, term)) = self.claims[at].iter().find(|claim| claim.0 == waiter).copied() else {
             return;
         };
+        // The claim of a revoked share that claims again has both, and the ledger would age both. No node does that.
+        let us = self.now() * 1000;
+        if self.ledger.shares(&self.names[at], us).any(|share| share.claim_id == waiter) {
+            return;
+        }
         let Some(queue) = self.queue(at) else { return };
         let ms = (term.lease_ms as f64 * AGES[self.rng.usize(..AGES.len())]) as u64;
         let mut member = format!("b{waiter}:{}:{}", term.lease_ms, term.hold_ms());

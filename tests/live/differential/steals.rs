@@ -49,7 +49,10 @@ impl Run {
             (StealAct::Ask(_), StealReply::Done(_)) => "asked for",
             (StealAct::Revoke, StealReply::Done(Some(_))) => "revoked",
             (StealAct::Revoke, StealReply::Done(None)) => "foreign record revoked",
-            (StealAct::HandOver, StealReply::Done(_)) => "handed over by an operator",
+            (StealAct::HandOver, StealReply::Done(_)) => match &request.target {
+                StealTarget::RevokedShare(..) => "revoked share handed over",
+                StealTarget::Grant(..) | StealTarget::Foreign(_) => "handed over by an operator",
+            },
             (_, StealReply::Changed) => "not stolen, another lease",
             (_, StealReply::Endless) => "not stolen, endless",
             (_, StealReply::Recovering(_)) => "not handed over while recovering",
@@ -73,11 +76,18 @@ impl Run {
         if let RecordView::Foreign { digest, .. } = &record {
             return digest.clone().map(StealTarget::Foreign);
         }
-        let known = record.holders().iter().filter(|holder| holder.number.is_some());
-        let holder = self.rng.choice(known.collect::<Vec<_>>())?;
+        // An operator sees a revoked share again.
+        let is_again = self.rng.bool();
+        let mut holders: Vec<_> = record.holders().iter().collect();
+        if is_again && holders.iter().any(|holder| holder.number.is_none()) {
+            holders.retain(|holder| holder.number.is_none());
+        }
+        let holder = self.rng.choice(holders)?;
         let earlier = u64::from(self.rng.u8(..8) == 0);
-        let number = GrantNumber(holder.number?.0 - earlier);
-        Some(StealTarget::Grant(number, holder.mode))
+        Some(match holder.number {
+            Some(number) => StealTarget::Grant(GrantNumber(number.0 - earlier), holder.mode),
+            None => StealTarget::RevokedShare(holder.node, holder.claim, holder.mode),
+        })
     }
 
     /// Checks that each inbox gets its pushes, in order. No push decides anything, so a node without an inbox misses it.

@@ -1,4 +1,4 @@
-//! A step of a steal on Redis, and the list of what operators did.
+//! A step of a steal on Redis, and the audit list.
 
 use redis::{Pipeline, Value};
 
@@ -17,7 +17,7 @@ use crate::store::redis::{encode, format};
 /// The number of entries that one command reads. An entry has at most 2,300 bytes.
 const AUDIT_PAGE: usize = 25;
 
-/// Takes leases from their holders, and keeps the list of what operators did.
+/// Takes leases from their holders, and keeps the audit list.
 pub(super) struct Stealer<'a> {
     pub(super) connections: &'a Connections,
 }
@@ -26,7 +26,7 @@ impl Stealer<'_> {
     /// Executes a step of a steal. Returns the server's date in microseconds, too.
     pub(super) async fn steal(&self, steal: &StealRequest) -> Result<(StealReply, u64), StoreError> {
         if self.connections.config.masters.is_some() {
-            let text = format_args!("a quorum has no steal: revoke at each master, or wait for the lease");
+            let text = format_args!("a quorum has no steal: wait until the lease ends");
             return Err(StoreError::unsupported(text));
         }
         let names = &self.connections.config.names;
@@ -55,6 +55,7 @@ impl Stealer<'_> {
                 format!("{}/{}", permits.weight, permits.capacity),
             ),
             StealTarget::Grant(number, _) => (number.to_string(), String::new()),
+            StealTarget::RevokedShare(node, claim, _) => (String::new(), format!("{node}:{claim}:")),
             StealTarget::Foreign(digest) => (String::new(), digest.to_string()),
         };
         let (act, words) = match &steal.act {
@@ -63,8 +64,8 @@ impl Stealer<'_> {
                 let (by, why) = (format::encoded_start(by), format::encoded_start(why));
                 ("a", format!("{} {by} {why} ", asking.grace_ms))
             }
-            StealAct::Revoke => ("r", String::new()),
-            StealAct::HandOver => ("h", String::new()),
+            StealAct::Revoke => ("r", mode_word(steal.target.mode())),
+            StealAct::HandOver => ("h", mode_word(steal.target.mode())),
         };
         let mut call = redis::cmd("EVALSHA");
         call.arg(&*REVOKE.sha)
@@ -92,7 +93,7 @@ impl Stealer<'_> {
         Ok(last)
     }
 
-    /// Appends to the list of what operators did.
+    /// Appends to the audit list.
     pub(super) async fn note(&self, record: &AuditEntry) -> Result<(), StoreError> {
         let list = self.connections.config.names.audit();
         let server = self
@@ -104,7 +105,7 @@ impl Stealer<'_> {
         self.last_answer(server, &pipe).await.map(drop)
     }
 
-    /// Returns what operators did, the latest first.
+    /// Returns the audit list, the latest entry first.
     pub(super) async fn audit(&self) -> Result<Vec<AuditEntry>, StoreError> {
         let list = self.connections.config.names.audit();
         let server = self
@@ -130,6 +131,14 @@ impl Stealer<'_> {
         };
         cluster.read(&self.connections.config).await?;
         Ok(cluster.server(slot))
+    }
+}
+
+/// Returns the word for a mode in a push, with a space.
+fn mode_word(mode: Mode) -> String {
+    match mode {
+        Mode::Permits(permits) => format!("{}/{} ", permits.weight, permits.capacity),
+        mode => format!("{} ", u8::from(mode == Mode::Read)),
     }
 }
 

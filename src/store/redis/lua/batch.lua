@@ -37,11 +37,11 @@ for i = first, n do
     number = number and number > 0 and number < 9007199254740992 and number
     if shared[i] then number = tonumber(redis.call('ZSCORE', KEYS[i], 'n' .. holder) or nil) end
     -- A revoked record has a ! before it. A revoked share has no number.
-    is_revoked = not number and (act == renew or act == leave or act == finish)
+    is_revoked = not number and (act == renew or act == yield or act == leave or act == finish)
     if is_revoked and record then
       is_revoked = string.byte(record) == 33 and find(record, holder, 2, true) == 2
     elseif is_revoked then
-      is_revoked = shared[i] and share_end(i, holder, tick)
+      is_revoked = shared[i] and end_of(i, holder, tick)
     end
     well, reply = pcall(act, i, KEYS[n + 2 + i], number, job, holder, entry, lease, hold, tick, to, verb)
     -- The request was executed in any case. A watcher that gets no push asks again by itself.

@@ -5,10 +5,11 @@
 -- KEYS[3]  memory of an election, see elect.lua
 -- ARGV[1]  act: a = ask, r = revoke, h = revoke as the first half of a hand-over
 -- ARGV[2]  kind
--- ARGV[3]  grant number; empty for the record of a foreign client
--- ARGV[4]  of permits <permits>/<capacity>; of a foreign record 12 digits of the SHA-1 of its first 512 bytes; else empty
+-- ARGV[3]  grant number; empty for the record of a foreign client, and for a share that is revoked already
+-- ARGV[4]  of permits <permits>/<capacity>; of a foreign record 12 digits of the SHA-1 of its first 512 bytes; of a share that is
+--          revoked already <node>:<claim>: of its holder; else empty
 -- ARGV[5]  1 = the holder's node gets a push
--- ARGV[6]  words of the push before the record: of ask <grace ms> <by> <why> and a space, else empty
+-- ARGV[6]  words of the push before the record: of ask <grace ms> <by> <why>, else the mode; and a space
 -- returns  {time in µs, reply}: the holder, <node>:<claim>:<nonce>:, empty for a foreign client; X = the lease is over, or is
 --          another one; F = the record has no end; R<ms> = the server recovers for so many ms
 local call, find, sub, match = redis.call, string.find, string.sub, string.match
@@ -44,13 +45,23 @@ if type(record) == 'string' then
     if left > 0 then call('PEXPIRE', key, left) end
     call('SET', key, '!' .. record, 'KEEPTTL')
   end
-elseif record and number ~= '' then
+elseif record then
   -- The record is not a string: claims share it.
-  local found = redis.pcall('ZRANGEBYSCORE', key, number, number)
-  holder = not found.err and found[1] and match(found[1], '^n(%x+:%d+:%x+:)$')
-  local ends = holder and call('ZSCORE', key, 'h' .. holder .. which)
+  local ends
+  if number ~= '' then
+    local found = redis.pcall('ZRANGEBYSCORE', key, number, number)
+    holder = not found.err and found[1] and match(found[1], '^n(%x+:%d+:%x+:)$')
+    ends = holder and call('ZSCORE', key, 'h' .. holder .. which)
+  else
+    -- A revoked share has no number. Operators see the first 50 shares.
+    local found = redis.pcall('ZRANGE', key, '0', '49', 'WITHSCORES')
+    for at = 1, found.err and 0 or #found, 2 do
+      local of = match(found[at], '^h(%x+:%d+:%x+:)')
+      if of and find(of, which, 1, true) == 1 and not call('ZSCORE', key, 'n' .. of) then holder, ends = of, found[at + 1] end
+    end
+  end
   if not ends or ends + 0 < ms then return { us, 'X' } end
-  if act ~= 'a' then call('ZREM', key, found[1]) end
+  if act ~= 'a' then call('ZREM', key, 'n' .. holder) end
 else
   return { us, 'X' }
 end

@@ -9,7 +9,7 @@
 
 -- For each key the share that ends first, or false if no claim shares the key; nil before `look` has read it.
 local shared = {}
-local look, permits_in_use, fits, join, remove_share, share_end
+local look, permits_in_use, fits, join, remove_share, end_of, share_end
 local has_permits = kind == 'semaphore'
 -- The form of a share. Jobs and elections are never shared.
 local pattern = has_permits and '^h(%x+:%d+:%x+:)%d+/%d+$' or kind == 'lock' and '^h(%x+:%d+:%x+:)$'
@@ -72,9 +72,12 @@ if frees and pattern then
   end
 
   -- Returns when the holder's share ends, or nothing if the holder has no such share.
-  function share_end(i, holder, tick)
-    return tick ~= '0' and redis.call('ZSCORE', KEYS[i], 'h' .. holder .. (has_permits and tick or ''))
+  function end_of(i, holder, tick)
+    return redis.call('ZSCORE', KEYS[i], 'h' .. holder .. (has_permits and tick or ''))
   end
+
+  -- As `end_of`, and nothing for a claim that needs the key alone.
+  function share_end(i, holder, tick) return tick ~= '0' and end_of(i, holder, tick) end
 
   -- Removes a share. The record then lives as long as the last of the other shares.
   function remove_share(i, holder, tick)

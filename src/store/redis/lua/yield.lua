@@ -2,12 +2,13 @@
 -- waiter the owner keeps the key under the fresh number.
 -- KEYS[i]      record
 -- KEYS[n+2+i]  queue
--- returns      integer = granted to the fresh number; X = gone
+-- returns      integer = granted to the fresh number; X = gone; ! = revoked, and nothing was done
 --              Q<ms> or Q = the fresh number is queued, then :<node> of the exclusive owner
 --              P<ms> or P = it is queued behind a foreign owner, or the lock is left free for a poll gap
 --              R<ms> = it is queued, and the server recovers for so many ms
 if yields then
   function yield(i, queue, number, job, holder, entry, lease, hold, tick, to)
+    if is_revoked then return '!' end
     if not (number or records[i]) and queues ~= 0 then
       local _, own = hand_over(i, queue, job, holder)
       number = own
