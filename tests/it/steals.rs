@@ -105,8 +105,10 @@ async fn two_operators_take_one_share() {
 #[test]
 fn a_release_of_a_revoked_lease_is_confirmed() {
     let mut machine = Machine::yielding();
-    let ticket = machine.claim_id(1_000);
-    let next = machine.enter(options(1_000));
+    let first = machine.claim_id(1_000);
+    let [ticket, next] = [(); 2].map(|()| machine.enter(options(1_000)));
+    machine.tell(Input::Release(first));
+    assert!(machine.take_up(ticket), "the first release stays in the process");
     machine.tell(Input::Release(ticket));
     let yielded = machine.sent();
     let Verb::Yield { .. } = yielded.request.verb else {

@@ -473,14 +473,15 @@ impl Run {
         // Few claims wait for a tick, and they must be alive when they are next.
         let tired = if self.kind == Kind::Job { 88 } else { 92 };
         match self.rng.u8(..100) {
-            0..76 => self.batch(step).await,
+            0..74 => self.batch(step).await,
+            74..76 => self.steal(step).await,
             80 if self.kind == Kind::Job => self.forget(step).await,
             76..81 => self.listen().await,
             81 if self.kind == Kind::Job && self.rng.bool() => self.advance(),
             81 => self.spoil_clock(step).await,
             at if (82..tired).contains(&at) => self.age(),
-            92..96 => self.foreign(),
-            96.. => self.steal(step).await,
+            92..98 => self.foreign(),
+            98.. => self.steal(step).await,
             _ => self.batch(step).await,
         }
     }
