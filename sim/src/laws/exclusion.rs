@@ -45,11 +45,8 @@ impl World {
             let local = node.clock.local(self.now);
             // A node has more than one holder only if a foreign client deleted the record of the first.
             let mut holds = Vec::new();
-            for (name, ticket, holding) in node.shard.holders(local) {
+            for (ticket, holding) in node.shard.holders(local, &self.keys[key]) {
                 let (claim, fence) = (holding.claim, holding.fence);
-                if *name != self.keys[key] {
-                    continue;
-                }
                 let caller = ticket.0 as usize - 1;
                 holds.push(caller);
                 let asked = &node.callers[caller];

@@ -392,13 +392,11 @@ impl<P: Plant> Shard<P> {
         self.keys.is_empty() && self.quorum.as_ref().is_none_or(|quorum| quorum.is_empty())
     }
 
-    /// Returns every holder that may act as one at `now`, for checkers.
+    /// Returns every holder of the key that may act as one at `now`, for checkers.
     #[doc(hidden)]
-    pub fn holders(&self, now: Instant) -> impl Iterator<Item = (&Name, Ticket, Holding)> {
-        self.keys.iter().flat_map(move |(name, key)| {
-            let holders = key.holders(now);
-            holders.map(move |(ticket, holding)| (name, ticket, holding))
-        })
+    pub fn holders(&self, now: Instant, name: &Name) -> impl Iterator<Item = (Ticket, Holding)> {
+        let key = self.keys.get(name).into_iter();
+        key.flat_map(move |key| key.holders(now))
     }
 
     /// Returns what the first local holder of the key holds. An exclusive key has only one.
