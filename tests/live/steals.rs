@@ -197,8 +197,17 @@ async fn steal_from(kind: Kind, url: String, key: String) -> (Duration, Duration
         last_held <= got,
         "{kind:?}: held until {last_held:?}, and by the next from {got:?}"
     );
-    assert!(guard.is_held(), "{kind:?}");
-    soon(guard.release()).await.unwrap();
+    // A machine that stops for longer than the lease ends it. Nothing else does.
+    if let Err(error) = soon(guard.release()).await {
+        let is_late = matches!(
+            &error,
+            Error::Lost {
+                cause: LostCause::Deadline,
+                ..
+            }
+        );
+        assert!(is_late, "{kind:?}: {error}");
+    }
     (LEASE + MARGIN, got - began)
 }
 
