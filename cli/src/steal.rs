@@ -128,9 +128,12 @@ fn step_text(step: &StealStep, is_json: bool) -> String {
     }
     match step {
         StealStep::Asked(grace) => format!("asked     the holder has {}\n", duration(*grace)),
-        StealStep::Revoked(Some(left)) => format!("revoked   the lease ends in {} at the latest\n", duration(*left)),
+        StealStep::Revoked(Some(left)) => {
+            format!("revoked   the lease ends in {} at the latest\n", duration(*left))
+        }
         StealStep::Revoked(None) => "revoked\n".to_owned(),
-        _ => "not asked (the holder is another library, or its node has no presence or does not listen)\n".to_owned(),
+        _ => "not asked (the holder is another library, or its node has no presence or does not listen)\n"
+            .to_owned(),
     }
 }
 

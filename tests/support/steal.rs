@@ -239,7 +239,10 @@ pub async fn a_revoked_share_is_handed_over(one: &Locks, other: &Locks) {
     let first = tokio::spawn(steal.grace(Duration::ZERO).into_future());
     assert_eq!(soon(revoked.lost()).await, LostCause::Revoked);
     // Without a hand-over it must be said which holder is meant.
-    let entry = until(one, "twice", |entry| entry.holders.iter().any(|holder| holder.is_revoked)).await;
+    let entry = until(one, "twice", |entry| {
+        entry.holders.iter().any(|holder| holder.is_revoked)
+    })
+    .await;
     let error = soon(inspection.steal(&entry).into_future()).await.unwrap_err();
     assert!(matches!(error, StealError::SeveralHolders { .. }), "{error}");
     let stolen = soon(inspection.steal(&entry).now().into_future()).await.unwrap();
@@ -248,7 +251,9 @@ pub async fn a_revoked_share_is_handed_over(one: &Locks, other: &Locks) {
     let next = soon(permits.acquire()).await.unwrap();
     assert!(kept.is_held());
     // It is over: nothing is taken again.
-    let error = soon(inspection.steal(&entry).now().into_future()).await.unwrap_err();
+    let error = soon(inspection.steal(&entry).now().into_future())
+        .await
+        .unwrap_err();
     assert!(matches!(error, StealError::Changed { .. }), "{error}");
     drop(revoked);
     for guard in [kept, next] {

@@ -155,7 +155,9 @@ pub enum StealError {
         key: Key,
     },
     /// The server recovers, so nothing is [handed over](Steal::now). Try later, or revoke.
-    #[error("`{key}` cannot be handed over while the server recovers ({left:?} left): try later, or revoke the lease")]
+    #[error(
+        "`{key}` cannot be handed over while the server recovers ({left:?} left): try later, or revoke the lease"
+    )]
     #[non_exhaustive]
     Recovering {
         /// The key.

@@ -90,7 +90,8 @@ impl<P: Plant> Transaction<'_, P> {
             }
             (StealTarget::RevokedShare(node, claim, _), None) => {
                 let mut shares = self.state.shares.iter().filter(|share| share.is_revoked);
-                let share = shares.find(|share| (share.claim_id.node, share.claim_id.claim) == (*node, *claim));
+                let share =
+                    shares.find(|share| (share.claim_id.node, share.claim_id.claim) == (*node, *claim));
                 share.map(|share| Some(share.claim_id))
             }
             _ => None,

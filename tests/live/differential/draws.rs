@@ -2,7 +2,8 @@
 
 use tenure::protocol::ledger::RecordOwner;
 use tenure::protocol::message::{
-    Call, ClaimId, ClaimNumber, GrantNumber, Kind, LeaseTimes, Mode, Payload, Permits, Request, TickTime, Verb, WhenBehind,
+    Call, ClaimId, ClaimNumber, GrantNumber, Kind, LeaseTimes, Mode, Payload, Permits, Request, TickTime,
+    Verb, WhenBehind,
 };
 
 use super::{LEASES, LONG_MS, NODES, Run};

@@ -87,7 +87,11 @@ impl Run {
         };
         // The claim of a revoked share that claims again has both, and the ledger would age both. No node does that.
         let us = self.now() * 1000;
-        if self.ledger.shares(&self.names[at], us).any(|share| share.claim_id == waiter) {
+        if self
+            .ledger
+            .shares(&self.names[at], us)
+            .any(|share| share.claim_id == waiter)
+        {
             return;
         }
         let Some(queue) = self.queue(at) else { return };

@@ -136,7 +136,10 @@ async fn a_poller_gets_in_beside_a_busy_key_with_a_poll_gap() {
         if got >= 0.7 && gap > alone / 2.0 {
             return;
         }
-        assert!(round < 2, "theirs {got} in a second; an eighth less of ours, not {gap} of {alone}");
+        assert!(
+            round < 2,
+            "theirs {got} in a second; an eighth less of ours, not {gap} of {alone}"
+        );
     }
 }
 
