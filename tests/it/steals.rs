@@ -84,6 +84,12 @@ async fn one_of_many_holders_is_taken() {
 }
 
 #[tokio::test]
+async fn a_holder_of_several_keys_is_asked_for_one() {
+    let (one, other) = nodes();
+    steal::a_holder_of_several_keys_is_asked_for_one(&one, &other).await;
+}
+
+#[tokio::test]
 async fn a_share_that_was_given_away_is_left_at_once() {
     let (one, other) = nodes();
     steal::a_share_that_was_given_away_is_left_at_once(&one, &other).await;

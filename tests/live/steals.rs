@@ -43,6 +43,7 @@ async fn are_taken(one: &Locks, other: &Locks) {
     steal::a_lease_that_was_given_away_is_left_at_once(one, other).await;
     steal::a_revoked_writer_that_becomes_a_reader_leaves(one, other).await;
     steal::one_of_many_holders_is_taken(one, other).await;
+    steal::a_holder_of_several_keys_is_asked_for_one(one, other).await;
     steal::a_share_that_was_given_away_is_left_at_once(one, other).await;
     steal::a_revoked_share_is_handed_over(one, other).await;
     steal::two_operators_take_one_share(one, other).await;
@@ -471,6 +472,27 @@ async fn a_refused_write_tells_of_a_revoke() {
     drop(guard);
     assert_eq!(soon(stealing).await.unwrap().unwrap().end, StealEnd::Revoked);
     soon(held(&other, "a").await.release()).await.unwrap();
+}
+
+/// Without the push a fixed lease learns nothing, as it is not renewed. It ends by itself, and excludes others until then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_fixed_lease_that_is_told_nothing_ends_by_itself() {
+    let server = RedisServer::start();
+    let other = node(&server.url(), ms(60_000)).await;
+    let silent = Locks::builder().presence(false);
+    let silent = soon(silent.redis(&server.url())).await.unwrap();
+    let before = now();
+    let guard = soon(silent.mutex("a").fixed(LEASE).lock()).await.unwrap();
+    let mutex = other.mutex("a");
+    let waiting = tokio::spawn(async move { (mutex.lock().await.unwrap(), now()) });
+    let entry = inspect::until(&other, "a", |entry| entry.waiting == 1).await;
+    let steal = other.inspect().steal(&entry).grace(Duration::ZERO);
+    let stealing = tokio::spawn(steal.into_future());
+    assert_eq!(soon(guard.lost()).await, LostCause::Ended);
+    let (next, began) = soon(waiting).await.unwrap();
+    assert!(began >= before + LEASE, "held from {before:?}, and by the next from {began:?}");
+    assert_eq!(soon(stealing).await.unwrap().unwrap().end, StealEnd::Revoked);
+    soon(next.release()).await.unwrap();
 }
 
 /// A failover that loses the revoke gives the lease back to its holder, and the steal says so.

@@ -212,6 +212,16 @@ pub async fn a_lease_that_was_given_away_is_left_at_once(one: &Locks, other: &Lo
     assert!(soon(other.mutex("sent").try_lock()).await.unwrap().is_some());
 }
 
+pub async fn a_holder_of_several_keys_is_asked_for_one(one: &Locks, other: &Locks) {
+    let guard = soon(one.multi(["several 1", "several 2"]).lock()).await.unwrap();
+    let entry = told(other, "several 2").await;
+    let stealing = tokio::spawn(other.inspect().steal(&entry).grace(LONG).why("one of two").into_future());
+    let asked = soon(guard.asked()).await.unwrap();
+    assert_eq!(&*asked.why, "one of two");
+    drop(guard);
+    assert_eq!(soon(stealing).await.unwrap().unwrap().end, StealEnd::GivenBack);
+}
+
 /// As an exclusive lease. The store finds a share of permits only with its weight and capacity.
 pub async fn a_share_that_was_given_away_is_left_at_once(one: &Locks, other: &Locks) {
     let reader = soon(one.rw_lock("shared").read()).await.unwrap();

@@ -53,6 +53,8 @@ fn a_store_that_is_unavailable_or_refuses_is_code_3() {
         &["ls"][..],
         &["show", "a"],
         &["nodes"],
+        &["audit"],
+        &["steal", "a", "--yes"],
         &["ls", "--json", "--watch", "1s"],
     ] {
         run(&[args, &["--url", &url]].concat()).refuses(3, "efused");
