@@ -490,7 +490,10 @@ async fn a_fixed_lease_that_is_told_nothing_ends_by_itself() {
     let stealing = tokio::spawn(steal.into_future());
     assert_eq!(soon(guard.lost()).await, LostCause::Ended);
     let (next, began) = soon(waiting).await.unwrap();
-    assert!(began >= before + LEASE, "held from {before:?}, and by the next from {began:?}");
+    assert!(
+        began >= before + LEASE,
+        "held from {before:?}, and by the next from {began:?}"
+    );
     assert_eq!(soon(stealing).await.unwrap().unwrap().end, StealEnd::Revoked);
     soon(next.release()).await.unwrap();
 }

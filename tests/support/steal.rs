@@ -215,7 +215,14 @@ pub async fn a_lease_that_was_given_away_is_left_at_once(one: &Locks, other: &Lo
 pub async fn a_holder_of_several_keys_is_asked_for_one(one: &Locks, other: &Locks) {
     let guard = soon(one.multi(["several 1", "several 2"]).lock()).await.unwrap();
     let entry = told(other, "several 2").await;
-    let stealing = tokio::spawn(other.inspect().steal(&entry).grace(LONG).why("one of two").into_future());
+    let stealing = tokio::spawn(
+        other
+            .inspect()
+            .steal(&entry)
+            .grace(LONG)
+            .why("one of two")
+            .into_future(),
+    );
     let asked = soon(guard.asked()).await.unwrap();
     assert_eq!(&*asked.why, "one of two");
     drop(guard);
