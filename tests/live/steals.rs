@@ -4,10 +4,10 @@
 use std::time::{Duration, Instant};
 
 use tenure::error::{LostCause, StoreErrorKind, StoreRefusal};
-use tenure::inspect::{Entry, State, StealEnd, StealError};
+use tenure::inspect::{Entry, State, StealEnd, StealError, StealStep};
 use tenure::protocol::message::{ClaimId, LeaseTimes};
 use tenure::{Error, Guard, Locks};
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, block_in_place};
 
 use crate::before;
 use crate::cluster::Cluster;
@@ -23,7 +23,9 @@ use crate::tools::claim_id;
 
 /// Short, so that leases without a sign of their holders end soon.
 const LEASE: Duration = ms(1_200);
-/// Of such a lease, in the store.
+/// Of a lock of redis-py.
+const THEIR_LEASE: Duration = ms(4_000);
+/// Of a lease, in the store.
 const MARGIN: Duration = ms(250);
 
 async fn node(url: &str, lease: Duration) -> Locks {
@@ -159,15 +161,18 @@ async fn steal_from(kind: Kind, url: String, key: String) -> (Duration, Duration
             }
         }
         Kind::RedisPy => {
-            let mut theirs = Foreign::runs_on(Library::RedisPy, &url);
+            // The other process may be slow. It blocks no other steal, and its lock outlasts the first look.
+            let mut theirs = block_in_place(|| Foreign::runs_on(Library::RedisPy, &url));
             let before = now();
-            let ttl = LEASE.as_secs_f64();
-            assert_eq!(theirs.asks(&format!("acquire lock:{key} {ttl} 0")), "yes");
+            let ttl = THEIR_LEASE.as_secs_f64();
+            let said = block_in_place(|| theirs.asks(&format!("acquire lock:{key} {ttl} 0")));
+            assert_eq!(said, "yes");
             let waiting = tokio::spawn(waits);
             inspect::until(&next, &key, |entry| entry.waiting == 1).await;
             let taken = take(ms(30)).await;
-            assert_eq!(theirs.asks(&format!("extend lock:{key} 60")), "LockNotOwnedError");
-            (taken, soon(waiting).await.unwrap(), before + LEASE)
+            let said = block_in_place(|| theirs.asks(&format!("extend lock:{key} 60")));
+            assert_eq!(said, "LockNotOwnedError");
+            (taken, soon(waiting).await.unwrap(), before + THEIR_LEASE)
         }
         Kind::Silent => {
             let silent = Locks::builder().lease(LEASE).presence(false);
@@ -209,7 +214,8 @@ async fn steal_from(kind: Kind, url: String, key: String) -> (Duration, Duration
         );
         assert!(is_late, "{kind:?}: {error}");
     }
-    (LEASE + MARGIN, got - began)
+    let lease = if kind == Kind::RedisPy { THEIR_LEASE } else { LEASE };
+    (lease + MARGIN, got - began)
 }
 
 /// A holder of the version before, which speaks to the server by its own script.
@@ -496,6 +502,30 @@ async fn a_fixed_lease_that_is_told_nothing_ends_by_itself() {
     );
     assert_eq!(soon(stealing).await.unwrap().unwrap().end, StealEnd::Revoked);
     soon(next.release()).await.unwrap();
+}
+
+/// The operator waits through an outage of the server, and reads what is there afterwards.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_outage_does_not_end_a_steal() {
+    let mut server = RedisServer::with_args(&["--appendonly", "yes", "--appendfsync", "always"]);
+    let other = node(&server.url(), ms(60_000)).await;
+    let silent = Locks::builder().lease(ms(60_000)).presence(false);
+    let silent = soon(silent.redis(&server.url())).await.unwrap();
+    let guard = held(&silent, "a").await;
+    let entry = show(&other, "a").await.remove(0);
+    let (told, mut steps) = tokio::sync::mpsc::unbounded_channel();
+    let steal = other.inspect().steal(&entry).grace(Duration::ZERO);
+    let stealing = tokio::spawn(steal.run(move |step| told.send(step).unwrap()));
+    let step = soon(steps.recv()).await;
+    assert!(matches!(step, Some(StealStep::Revoked(Some(_)))), "{step:?}");
+    server.kill();
+    // Long enough for several looks.
+    tokio::time::sleep(ms(1_500)).await;
+    assert!(!stealing.is_finished());
+    server.restart();
+    drop(guard);
+    let stolen = soon(stealing).await.unwrap().unwrap();
+    assert_eq!((stolen.end, stolen.entry), (StealEnd::Revoked, None));
 }
 
 /// A failover that loses the revoke gives the lease back to its holder, and the steal says so.

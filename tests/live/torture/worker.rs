@@ -354,8 +354,8 @@ impl Worker {
     ) -> Option<i64> {
         self.check(id, held);
         let span = Duration::from_micros(match rng.u32(..10) {
-            // Long enough for renewals and losses.
-            0..5 if key == LONG && self.orders.locked == Locked::All => {
+            // Long enough for renewals and losses. A downgrade that waited for a failover may begin to work after the end.
+            0..5 if key == LONG && self.orders.locked == Locked::All && !*self.stop.borrow() => {
                 rng.u64(..self.orders.lease.as_micros() as u64 * 3 / 2)
             }
             0..5 => rng.u64(..2_000),
