@@ -144,7 +144,7 @@ fn end_text(stolen: &Stolen, view: &View, is_json: bool) -> io::Result<String> {
         _ => ("ended", "the revoked lease has ended"),
     };
     if is_json {
-        let object = json!({ "step": word, "now": stolen.entry });
+        let object = json!({ "step": word, "now": stolen.entry, "is_read": stolen.unread.is_none() });
         return text::json(Ok(object.to_string()));
     }
     let now = match &stolen.entry {

@@ -504,6 +504,31 @@ async fn a_fixed_lease_that_is_told_nothing_ends_by_itself() {
     soon(next.release()).await.unwrap();
 }
 
+/// A node that never waits for a grant opens no connection for pushes. Its holder cannot be asked, and learns by its renewal.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_node_that_does_not_listen_is_not_asked() {
+    let server = RedisServer::start();
+    let other = node(&server.url(), ms(60_000)).await;
+    let tries = Locks::builder().lease(LEASE).lazy();
+    let tries = soon(tries.redis(&server.url())).await.unwrap();
+    let guard = soon(tries.mutex("a").try_lock()).await.unwrap().unwrap();
+    until_told(&other, "a").await;
+    let entry = show(&other, "a").await.remove(0);
+    let mut steps = Vec::new();
+    let steal = other.inspect().steal(&entry).grace(ms(200));
+    let stealing = steal.run(|step| steps.push(step));
+    let losing = async {
+        assert_eq!(soon(guard.lost()).await, LostCause::Revoked);
+        drop(guard);
+    };
+    let (stolen, ()) = tokio::join!(soon(stealing), losing);
+    assert_eq!(stolen.unwrap().end, StealEnd::Revoked);
+    assert!(
+        matches!(steps[..], [StealStep::NotAsked, StealStep::Revoked(Some(_))]),
+        "{steps:?}"
+    );
+}
+
 /// The operator waits through an outage of the server, and reads what is there afterwards.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_outage_does_not_end_a_steal() {

@@ -282,15 +282,28 @@ pub async fn a_revoked_share_is_handed_over(one: &Locks, other: &Locks) {
 pub async fn two_operators_take_one_share(one: &Locks, other: &Locks) {
     let guard = soon(one.rw_lock("two").read()).await.unwrap();
     let entry = told(other, "two").await;
-    let steal = |grace| other.inspect().steal(&entry).grace(grace).into_future();
-    let late = tokio::spawn(steal(Duration::from_millis(500)));
+    let (tell, mut told) = tokio::sync::mpsc::unbounded_channel();
+    let run = |entry: &Entry, grace| {
+        let tell = tell.clone();
+        let report = move |step| tell.send(step).unwrap();
+        tokio::spawn(other.inspect().steal(entry).grace(grace).run(report))
+    };
+    let late = run(&entry, Duration::from_millis(500));
     assert!(soon(guard.asked()).await.is_some());
-    let early = tokio::spawn(steal(Duration::ZERO));
+    let early = run(&entry, Duration::ZERO);
     assert_eq!(soon(guard.lost()).await, LostCause::Revoked);
     // A third one looks only now.
     let entry = until(other, "two", |entry| entry.state == State::Revoked).await;
-    let repeated = tokio::spawn(other.inspect().steal(&entry).into_future());
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    let repeated = run(&entry, LONG);
+    for waits in 0..3 {
+        let mut step = soon(told.recv()).await.unwrap();
+        while let StealStep::Asked(_) = step {
+            step = soon(told.recv()).await.unwrap();
+        }
+        let StealStep::Revoked(Some(_)) = step else {
+            panic!("{step:?}, and {waits} wait")
+        };
+    }
     assert!(!late.is_finished() && !early.is_finished() && !repeated.is_finished());
     drop(guard);
     for stealing in [late, early, repeated] {

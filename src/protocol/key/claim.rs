@@ -345,6 +345,17 @@ impl Claim {
         }
     }
 
+    /// Gives the claim up. It is left at `at`, and its record ends by itself at `ends`.
+    pub(crate) fn leave_at(&mut self, at: Instant, ends: Instant) {
+        self.claimant = Claimant::Abandoned;
+        self.phase = Phase::Leaving(Leaving {
+            release: None,
+            ends,
+            until: ends,
+        });
+        self.next_request = Some(at);
+    }
+
     pub(crate) fn lease(&self) -> Duration {
         ms(self.term.lease_ms)
     }

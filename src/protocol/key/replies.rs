@@ -530,14 +530,7 @@ impl<P: Plant> KeyState<P> {
         cx.event(KeyEvent::GhostLeft);
         let claim = &mut self.claims[number];
         let until = until.max(cx.now);
-        let ends = until + claim.record_lifetime();
-        claim.claimant = Claimant::Abandoned;
-        claim.phase = Phase::Leaving(Leaving {
-            release: None,
-            ends,
-            until: ends,
-        });
-        claim.next_request = Some(until);
+        claim.leave_at(until, until + claim.record_lifetime());
     }
 
     /// Handles a pushed grant. "Queued" was answered to a request that was sent at t₀, and proves that this number

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::error::LostCause;
 use crate::protocol::flaw::Plant;
-use crate::protocol::key::claim::{Claimant, Holders, Leaving, Phase, RequestKind};
+use crate::protocol::key::claim::{Claimant, Holders, Phase, RequestKind};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{Asking, ClaimId, ClaimNumber, Mode};
@@ -97,14 +97,7 @@ impl<P: Plant> KeyState<P> {
             return self.leave(cx, number, None);
         }
         let claim = &mut self.claims[number];
-        let ends = cx.now + claim.record_lifetime();
-        claim.claimant = Claimant::Abandoned;
-        claim.phase = Phase::Leaving(Leaving {
-            release: None,
-            ends,
-            until: ends,
-        });
-        claim.next_request = Some(deadline);
+        claim.leave_at(deadline, cx.now + claim.record_lifetime());
         claim.is_retry = false;
         self.undropped
             .extend(holders.into_iter().map(|ticket| (ticket, number)));

@@ -3,7 +3,7 @@
 use redis::Cmd;
 
 use crate::protocol::message::{
-    Batch, Call, ClaimId, Kind, Mode, Permits, Request, Rule, Verb, Version, WhenBehind, append_number,
+    Batch, Call, ClaimId, Kind, Mode, Request, Rule, Verb, Version, WhenBehind, append_number,
 };
 use crate::store::redis::names::{self, Names};
 use crate::store::redis::script::{ALONE, LuaScript, MAX_EXACT_INTEGER, SCRIPTS, VOTE};
@@ -103,10 +103,7 @@ pub(super) fn alone(request: &Request, names: &Names) -> Cmd {
     });
     call.put(|word| push_holder(&request.claim_id, word));
     call.put_number(request.term.hold_ms());
-    call.put(|word| match request.mode {
-        Mode::Permits(permits) => push_permits(permits, word),
-        Mode::Exclusive | Mode::Read => {}
-    });
+    call.put(|word| push_share(request.mode, word));
     call.cmd
 }
 
@@ -155,8 +152,7 @@ impl CommandText {
             let mark = request.mark.map_or(0, |mark| mark.0.min(MAX_EXACT_INTEGER));
             match request.mode {
                 _ if request.name.kind == Kind::Job => append_number(&mut self.tick, mark),
-                Mode::Permits(permits) => push_permits(permits, &mut self.tick),
-                mode => append_number(&mut self.tick, (mode == Mode::Read).into()),
+                mode => push_mode(mode, &mut self.tick),
             }
         }
         self.cmd.arg(letter);
@@ -271,11 +267,21 @@ fn push_call(call: Call, request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>
     }
 }
 
-/// Appends the weight and the capacity of a semaphore's share.
-fn push_permits(permits: Permits, word: &mut Vec<u8>) {
-    append_number(word, permits.weight.into());
-    word.push(b'/');
-    append_number(word, permits.capacity.into());
+/// Appends the word of a request that says how its lease is shared.
+pub(super) fn push_mode(mode: Mode, word: &mut Vec<u8>) {
+    match mode {
+        Mode::Permits(_) => push_share(mode, word),
+        Mode::Exclusive | Mode::Read => append_number(word, (mode == Mode::Read).into()),
+    }
+}
+
+/// Appends what follows the holder in the name of its share: the weight and the capacity of permits.
+pub(super) fn push_share(mode: Mode, word: &mut Vec<u8>) {
+    if let Mode::Permits(permits) = mode {
+        append_number(word, permits.weight.into());
+        word.push(b'/');
+        append_number(word, permits.capacity.into());
+    }
 }
 
 fn push_holder(claim_id: &ClaimId, word: &mut Vec<u8>) {

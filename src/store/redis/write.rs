@@ -2,9 +2,10 @@
 
 use redis::{Cmd, Value};
 
-use crate::protocol::message::{Failure, Mode, Name, Permits, Reply, WriteAnswer};
+use crate::protocol::message::{Failure, Name, Reply, WriteAnswer};
 use crate::protocol::write::{Action, GuardedWrite, WriteBody};
 use crate::store::redis::decode::malformed;
+use crate::store::redis::encode::push_share;
 use crate::store::redis::names::Names;
 use crate::store::redis::script::LuaScript;
 
@@ -119,10 +120,8 @@ fn encode_write(write: &GuardedWrite, names: &Names) -> ActionCall {
         call.arg(key);
     }
     for lease in leases.iter() {
-        let share = match lease.mode {
-            Mode::Permits(Permits { weight, capacity }) => format!("{weight}/{capacity}"),
-            Mode::Exclusive | Mode::Read => String::new(),
-        };
+        let mut share = Vec::new();
+        push_share(lease.mode, &mut share);
         call.arg(format!("{}:", lease.claim_id));
         call.arg(lease.number.0).arg(share);
     }
@@ -165,7 +164,7 @@ fn decode_write(answer: Value) -> Result<WriteAnswer, Failure> {
 mod tests {
     use super::*;
     use crate::key::Key;
-    use crate::protocol::message::{ClaimId, ClaimNumber, GrantNumber, Name, NodeId};
+    use crate::protocol::message::{ClaimId, ClaimNumber, GrantNumber, Mode, NodeId, Permits};
     use crate::protocol::write::Precondition;
 
     #[test]

@@ -4,7 +4,7 @@ use redis::{Pipeline, Value};
 
 use crate::error::StoreError;
 use crate::key::Key;
-use crate::protocol::message::{ClaimId, Kind, Mode, NodeId};
+use crate::protocol::message::{ClaimId, Kind, NodeId};
 use crate::protocol::steal::{AuditEntry, MAX_AUDIT, StealAct, StealReply, StealRequest, StealTarget};
 use crate::store::ServerId;
 use crate::store::redis::connection::load_command;
@@ -49,24 +49,28 @@ impl Stealer<'_> {
         names.push_record(&steal.name, &mut record);
         names.push_recovering(names.slot(&steal.name), &mut recovering);
         names.push_memory(&steal.name, &mut memory);
-        let (number, which) = match &steal.target {
-            StealTarget::Grant(number, Mode::Permits(permits)) => (
-                number.to_string(),
-                format!("{}/{}", permits.weight, permits.capacity),
-            ),
-            StealTarget::Grant(number, _) => (number.to_string(), String::new()),
-            StealTarget::RevokedShare(node, claim, _) => (String::new(), format!("{node}:{claim}:")),
-            StealTarget::Foreign(digest) => (String::new(), digest.to_string()),
-        };
-        let (act, words) = match &steal.act {
+        let (mut number, mut which) = (String::new(), Vec::new());
+        match &steal.target {
+            StealTarget::Grant(of, mode) => {
+                number = of.to_string();
+                encode::push_share(*mode, &mut which);
+            }
+            StealTarget::RevokedShare(node, claim, _) => which = format!("{node}:{claim}:").into(),
+            StealTarget::Foreign(digest) => which = digest.as_bytes().into(),
+        }
+        let mut words = Vec::new();
+        encode::push_mode(steal.target.mode(), &mut words);
+        let act = match &steal.act {
             StealAct::Ask(asking) => {
                 let (by, why) = (asking.by.as_bytes(), asking.why.as_bytes());
                 let (by, why) = (format::encoded_start(by), format::encoded_start(why));
-                ("a", format!("{} {by} {why} ", asking.grace_ms))
+                words = format!("{} {by} {why}", asking.grace_ms).into();
+                "a"
             }
-            StealAct::Revoke => ("r", mode_word(steal.target.mode())),
-            StealAct::HandOver => ("h", mode_word(steal.target.mode())),
+            StealAct::Revoke => "r",
+            StealAct::HandOver => "h",
         };
+        words.push(b' ');
         let mut call = redis::cmd("EVALSHA");
         call.arg(&*REVOKE.sha)
             .arg(3)
@@ -131,14 +135,6 @@ impl Stealer<'_> {
         };
         cluster.read(&self.connections.config).await?;
         Ok(cluster.server(slot))
-    }
-}
-
-/// Returns the word for a mode in a push, with a space.
-fn mode_word(mode: Mode) -> String {
-    match mode {
-        Mode::Permits(permits) => format!("{}/{} ", permits.weight, permits.capacity),
-        mode => format!("{} ", u8::from(mode == Mode::Read)),
     }
 }
 
