@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tower::limit::ConcurrencyLimitLayer;
-use tower::{ServiceBuilder, ServiceExt};
+use tower::{Layer, ServiceBuilder, ServiceExt};
 
 // The lease.
 
@@ -153,23 +153,33 @@ async fn no_handler_starts_with_a_lost_lease() {
 async fn max_hold_bounds_handlers_and_services_that_hang() {
     let locks = Locks::memory();
     let (handler, mut seen) = GatedHandler::new();
-    let layer = by_path(&locks).lease(ms(450)).max_hold(ms(500));
-    let service = ServiceBuilder::new()
-        .layer(layer)
-        .layer(ConcurrencyLimitLayer::new(1))
-        .service(handler.routes());
-    let send = |uri| {
-        let answer = service.clone().oneshot(to(uri));
-        tokio::spawn(async move { answer.await.unwrap().map(Body::new) })
-    };
-    let hangs = send("/o/a");
+    let limited = ConcurrencyLimitLayer::new(1).layer(handler.routes());
+    let layer = by_path(&locks).lease(ms(900)).max_hold(ms(500));
+    let service = layer.layer(limited.clone());
+    // The slot is free: the handler runs, and hangs.
+    let hangs = service.clone().oneshot(to("/o/a"));
+    refused(
+        soon(hangs).await.unwrap().map(Body::new),
+        Refused::OutcomeUnknown,
+        500,
+        false,
+    )
+    .await;
     seen.next().await;
-    let unready = send("/o/b");
-    refused(soon(hangs).await.unwrap(), Refused::OutcomeUnknown, 500, false).await;
-    // Its slot is free now, unless its own limit ended first.
+    // A request beside the layer has the slot: the service never becomes ready.
+    let beside = tokio::spawn(limited.oneshot(to("/o/beside")));
+    seen.next().await;
+    let unready = service.oneshot(to("/o/b"));
+    refused(
+        soon(unready).await.unwrap().map(Body::new),
+        Refused::Lost,
+        503,
+        true,
+    )
+    .await;
+    assert!(seen.is_empty());
     handler.let_go(1);
-    let answer = soon(unready).await.unwrap().status().as_u16();
-    assert!([200, 503].contains(&answer), "{answer}");
+    assert_eq!(soon(beside).await.unwrap().unwrap().status(), 200);
     soon(locks.idle()).await;
 }
 
