@@ -70,8 +70,8 @@ fn storm(layers: Layers, faults: Faults, lasts: Duration) -> Outcome {
         let repeater = Repeater::start(addresses).await;
         let mut clients = JoinSet::new();
         for n in 0..CLIENTS {
-            let client = Client::new(n, repeater.addr(), addresses, tally.clone());
-            clients.spawn(client.sends_orders(stop.clone()));
+            let client = Client::new(n, repeater.addr(), addresses, tally.clone(), stop.clone());
+            clients.spawn(client.sends_orders());
         }
         (ledger, repeater, clients)
     });

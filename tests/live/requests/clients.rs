@@ -66,11 +66,19 @@ pub struct Client {
     /// Where it sends its attempts, in turn.
     to: Vec<SocketAddr>,
     tally: Tally,
+    /// The storm is over: it ends its order, and waits for the answer.
+    stop: Arc<AtomicBool>,
 }
 
 impl Client {
     /// Every other one speaks HTTP/2; every third one goes straight to the replicas.
-    pub fn new(n: usize, proxy: SocketAddr, replicas: [SocketAddr; 2], tally: Tally) -> Client {
+    pub fn new(
+        n: usize,
+        proxy: SocketAddr,
+        replicas: [SocketAddr; 2],
+        tally: Tally,
+        stop: Arc<AtomicBool>,
+    ) -> Client {
         let http = Http::builder(TokioExecutor::new())
             .http2_only(n.is_multiple_of(2))
             .build_http();
@@ -79,13 +87,19 @@ impl Client {
         } else {
             vec![proxy]
         };
-        Client { n, http, to, tally }
+        Client {
+            n,
+            http,
+            to,
+            tally,
+            stop,
+        }
     }
 
     /// One after the other until it is told to stop. Answers which were accepted: all that it began.
-    pub async fn sends_orders(self, stop: Arc<AtomicBool>) -> Vec<(String, Order)> {
+    pub async fn sends_orders(self) -> Vec<(String, Order)> {
         let mut accepted = Vec::new();
-        while !stop.load(Ordering::Relaxed) {
+        while !self.stop.load(Ordering::Relaxed) {
             let key = format!("{}-{}", self.n, accepted.len());
             if fastrand::u8(0..8) == 0 {
                 self.sends_too_much(&format!("{key}-too-large")).await;
@@ -127,7 +141,7 @@ impl Client {
 
     /// Answers nothing if it was not answered in time.
     async fn exchange(&self, request: Request<Body>, what: &str) -> Option<Response<Bytes>> {
-        let patience = if self.n % 5 == 4 {
+        let patience = if self.n % 5 == 4 || self.stop.load(Ordering::Relaxed) {
             HANGS
         } else {
             ms(fastrand::u64(5..600))
