@@ -249,7 +249,9 @@ impl Run {
 
     /// Returns the renewal of a claim that had a recent grant, as its node remembers.
     fn assertion(&mut self, at: usize, claim: (ClaimId, LeaseTimes)) -> Request {
-        let number = Some(GrantNumber(self.last.saturating_sub(self.rng.u64(..1_000))));
+        let number = Some(GrantNumber(
+            self.last.saturating_sub(self.rng.u64(..1_000)).max(1),
+        ));
         Request {
             mark: self.marks[&claim.0],
             ..self.plain(at, claim, Verb::Renew { number })

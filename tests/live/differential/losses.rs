@@ -117,7 +117,10 @@ impl Run {
         let known = self.numbers.get(&claim_id).copied();
         let number = match self.rng.u8(..200) {
             0..16 => None,
-            16..40 => Some(GrantNumber(self.last.saturating_sub(self.rng.u64(..1_000)))),
+            // No grant has the number 0.
+            16..40 => Some(GrantNumber(
+                self.last.saturating_sub(self.rng.u64(..1_000)).max(1),
+            )),
             40 => Some(GrantNumber(self.last + self.rng.u64(1..1_000))),
             _ => known,
         };
