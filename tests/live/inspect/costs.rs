@@ -10,6 +10,8 @@ use crate::server::RedisServer;
 
 /// How often each operation is done.
 const TIMES: u64 = 1_000;
+/// How often both are counted until they agree.
+const TRIES: u32 = 3;
 /// The number of ticks. A node gathers the requests of its jobs for 20 ms, and a tick has two.
 #[cfg(feature = "scheduler")]
 const TICKS: u32 = 100;
@@ -98,16 +100,25 @@ async fn costs_one_set(operation: &str, times: u64, work: impl AsyncFn(&mut Pair
         work(&mut pair).await;
         pair.calls(presence).await
     };
-    let (without, _) = run(false).await;
-    let (mut with, most) = run(true).await;
-    assert!(without["evalsha"] >= 2 * times, "{operation}: {without:?}");
-    println!("{operation}: without presence {without:?}");
-    println!("{operation}: with presence    {with:?}");
-    let sets = without.get("set").copied().unwrap_or_default();
-    let told = with["set"] - sets;
-    assert!((2..=most).contains(&told), "{operation}: {told} SET for 2 nodes");
-    with.insert("set".into(), sets);
-    assert_eq!(with, without, "{operation}");
+    // A busy machine may be late, and a node then asks once more.
+    for tries in 1.. {
+        let (without, _) = run(false).await;
+        let (mut with, most) = run(true).await;
+        assert!(without["evalsha"] >= 2 * times, "{operation}: {without:?}");
+        println!("{operation}: without presence {without:?}");
+        println!("{operation}: with presence    {with:?}");
+        let sets = without.get("set").copied().unwrap_or_default();
+        let told = with["set"] - sets;
+        assert!((2..=most).contains(&told), "{operation}: {told} SET for 2 nodes");
+        with.insert("set".into(), sets);
+        if with == without {
+            return;
+        }
+        assert!(
+            tries < TRIES,
+            "{operation}: {with:?} with presence, and without {without:?}"
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
