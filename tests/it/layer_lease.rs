@@ -156,27 +156,17 @@ async fn max_hold_bounds_handlers_and_services_that_hang() {
     let limited = ConcurrencyLimitLayer::new(1).layer(handler.routes());
     let layer = by_path(&locks).lease(ms(900)).max_hold(ms(500));
     let service = layer.layer(limited.clone());
+    let send = async |uri| {
+        let answer = service.clone().oneshot(to(uri));
+        soon(answer).await.unwrap().map(Body::new)
+    };
     // The slot is free: the handler runs, and hangs.
-    let hangs = service.clone().oneshot(to("/o/a"));
-    refused(
-        soon(hangs).await.unwrap().map(Body::new),
-        Refused::OutcomeUnknown,
-        500,
-        false,
-    )
-    .await;
+    refused(send("/o/a").await, Refused::OutcomeUnknown, 500, false).await;
     seen.next().await;
     // A request beside the layer has the slot: the service never becomes ready.
     let beside = tokio::spawn(limited.oneshot(to("/o/beside")));
     seen.next().await;
-    let unready = service.oneshot(to("/o/b"));
-    refused(
-        soon(unready).await.unwrap().map(Body::new),
-        Refused::Lost,
-        503,
-        true,
-    )
-    .await;
+    refused(send("/o/b").await, Refused::Lost, 503, true).await;
     assert!(seen.is_empty());
     handler.let_go(1);
     assert_eq!(soon(beside).await.unwrap().unwrap().status(), 200);

@@ -15,7 +15,7 @@ use tenure::{Clock, Guard, Key, Locks, Mutex};
 use crate::server::RedisServer;
 
 /// Longer than any step takes. Only a failed test waits for it.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(30);
 
 pub const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)

@@ -2,8 +2,7 @@
 
 use tenure::protocol::ledger::RecordOwner;
 use tenure::protocol::message::{
-    Call, ClaimId, ClaimNumber, GrantNumber, Kind, LeaseTimes, Mode, Payload, Permits, Request, TickTime,
-    Verb, WhenBehind,
+    Call, ClaimId, ClaimNumber, Kind, LeaseTimes, Mode, Payload, Permits, Request, TickTime, Verb, WhenBehind,
 };
 
 use super::{LEASES, LONG_MS, NODES, Run};
@@ -249,9 +248,7 @@ impl Run {
 
     /// Returns the renewal of a claim that had a recent grant, as its node remembers.
     fn assertion(&mut self, at: usize, claim: (ClaimId, LeaseTimes)) -> Request {
-        let number = Some(GrantNumber(
-            self.last.saturating_sub(self.rng.u64(..1_000)).max(1),
-        ));
+        let number = Some(self.earlier_number());
         Request {
             mark: self.marks[&claim.0],
             ..self.plain(at, claim, Verb::Renew { number })

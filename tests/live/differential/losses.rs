@@ -117,10 +117,7 @@ impl Run {
         let known = self.numbers.get(&claim_id).copied();
         let number = match self.rng.u8(..200) {
             0..16 => None,
-            // No grant has the number 0.
-            16..40 => Some(GrantNumber(
-                self.last.saturating_sub(self.rng.u64(..1_000)).max(1),
-            )),
+            16..40 => Some(self.earlier_number()),
             40 => Some(GrantNumber(self.last + self.rng.u64(1..1_000))),
             _ => known,
         };
@@ -129,6 +126,11 @@ impl Run {
             Some(number) if self.rng.u8(..6) == 0 => Verb::Assert { number },
             number => Verb::Renew { number },
         }
+    }
+
+    /// Returns a number from shortly before the last. No grant has the number 0.
+    pub(super) fn earlier_number(&mut self) -> GrantNumber {
+        GrantNumber(self.last.saturating_sub(self.rng.u64(..1_000)).max(1))
     }
 
     /// Returns the highest number that the sender of a batch knows: mostly one that is no evidence of a loss.
