@@ -182,6 +182,14 @@ impl Options {
         Duration::from_millis(self.times(longest).hold_ms()).saturating_add(lag)
     }
 
+    /// Returns how long a former master may accept writes.
+    pub(crate) fn lag(&self) -> Duration {
+        match self.recovery {
+            Some(Recovery::Always { lag, .. }) => lag,
+            Some(Recovery::OnEvidence) | None => Duration::ZERO,
+        }
+    }
+
     /// Returns the longest lease of any process, if a server recovers after each restart or promotion.
     pub(crate) fn longest_lease(&self) -> Option<Duration> {
         match self.recovery {

@@ -240,7 +240,11 @@ impl Node {
                 connecting.inspect(tokio::task::AbortHandle::abort);
                 drop(connection);
             }
-            SessionEffect::Reachable { is_elsewhere, clock } => self.reachable(server, is_elsewhere, clock),
+            SessionEffect::Reachable {
+                is_elsewhere,
+                former,
+                clock,
+            } => self.reachable(server, is_elsewhere, former, clock),
             SessionEffect::TellInbox(input) => self.tell_inbox(input),
             SessionEffect::Inbox(InboxEffect::Open(attempt)) => inbox::open(self, server, attempt),
             SessionEffect::Inbox(InboxEffect::Ping(attempt)) => {
@@ -264,7 +268,8 @@ impl Node {
     }
 
     fn connect(self: &Arc<Self>, server: &Arc<Server>, attempt: Attempt) {
-        let connecting = self.servers.store.connect(server.id);
+        let highest = lock(&server.session).highest();
+        let connecting = self.servers.store.connect(server.id, highest);
         let (node, to) = (self.clone(), server.clone());
         let task = tokio::spawn(async move {
             // Connecting runs foreign code: a pool's customizer, a TLS provider.
@@ -276,12 +281,12 @@ impl Node {
                         node.events.push(observe::server_warning(text));
                     }
                     node.note_run(&to, link.run_id());
-                    let (time, place) = (link.time(), link.place());
+                    let opened = link.opened();
                     let batches = JoinSet::new();
                     lock(&to.io)
                         .connections
                         .insert(attempt, OpenConnection { link, batches });
-                    SessionInput::Connected { attempt, time, place }
+                    SessionInput::Connected { attempt, opened }
                 }
                 Err(error) => SessionInput::ConnectFailed { attempt, error },
             };
@@ -298,7 +303,14 @@ impl Node {
         let Some(open) = io.connections.get_mut(&attempt) else {
             return;
         };
-        let (node, to, ended) = (Arc::downgrade(self), server.clone(), open.link.ended());
+        let (node, to) = (Arc::downgrade(self), server.clone());
+        let warned = node.clone();
+        let warn = move |text| {
+            if let Some(node) = warned.upgrade() {
+                node.events.push(observe::server_warning(text));
+            }
+        };
+        let ended = open.link.ended(Arc::new(warn));
         open.batches.spawn(async move {
             ended.await;
             if let Some(node) = node.upgrade() {

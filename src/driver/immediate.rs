@@ -13,7 +13,7 @@ use crate::driver::node::Node;
 use crate::driver::waiter::lock;
 use crate::protocol::message::BatchReply;
 use crate::protocol::session::Session;
-use crate::protocol::session::step::{InboxEffect, Place, SessionEffect, SessionInput};
+use crate::protocol::session::step::{InboxEffect, Opened, SessionEffect, SessionInput};
 use crate::protocol::time::Instant;
 use crate::store::{Immediate, ServerId, Sink};
 
@@ -110,8 +110,11 @@ impl Node {
                 is_over &= matches!(effect, SessionEffect::Send { .. });
                 let input = match effect {
                     SessionEffect::Connect(attempt) => {
-                        let (time, place) = (store.time(), Place::default());
-                        SessionInput::Connected { attempt, time, place }
+                        let opened = Opened {
+                            time: store.time(),
+                            ..Opened::default()
+                        };
+                        SessionInput::Connected { attempt, opened }
                     }
                     SessionEffect::Inbox(InboxEffect::Open(attempt)) => {
                         store.listen(self.id, Some(self.sink()));

@@ -32,7 +32,7 @@ use crate::protocol::key::shard::Shard;
 use crate::protocol::message::{LeaseTimes, Name, NodeId};
 use crate::protocol::session::server_clock::ServerClock;
 use crate::protocol::session::step::{SessionInput, SessionRole};
-use crate::protocol::step::{AcquireError, Effect, InboxState, Input, Outgoing, Rules, Ticket};
+use crate::protocol::step::{AcquireError, Effect, FormerMaster, InboxState, Input, Outgoing, Rules, Ticket};
 use crate::protocol::time::Instant;
 use crate::store::{ServerId, Store};
 
@@ -536,11 +536,13 @@ impl Node {
         self: &Arc<Self>,
         server: &Server,
         is_elsewhere: bool,
+        former: FormerMaster,
         clock: Option<ServerClock>,
     ) {
         let is_served = |name: &Name| self.servers.serves(server, name);
         self.step_every_key(|shard, now, perform| {
             clock.inspect(|clock| shard.note_clock(server.master(), *clock));
+            shard.note_former_master(former);
             shard.reachable(now, is_elsewhere, is_served, perform);
         });
     }

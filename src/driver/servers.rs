@@ -23,6 +23,7 @@ pub(crate) struct Servers {
     timeout: Duration,
     poll_gap: Duration,
     recovery: Duration,
+    lag: Duration,
     seed: u64,
     list: ServerSlot,
 }
@@ -83,6 +84,7 @@ impl Servers {
             timeout: options.request_timeout,
             poll_gap: options.poll_gap,
             recovery: options.recovery_time(),
+            lag: options.lag(),
             seed,
             list: ServerSlot::default(),
         }
@@ -184,6 +186,7 @@ impl Servers {
             can_fail: self.immediate().is_none(),
             poll_gap: self.poll_gap,
             recovery: self.recovery,
+            lag: self.lag,
             seed: self.seed.wrapping_add(u64::from(id.0)),
             role,
         });

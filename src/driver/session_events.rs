@@ -129,9 +129,9 @@ impl Node {
                 let ended = server.outage.answered(now, sent);
                 self.push_outage_end(server, ended);
             }
-            SessionEvent::Recovering(left) => {
+            SessionEvent::Recovering(left, why) => {
                 self.events
-                    .push(observe::server_recovering(server.text.clone(), left));
+                    .push(observe::server_recovering(server.text.clone(), left, why.into()));
             }
             SessionEvent::InboxOpen => {
                 if let Some(away) = server.outage.inbox_open(now) {

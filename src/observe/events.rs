@@ -141,8 +141,11 @@ node later {
     WARN server_changed(server: Arc<str>): [server = &*server]
         "another server answers at this address, or the server restarted: data that it did not keep is lost";
 
-    /// The server may have lost leases, and grants none until the earlier ones have ended.
-    WARN server_recovering(server: Arc<str>, left: Duration): [server = &*server, left_ms = ms(left)]
+    /// The server may have lost leases, and grants none until the earlier ones have ended. `why` is `run` after a restart or a
+    /// promotion, `epoch` if the Sentinels have promoted a server since, and `number` if a node has seen a grant that the server
+    /// does not know.
+    WARN server_recovering(server: Arc<str>, left: Duration, why: &'static str):
+        [server = &*server, left_ms = ms(left), why]
         "the server may have lost leases: it grants none until the earlier ones have ended";
 
     /// A connection to the store is open.

@@ -200,6 +200,20 @@ pub enum Flaw {
     RecoveryTooShort,
     /// A server does not notice that it has lost grants.
     EvidenceIgnored,
+    /// A server does not notice a reign of another server between two of its own.
+    EpochNotCompared,
+    /// A recovery leaves the clock below the numbers of an earlier reign.
+    ClockNotRaised,
+    /// A claim is granted on a link that the Sentinels have not confirmed.
+    UnconfirmedGrants,
+    /// The answer of one Sentinel confirms a link.
+    OneSentinelBelieved,
+    /// The Sentinels are asked before the connection to the server opens, and not again.
+    SentinelsAskedBefore,
+    /// A renewal moves the deadline while the former master may still grant the key.
+    RenewedBesideFormerMaster,
+    /// A push of a former master is used as a push of its successor.
+    FormerPushUsed,
     /// A transfer is adopted at a server that recovers.
     AdoptedWhileRecovering,
     /// A renewal that has the record alone creates a record.

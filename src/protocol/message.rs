@@ -325,6 +325,41 @@ pub enum Rule {
     AllOrNone,
 }
 
+/// Why a server recovers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, strum::EnumString, strum::IntoStaticStr)]
+#[strum(serialize_all = "lowercase")]
+pub enum RecoveryCause {
+    /// Another run of the server was recorded: it was restarted, demoted or promoted since.
+    Run,
+    /// The Sentinels have promoted a server since.
+    Epoch,
+    /// A node has seen a number that the server did not give.
+    #[default]
+    Number,
+}
+
+/// What a node knows when its link to a server opens.
+#[derive(Debug, Clone, Copy)]
+pub struct LinkRequest<'a> {
+    /// The run of the server.
+    pub run: &'a str,
+    /// The epoch under which the Sentinels confirmed the link, if they did.
+    pub epoch: Option<u64>,
+    /// The highest grant number that the node has seen. `None` on a quorum, whose masters have a clock for each slot.
+    pub number: Option<GrantNumber>,
+    /// How long a recovery lasts, in milliseconds.
+    pub recovery_ms: u64,
+}
+
+/// What a server answers when a link opens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct LinkReply {
+    /// The last number that was given. Later grants have higher numbers.
+    pub clock: GrantNumber,
+    /// How many milliseconds of a recovery are left, and why the server recovers.
+    pub recovering: Option<(u64, RecoveryCause)>,
+}
+
 /// Requests that travel together. Each is executed atomically and answered on its own.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
@@ -338,6 +373,9 @@ pub struct Batch {
     /// How long the server grants nothing if this batch shows that it has lost grants, in milliseconds: the lease of the
     /// sender's builder with its margin, or the length on which all nodes agreed.
     pub recovery_ms: u64,
+    /// Set if the Sentinels have not confirmed that the server is the master. Then the batch grants nothing and hands nothing
+    /// on, as while the server recovers. Owners are served.
+    pub is_unconfirmed: bool,
     /// How the requests depend on each other.
     pub rule: Rule,
     /// The requests: all of one kind, and at most one per name. A store may read all of its keys before it executes

@@ -18,6 +18,7 @@ pub mod ledger;
 pub mod message;
 mod quorum;
 pub mod redirects;
+pub mod sentinels;
 pub mod session;
 pub mod steal;
 pub mod step;

@@ -137,6 +137,7 @@ impl StealRequest {
             highest: GrantNumber::default(),
             not_after: u64::MAX,
             poll_gap_ms: 0,
+            is_unconfirmed: false,
             recovery_ms: 1,
             rule: Rule::Each,
             requests: vec![Request {

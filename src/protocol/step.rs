@@ -17,8 +17,8 @@ use strum::{EnumCount, EnumTryAs};
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::message::{
-    Asking, Call, ClaimId, ClaimNumber, Fence, Grant, JobReport, LatchReport, LeaderReport, LeaseTimes, Mode,
-    Name, NodeId, Payload, Reply, Request, TickTime, Unanswered, WhenBehind, WriteAnswer,
+    Asking, Call, ClaimId, ClaimNumber, Fence, Grant, GrantNumber, JobReport, LatchReport, LeaderReport,
+    LeaseTimes, Mode, Name, NodeId, Payload, Reply, Request, TickTime, Unanswered, WhenBehind, WriteAnswer,
 };
 use crate::protocol::time::Instant;
 use crate::protocol::write::{Action, Precondition};
@@ -303,6 +303,15 @@ impl Class {
             None => Class::Claim,
         }
     }
+}
+
+/// What a master before the present one may still do, as far as a node knows.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct FormerMaster {
+    /// Until then it may accept writes, and grant a key when its own copy of the record ends. `None` if that time is over.
+    pub until: Option<Instant>,
+    /// The numbers of its grants are not higher.
+    pub highest: GrantNumber,
 }
 
 /// Whether grants are pushed to this node.

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::ledger::Ledger;
-use crate::protocol::message::{Batch, BatchReply, InboxEvent, Kind, Name, NodeId, Push, Reply};
+use crate::protocol::message::{Batch, BatchReply, GrantNumber, InboxEvent, Kind, Name, NodeId, Push, Reply};
 use crate::protocol::steal::{AuditEntry, MAX_AUDIT, StealAct, StealReply, StealRequest};
 use crate::protocol::view::{
     InspectAnswer, InspectQuery, NodeView, PAGE, Position, Presence, ServerView, nodes_of,
@@ -128,7 +128,11 @@ impl Store for MemoryStore {
         Some(self)
     }
 
-    fn connect(&self, _: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
+    fn connect(
+        &self,
+        _: ServerId,
+        _: Option<GrantNumber>,
+    ) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
         Box::pin(ready(Err(needs_no("connection"))))
     }
 

@@ -9,8 +9,8 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::error::StoreError;
-use crate::protocol::message::{Batch, BatchReply, Failure, InboxEvent, Name, NodeId, Reply};
-use crate::protocol::session::step::Place;
+use crate::protocol::message::{Batch, BatchReply, Failure, GrantNumber, InboxEvent, Name, NodeId, Reply};
+use crate::protocol::session::step::Opened;
 use crate::protocol::steal::{AuditEntry, StealReply, StealRequest};
 use crate::protocol::view::{InspectAnswer, InspectQuery, Presence};
 use crate::protocol::write::Action;
@@ -35,6 +35,9 @@ pub type MapSink = Arc<dyn Fn() + Send + Sync>;
 
 /// A function that takes what is pushed to a node. It must not block.
 pub type Sink = Arc<dyn Fn(InboxEvent) + Send + Sync>;
+
+/// A function that reports a warning for operators. It must not block.
+pub type WarnSink = Arc<dyn Fn(String) + Send + Sync>;
 
 /// The server of a store that answers for a name. A single server has the id 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -121,8 +124,13 @@ pub trait Store: sealed::Sealed + Debug + Send + Sync + 'static {
 
     /// Opens a new connection to a server, on the current runtime, and checks that the server can be trusted.
     ///
-    /// There is no deadline. The future may be dropped at any time.
-    fn connect(&self, server: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>>;
+    /// There is no deadline. The future may be dropped at any time. `highest`: the highest grant number that the node has seen,
+    /// if the server has one clock.
+    fn connect(
+        &self,
+        server: ServerId,
+        highest: Option<GrantNumber>,
+    ) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>>;
 
     /// Opens the inbox of `node` at a server, on the current runtime. From then on each grant is passed to `sink`.
     ///
@@ -186,22 +194,18 @@ pub trait Link: Debug + Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(())))
     }
 
-    /// Returns the time of the server's clock in microseconds, read when the connection was opened.
-    fn time(&self) -> u64;
-
     /// Returns the id of the server's current run, if the server reports one. The id changes at each restart.
     fn run_id(&self) -> Option<&str> {
         None
     }
 
-    /// Returns where the connection leads. A store with one server that never moves has one place for all connections.
-    fn place(&self) -> Place {
-        Place::default()
-    }
+    /// Returns what was learned when the connection was opened. A store with one server that never moves has one place for all
+    /// connections.
+    fn opened(&self) -> Opened;
 
     /// Resolves when the connection must no longer be used, because its server is no longer the one that answers for
-    /// the store. By default never.
-    fn ended(&self) -> BoxFuture<'static, ()> {
+    /// the store. By default never. Until then it may warn.
+    fn ended(&self, _warn: WarnSink) -> BoxFuture<'static, ()> {
         Box::pin(std::future::pending())
     }
 

@@ -11,8 +11,9 @@ use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::ledger::Ledger;
 use crate::protocol::message::{
-    Batch, BatchReply, Executed, Failure, InboxEvent, Kind, Name, NodeId, Reply, Verb,
+    Batch, BatchReply, Executed, Failure, GrantNumber, InboxEvent, Kind, Name, NodeId, Reply, Verb,
 };
+use crate::protocol::session::step::Opened;
 use crate::protocol::write::Action;
 use crate::store::{Abilities, BoxFuture, Inbox, Link, Ping, ServerId, Sink, Store, sealed};
 
@@ -188,7 +189,11 @@ impl Store for Reached {
         "simulated".into()
     }
 
-    fn connect(&self, _: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
+    fn connect(
+        &self,
+        _: ServerId,
+        _: Option<GrantNumber>,
+    ) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
         let reached = self.clone();
         Box::pin(async move {
             reached.process.running().await;
@@ -304,8 +309,11 @@ impl Link for Open {
         }))
     }
 
-    fn time(&self) -> u64 {
-        self.to.store.now_us()
+    fn opened(&self) -> Opened {
+        Opened {
+            time: self.to.store.now_us(),
+            ..Opened::default()
+        }
     }
 }
 

@@ -89,6 +89,7 @@ impl Store {
             highest: GrantNumber(0),
             not_after: u64::MAX,
             poll_gap_ms: 0,
+            is_unconfirmed: false,
             recovery_ms: 1_000,
             rule: Rule::Each,
             requests: vec![request],

@@ -11,7 +11,8 @@ use tenure::protocol::message::{
 };
 use tenure::protocol::session::Session;
 use tenure::protocol::session::step::{
-    Attempt, BatchId, InboxEffect, MAX_SILENCE, Place, Probe, SessionEffect, SessionInput, SessionOptions,
+    Attempt, BatchId, InboxEffect, MAX_SILENCE, Opened, Place, Probe, SessionEffect, SessionInput,
+    SessionOptions,
 };
 use tenure::protocol::step::{Class, InboxState, Input, Outgoing, Tag};
 use tenure::protocol::time::Instant;
@@ -36,6 +37,7 @@ impl Bench {
             can_fail: true,
             poll_gap: Duration::ZERO,
             recovery: Duration::from_secs(10),
+            lag: Duration::ZERO,
             seed: 7,
             role: Default::default(),
         });
@@ -130,8 +132,7 @@ impl Bench {
         let attempt = self.attempts()[0];
         self.tell(SessionInput::Connected {
             attempt,
-            time: 5,
-            place: Place::default(),
+            opened: Opened::default(),
         });
         attempt
     }
@@ -141,11 +142,17 @@ impl Bench {
         self.step();
         let attempt = self.attempts()[0];
         let (address, run) = (address.into(), run.into());
-        let place = Place { address, run };
+        let place = Place {
+            address,
+            run,
+            ..Place::default()
+        };
         self.tell(SessionInput::Connected {
             attempt,
-            time: 5,
-            place,
+            opened: Opened {
+                place,
+                ..Opened::default()
+            },
         });
         attempt
     }
@@ -508,15 +515,13 @@ fn an_old_attempt_is_closed_and_does_not_affect_its_successor() {
     bench.effects.clear();
     bench.tell(SessionInput::Connected {
         attempt: old,
-        time: 5,
-        place: Place::default(),
+        opened: Opened::default(),
     });
     assert!(bench.wants(|effect| matches!(effect, SessionEffect::Close(of) if *of == old)));
     assert!(bench.sent().is_empty());
     bench.tell(SessionInput::Connected {
         attempt: new,
-        time: 5,
-        place: Place::default(),
+        opened: Opened::default(),
     });
     let sent = bench.sent();
     assert_eq!((sent.len(), sent[0].0), (1, new));
@@ -706,8 +711,7 @@ fn a_connection_that_breaks_at_once_is_opened_a_few_times_a_second() {
                     opened += 1;
                     bench.tell(SessionInput::Connected {
                         attempt,
-                        time: 5,
-                        place: Place::default(),
+                        opened: Opened::default(),
                     });
                 }
                 SessionEffect::Inbox(InboxEffect::Open(attempt)) => {
@@ -757,20 +761,23 @@ fn a_connection_that_ends_by_itself_is_replaced_at_once() {
 }
 
 #[test]
-fn a_connection_to_another_address_or_run_is_reported() {
+fn a_connection_to_another_server_is_reported() {
     let mut bench = Bench::new();
     for (address, run, is_elsewhere) in [
         ("one", "run:1", false),
         ("one", "run:1", false),
         ("one", "run:2", true),
-        ("two", "run:2", true),
+        // One server with two names.
+        ("two", "run:2", false),
         // An unknown run counts as the last one, and does not hide that the next run is another one.
         ("two", "", false),
         ("two", "run:2", false),
         ("two", "", false),
         ("two", "run:3", true),
+        // Without a run on both sides only the address can tell.
         ("three", "", true),
         ("three", "run:4", false),
+        ("three", "run:5", true),
     ] {
         bench.ask("a", 1, 10_000, Class::Claim);
         let attempt = bench.connect_to(address, run);

@@ -8,7 +8,9 @@ use tenure::protocol::message::{
     ClaimId, ClaimNumber, GrantNumber, Mode, Name, Reply, Unanswered, Verb, WriteAnswer,
 };
 use tenure::protocol::session::Session;
-use tenure::protocol::session::step::{Attempt, BatchId, Place, SessionEffect, SessionInput, SessionOptions};
+use tenure::protocol::session::step::{
+    Attempt, BatchId, Opened, SessionEffect, SessionInput, SessionOptions,
+};
 use tenure::protocol::step::{Effect, Input, LockOptions, OutgoingAction, Rules, Tag, Ticket};
 use tenure::protocol::time::Instant;
 use tenure::protocol::write::{Action, GuardedWrite, Precondition, WriteBody};
@@ -284,8 +286,10 @@ impl Bench {
         let time = 1_700_000_000_000_000;
         bench.tell(SessionInput::Connected {
             attempt,
-            time,
-            place: Place::default(),
+            opened: Opened {
+                time,
+                ..Opened::default()
+            },
         });
         let sent = bench.sent();
         assert_eq!(sent.len(), 1);
@@ -303,6 +307,7 @@ impl Bench {
                 can_fail: true,
                 poll_gap: ms(0),
                 recovery: Duration::from_secs(10),
+                lag: Duration::ZERO,
                 seed: 7,
                 role: Default::default(),
             }),

@@ -548,6 +548,7 @@ impl Run {
             highest: self.draw_highest(),
             not_after,
             poll_gap_ms: self.gaps[self.rng.usize(..self.gaps.len())],
+            is_unconfirmed: false,
             recovery_ms: self.draw_recovery_ms(),
             rule: if is_together { Rule::AllOrNone } else { Rule::Each },
             requests,

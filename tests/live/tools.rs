@@ -28,7 +28,7 @@ pub fn store(url: &str) -> Arc<dyn Store> {
 }
 
 pub async fn connect(store: &Arc<dyn Store>) -> Result<Arc<dyn Link>, StoreError> {
-    store.connect(ServerId(0)).await
+    store.connect(ServerId(0), None).await
 }
 
 pub fn claim_id(node: u128, claim: u64) -> ClaimId {
@@ -70,6 +70,7 @@ pub fn batch(requests: Vec<Request>) -> Batch {
         highest: GrantNumber(0),
         not_after: u64::MAX,
         poll_gap_ms: 0,
+        is_unconfirmed: false,
         recovery_ms: 1_000,
         rule: Rule::Each,
         requests,

@@ -311,6 +311,7 @@ impl World {
             highest: GrantNumber::default(),
             not_after: u64::MAX,
             poll_gap_ms: self.profile.poll_gap,
+            is_unconfirmed: false,
             recovery_ms: self.profile.recovery().as_millis() as u64,
             rule: Rule::Each,
             requests: vec![request],

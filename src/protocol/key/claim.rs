@@ -116,6 +116,8 @@ pub(crate) struct Yielded {
     pub(crate) from: ClaimId,
     pub(crate) term: LeaseTimes,
     pub(crate) mode: Mode,
+    /// Until when the lease surely lasts that was given up.
+    pub(crate) deadline: Instant,
     pub(crate) release: Option<Ticket>,
 }
 
@@ -370,6 +372,18 @@ impl Claim {
         match &self.origin {
             Some(Origin::Pass(pass)) => Some(pass),
             Some(Origin::Yield(_)) | None => None,
+        }
+    }
+
+    /// Returns until when the lease surely lasts that this claim continues, as far as its yield or pass knows.
+    pub(crate) fn continued_until(&self) -> Option<Instant> {
+        match self.origin.as_ref()? {
+            Origin::Yield(yielded) => Some(yielded.deadline),
+            Origin::Pass(pass) => match &pass.local {
+                Some(old) => old.held().map(|held| held.deadline),
+                // An executed adoption came after the claim was made.
+                None => Some(self.created_at + self.lease()),
+            },
         }
     }
 

@@ -5,7 +5,9 @@ use std::time::Duration;
 use siphasher::sip::SipHasher24;
 
 use crate::protocol::message::{ClaimId, ClaimNumber, Name, NodeId};
-use crate::protocol::step::{AcquireError, Effect, InboxState, KeyEvent, Outcome, Rules, Ticket};
+use crate::protocol::step::{
+    AcquireError, Effect, FormerMaster, InboxState, KeyEvent, Outcome, Rules, Ticket,
+};
 use crate::protocol::time::Instant;
 
 /// The seeds of a shard's random numbers.
@@ -35,6 +37,8 @@ pub(crate) struct ShardContext {
     pub(crate) rules: Rules,
     /// Whether grants are pushed.
     pub(crate) inbox: InboxState,
+    /// What a master before the present one may still do.
+    pub(crate) former: FormerMaster,
     /// No caller is accepted any more.
     pub(crate) is_closed: bool,
     /// When a difference in the capacity of a semaphore was last reported.
@@ -53,6 +57,7 @@ impl ShardContext {
             node,
             rules,
             inbox: InboxState::default(),
+            former: FormerMaster::default(),
             is_closed: false,
             capacity_reported: None,
             next_claim: ClaimNumber(of + index),

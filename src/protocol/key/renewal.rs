@@ -277,6 +277,17 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
+    /// Schedules the first renewal that moves the deadline again, for the time when no former master can grant any more. A
+    /// lease that ends before is lost.
+    pub(crate) fn renew_after_former_master(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        let (Some(held), Some(until)) = (self.claims[number].held(), cx.shard.former.until) else {
+            return;
+        };
+        let spread = held.deadline.since(until.max(cx.now)) / 4;
+        let pause = cx.shard.between((Duration::ZERO, spread.min(MAX_RETRY_PAUSE)));
+        self.schedule_request(cx, number, until.since(cx.now) + pause);
+    }
+
     /// Schedules the renewal of a waiting claim, when the owner's record should be over. The pause is at most a third
     /// of the claim's own lease, whatever the store says of the record. So t₀ is never old, and a lost push is only a
     /// delay.

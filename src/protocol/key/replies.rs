@@ -186,11 +186,19 @@ impl<P: Plant> KeyState<P> {
         (sent, time): (Instant, u64),
         grant: GrantNumber,
     ) {
+        let continued_until = self.claims[number].continued_until();
         self.finish_yield(cx, number);
         let from_reply = self.plant.planted(Flaw::DeadlineFromReply);
+        let moves = !self.is_beside_former_master(cx, sent);
         let claim = &mut self.claims[number];
         let (lease, hold) = (claim.lease(), claim.record_lifetime());
         let deadline = if from_reply { cx.now } else { sent } + lease;
+        let is_certain =
+            |until: Instant| moves && (cx.now < until || cx.shard.former.until <= Some(claim.created_at));
+        let deadline = match continued_until {
+            Some(until) if !is_certain(until) => deadline.min(until),
+            _ => deadline,
+        };
         claim.unanswered = None;
         // A fixed lease does not start again when its writer becomes a reader.
         let origin = claim.origin.as_ref().filter(|_| claim.fixed);
@@ -200,9 +208,12 @@ impl<P: Plant> KeyState<P> {
             Phase::Held(held) if held.number == grant => {
                 // A lease past its deadline was lost before this step got here: nothing revives it.
                 let slack = held.deadline.since(cx.now);
-                held.deadline = held.deadline.max(deadline);
                 held.ends = cx.now + hold;
                 claim.failed_requests = 0;
+                if !moves {
+                    return self.renew_after_former_master(cx, number);
+                }
+                held.deadline = held.deadline.max(deadline);
                 cx.event(KeyEvent::Renewed { slack });
                 self.schedule_renewal(cx, number);
                 if !self.renewals.is_empty() {
@@ -239,6 +250,16 @@ impl<P: Plant> KeyState<P> {
                 }
             }
         }
+    }
+
+    /// Returns whether a former master may still have granted keys when a request was executed that was sent at `sent`.
+    ///
+    /// A former master accepts writes for `lag` after the promotion of its successor. It grants a key when its own copy of the
+    /// record ends, and a renewal at the successor does not move that copy. So a deadline moves only by a request that was
+    /// executed after that time. If the deadline has not passed then, the copy stood to the last write of the former master.
+    fn is_beside_former_master(&self, cx: &StepContext<'_>, sent: Instant) -> bool {
+        cx.shard.former.until.is_some_and(|until| sent < until)
+            && !self.plant.planted(Flaw::RenewedBesideFormerMaster)
     }
 
     /// Has the inbox checked for a sign of life if the grant is so old that its push must have arrived. The number of
@@ -571,8 +592,11 @@ impl<P: Plant> KeyState<P> {
         let claim = &mut self.claims[number];
         let lease = claim.lease().min(ms(grant.lease_ms));
         let deadline = t0 + lease;
+        // The successor of a master may have answered "queued" after the former master pushed a grant.
+        let is_of_former =
+            grant.number <= cx.shard.former.highest && !self.plant.planted(Flaw::FormerPushUsed);
         // A fixed lease starts with an answer, so that its holder gets the full length.
-        let confirm = claim.fixed || !cx.shard.rules.final_push;
+        let confirm = claim.fixed || !cx.shard.rules.final_push || is_of_former;
         if confirm || deadline.since(cx.now) < lease / 3 {
             cx.event(KeyEvent::PushConfirming);
             claim.phase = Phase::Confirming {
@@ -608,6 +632,7 @@ impl<P: Plant> KeyState<P> {
             from: claim_id,
             term,
             mode,
+            deadline: cx.now,
             release: None,
         };
         self.leave_old_number(cx, yielded, UNKNOWN_CLAIM_SEQ, None);

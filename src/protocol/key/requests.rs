@@ -182,6 +182,7 @@ impl<P: Plant> KeyState<P> {
             from: old.claim_id,
             term: old.term,
             mode: old.mode,
+            deadline: old.held().map_or(cx.now, |held| held.deadline),
             release,
         }));
         self.claims.insert(claim);

@@ -15,7 +15,7 @@ use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimId, Name, NodeId};
 use crate::protocol::quorum::{Quorum, QuorumOutput, not_served};
 use crate::protocol::session::server_clock::ServerClock;
-use crate::protocol::step::{AcquireError, Effect, InboxState, Input, Rules, Ticket};
+use crate::protocol::step::{AcquireError, Effect, FormerMaster, InboxState, Input, Rules, Ticket};
 use crate::protocol::time::Instant;
 use crate::protocol::write::Precondition;
 
@@ -309,6 +309,11 @@ impl<P: Plant> Shard<P> {
         if before != state || state == InboxState::Confirmed {
             self.each(now, KeyState::inbox, perform);
         }
+    }
+
+    /// Notes what a master before the present one may still do.
+    pub fn note_former_master(&mut self, former: FormerMaster) {
+        self.context.former = former;
     }
 
     /// Handles a new connection: every failed request that waits to be repeated is sent now. `is_elsewhere`: the

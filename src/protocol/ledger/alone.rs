@@ -17,6 +17,7 @@ impl<P: Plant> Ledger<P> {
             highest: GrantNumber::default(),
             not_after: u64::MAX,
             poll_gap_ms: 0,
+            is_unconfirmed: false,
             recovery_ms: 0,
             rule: Rule::Each,
             requests: Vec::new(),

@@ -151,7 +151,7 @@ impl<P: Plant> Transaction<'_, P> {
     /// choice is final: the number of clients that `PUBLISH` reports does not change it. `gives`: the owner gives the
     /// key away in this step.
     pub(crate) fn hand_over(&mut self, caller: Option<ClaimId>, gives: bool) -> Search {
-        if self.recovering().is_some() {
+        if self.held_back().is_some() {
             return Search::NoWaiter;
         }
         let mut at = 0;

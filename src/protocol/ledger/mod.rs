@@ -16,9 +16,10 @@ pub use crate::protocol::ledger::record::{
     CheckpointRecord, JobRecord, LatchRecord, LeftFree, Proclaimed, Record, RecordOwner, SharedLease,
 };
 use crate::protocol::ledger::record::{KeyRecord, is_past};
+use crate::protocol::ledger::recovery::RecoveryState;
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{
-    Batch, BatchReply, ClaimId, GrantNumber, Kind, Name, NodeId, Push, Reply, Request, Rule,
+    Batch, BatchReply, ClaimId, GrantNumber, Kind, Name, NodeId, Push, RecoveryCause, Reply, Request, Rule,
 };
 use crate::protocol::write::{Action, Precondition};
 
@@ -53,8 +54,8 @@ pub struct Ledger<P: Plant = Sound> {
     listening: Option<HashSet<NodeId>>,
     /// The number of keys at which the next sweep runs.
     sweep_at: usize,
-    /// The last millisecond of the latest recovery, in which nothing is granted.
-    recovering_until: u64,
+    /// The latest recovery, in which nothing is granted.
+    recovery: RecoveryState,
     plant: P,
 }
 
@@ -147,8 +148,9 @@ impl<P: Plant> Ledger<P> {
             job: is_job.then(|| self.jobs.entry(request.name.clone()).or_default()),
             mark: request.mark,
             last: &mut self.last,
-            recovering_until: &mut self.recovering_until,
+            recovery: &mut self.recovery,
             recovery_ms: batch.recovery_ms,
+            is_unconfirmed: batch.is_unconfirmed,
             seen: batch.highest,
             listening: self.listening.as_ref(),
             poll_gap: if request.name.kind == Kind::Lock {
@@ -384,13 +386,14 @@ impl<P: Plant> Ledger<P> {
     /// Begins a recovery of `ms` milliseconds: the server may have lost grants, and grants nothing until every lease
     /// has ended that it may have lost. Never shortens a recovery.
     pub fn begin_recovery(&mut self, now_us: u64, ms: u64) {
-        recovery::begin(&mut self.recovering_until, now_us / 1000, ms, self.plant);
+        let cause = (RecoveryCause::Number, self.plant);
+        self.recovery.begin(now_us / 1000, ms, cause);
     }
 
     /// Ends a recovery, as a client with write access can do.
     #[doc(hidden)]
     pub fn end_recovery(&mut self) {
-        self.recovering_until = 0;
+        self.recovery.end();
     }
 
     /// Replaces the last number, as a server does that came back with an older copy of its data.
@@ -401,7 +404,7 @@ impl<P: Plant> Ledger<P> {
 
     /// Returns how many milliseconds of a recovery are left at `now_us`; `None` without a recovery.
     pub fn recovering(&self, now_us: u64) -> Option<u64> {
-        recovery::left(self.recovering_until, now_us / 1000)
+        self.recovery.left(now_us / 1000)
     }
 
     /// Begins a recovery if the sender has seen a higher number than the server gave: the server has lost that grant.
@@ -423,7 +426,7 @@ impl<P: Plant> Ledger<P> {
     pub fn forget(&mut self) {
         self.states.clear();
         self.jobs.clear();
-        self.recovering_until = 0;
+        self.recovery = RecoveryState::default();
         self.last = GrantNumber::default();
     }
 

@@ -1,32 +1,109 @@
 //! A server that may have lost grants: it grants nothing until every earlier lease has ended, and meanwhile lets live
 //! holders assert their leases.
 
+use std::sync::Arc;
+
 use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::ledger::Ledger;
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::QueueEntry;
 use crate::protocol::ledger::transaction::Transaction;
-use crate::protocol::message::{GrantNumber, Reply};
+use crate::protocol::message::{GrantNumber, LinkReply, LinkRequest, RecoveryCause, Reply};
 
-/// Returns how many milliseconds of a recovery are left at `now`. As a key of Redis, a recovery still lasts in the
-/// millisecond in which it ends.
-pub(crate) fn left(until: u64, now: u64) -> Option<u64> {
-    (now <= until && until > 0).then(|| until - now)
+/// How long a claim is held back that came on an unconfirmed link, in milliseconds. Then it asks again.
+const UNCONFIRMED_PAUSE_MS: u64 = 1_000;
+
+/// The latest recovery of a server, and the reign that it has recovered in.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct RecoveryState {
+    /// The last millisecond of the recovery.
+    until: u64,
+    /// Why the recovery began.
+    cause: RecoveryCause,
+    /// The run that was compared last.
+    run: Option<Arc<str>>,
+    /// The Sentinels' epoch that was compared last.
+    epoch: Option<u64>,
 }
 
-/// Begins a recovery of `ms` milliseconds at `now`, unless a longer one is under way.
-pub(crate) fn begin(until: &mut u64, now: u64, ms: u64, plant: impl Plant) {
-    let ms = if plant.planted(Flaw::RecoveryTooShort) {
-        ms / 8
-    } else {
-        ms
-    };
-    *until = (now + ms).max(*until);
+impl RecoveryState {
+    /// Returns how many milliseconds of a recovery are left at `now`. As a key of Redis, a recovery still lasts in the
+    /// millisecond in which it ends.
+    pub(crate) fn left(&self, now: u64) -> Option<u64> {
+        (now <= self.until && self.until > 0).then(|| self.until - now)
+    }
+
+    /// Begins a recovery of `ms` milliseconds at `now`, unless a longer one is under way.
+    pub(crate) fn begin(&mut self, now: u64, ms: u64, (cause, plant): (RecoveryCause, impl Plant)) {
+        let ms = if plant.planted(Flaw::RecoveryTooShort) {
+            ms / 8
+        } else {
+            ms
+        };
+        if now + ms > self.until {
+            (self.until, self.cause) = (now + ms, cause);
+        }
+    }
+
+    /// Ends a recovery.
+    pub(crate) fn end(&mut self) {
+        self.until = 0;
+    }
+}
+
+impl<P: Plant> Ledger<P> {
+    /// Compares what a node knows when its link opens, and begins a recovery if the server is in another run or reign than
+    /// the recorded one, or has lost grants.
+    ///
+    /// A recovery that begins here raises the clock above every number of an earlier reign: above its own end, which is later
+    /// than any grant of a former master. So the clock hands on that this reign is known, a node that was linked elsewhere is
+    /// evidence of a later reign, and a late node begins no second recovery.
+    pub fn link(&mut self, now_us: u64, link: &LinkRequest<'_>) -> LinkReply {
+        let ms = link.recovery_ms;
+        let recorded = &self.recovery;
+        let is_behind = link.number.is_some_and(|number| number > self.last);
+        let cause = if recorded.run.as_deref() != Some(link.run) {
+            Some(RecoveryCause::Run)
+        } else if link.epoch.is_some_and(|epoch| recorded.epoch != Some(epoch))
+            && !self.plant.planted(Flaw::EpochNotCompared)
+        {
+            Some(RecoveryCause::Epoch)
+        } else {
+            is_behind.then_some(RecoveryCause::Number)
+        };
+        if let Some(cause) = cause {
+            self.recovery.begin(now_us / 1000, ms, (cause, self.plant));
+            if let Some(number) = link.number
+                && !self.plant.planted(Flaw::ClockNotRaised)
+            {
+                let above = self.last.max(number).0 + 1;
+                self.last = GrantNumber(above.max(now_us + 1000 * ms));
+            }
+            self.recovery.run = Some(link.run.into());
+            self.recovery.epoch = link.epoch.or(self.recovery.epoch);
+        }
+        let left = self.recovery.left(now_us / 1000);
+        LinkReply {
+            clock: self.last,
+            recovering: left.map(|left| (left, self.recovery.cause)),
+        }
+    }
 }
 
 impl<P: Plant> Transaction<'_, P> {
     /// Returns how many milliseconds of a recovery are left. Meanwhile nothing is granted.
     pub(crate) fn recovering(&self) -> Option<u64> {
-        left(*self.recovering_until, self.now()).filter(|_| !self.planted(Flaw::RecoveringGrants))
+        self.recovery
+            .left(self.now())
+            .filter(|_| !self.planted(Flaw::RecoveringGrants))
+    }
+
+    /// Returns for how many milliseconds a claim is held back: the rest of a recovery, or a pause if the Sentinels have not
+    /// confirmed the link. Meanwhile nothing is granted on this link.
+    pub(crate) fn held_back(&self) -> Option<u64> {
+        let is_unconfirmed = self.is_unconfirmed && !self.planted(Flaw::UnconfirmedGrants);
+        self.recovering()
+            .or(is_unconfirmed.then_some(UNCONFIRMED_PAUSE_MS))
     }
 
     /// Answers an owner's renewal under `number` if the server has no record of its lease. Returns `None` if this is
@@ -44,7 +121,8 @@ impl<P: Plant> Transaction<'_, P> {
         if number > *self.last && !self.planted(Flaw::EvidenceIgnored) {
             self.branches.push(Branch::RecoveryByOwner);
             let now = self.now();
-            begin(self.recovering_until, now, self.recovery_ms, self.plant);
+            let cause = (RecoveryCause::Number, self.plant);
+            self.recovery.begin(now, self.recovery_ms, cause);
         }
         self.recovering()?;
         // The next run of a tick starts from the marks, and they may be lost, too.

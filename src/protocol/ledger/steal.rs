@@ -31,7 +31,7 @@ impl<P: Plant> Transaction<'_, P> {
         if self.is_of_wrong_type() {
             return StealReply::Changed;
         }
-        if hands_over && let Some(left) = self.recovering() {
+        if hands_over && let Some(left) = self.held_back() {
             return StealReply::Recovering(left);
         }
         let Some(found) = self.stolen_claim(&steal.target) else {

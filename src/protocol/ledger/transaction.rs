@@ -15,6 +15,7 @@ use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::{
     JobRecord, KeyRecord, QueueEntry, Record, RecordOwner, Search, is_past,
 };
+use crate::protocol::ledger::recovery::RecoveryState;
 use crate::protocol::message::{
     Call, ClaimId, GrantNumber, Kind, LeaseTimes, Mode, Name, NodeId, Push, Reply, Request, TickTime, Verb,
     WhenBehind,
@@ -30,8 +31,9 @@ pub(crate) struct Transaction<'a, P: Plant> {
     pub(crate) mark: Option<TickTime>,
     /// The last grant number of the store.
     pub(crate) last: &'a mut GrantNumber,
-    /// The last millisecond of the latest recovery.
-    pub(crate) recovering_until: &'a mut u64,
+    pub(crate) recovery: &'a mut RecoveryState,
+    /// The Sentinels have not confirmed the sender's link.
+    pub(crate) is_unconfirmed: bool,
     /// How long a recovery lasts that this request begins, in ms.
     pub(crate) recovery_ms: u64,
     /// The request came after its batch's not-after.
@@ -147,7 +149,7 @@ impl<P: Plant> Transaction<'_, P> {
         if self.owned_by(request.claim_id).is_some() {
             return true;
         }
-        if self.recovering().is_some() {
+        if self.held_back().is_some() {
             return false;
         }
         let mut search = self.settle(Some(request.claim_id));
@@ -199,7 +201,7 @@ impl<P: Plant> Transaction<'_, P> {
         if let Some(refused) = self.refuse_tick() {
             return refused;
         }
-        if let Some(left) = self.recovering() {
+        if let Some(left) = self.held_back() {
             self.branches.push(Branch::ClaimHeldBack);
             // A tick is not queued, because what is known of earlier ticks may be lost.
             if wait && self.job.is_none() {
@@ -259,7 +261,7 @@ impl<P: Plant> Transaction<'_, P> {
             self.convert_to_share(&claim);
             self.extend(claim_id, claim.term);
             // A sender that does not know its grant does not hold yet. Its lease may have ended before the loss.
-            return match self.recovering() {
+            return match self.held_back() {
                 Some(left) if number.is_none() => Reply::Recovering(left),
                 _ => self.granted(own),
             };
@@ -337,7 +339,7 @@ impl<P: Plant> Transaction<'_, P> {
         let was_alone = self.state.record.is_some();
         self.state.end(claim_id);
         let search = self.hand_over(None, true);
-        let is_kept = match self.recovering() {
+        let is_kept = match self.held_back() {
             // A lost lease may exclude the next claim, unless this one excluded it.
             Some(_) => !was_alone && next.mode != Mode::Read,
             // If the key is left free, the yielding claim queues, too.
@@ -433,7 +435,7 @@ impl<P: Plant> Transaction<'_, P> {
     /// Returns the reply to a waiter. It tells the waiter if the owner will not announce its release, so that the
     /// waiter polls.
     pub(crate) fn queued(&mut self) -> Reply {
-        if let Some(left) = self.recovering() {
+        if let Some(left) = self.held_back() {
             return Reply::Recovering(left);
         }
         let left = self.owner_left_ms();

@@ -22,7 +22,7 @@ impl<P: Plant> Transaction<'_, P> {
             return Reply::Gone;
         }
         // An adoption is a grant: the lost state may include another adoption of the same lease.
-        if let Some(left) = self.recovering()
+        if let Some(left) = self.held_back()
             && adopts
             && !self.planted(Flaw::AdoptedWhileRecovering)
         {

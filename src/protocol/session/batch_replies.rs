@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::message::{BatchReply, Executed, Failure, Reply, Unanswered};
+use crate::protocol::message::{BatchReply, Executed, Failure, RecoveryCause, Reply, Unanswered};
 use crate::protocol::session::connection::{Connection, is_broken};
 use crate::protocol::session::in_flight::{InFlight, PendingRequest, UnansweredRequest};
 use crate::protocol::session::server_clock::ServerClock;
@@ -79,7 +79,10 @@ impl<P: Plant> Session<P> {
                     cx.effects.extend((!over).then_some(failed));
                     continue;
                 }
-                Reply::Recovering(left) => self.note_recovery(ms(*left), cx),
+                // An unconfirmed link holds claims back without a recovery. The link told of a real one.
+                Reply::Recovering(left) if !self.is_unconfirmed => {
+                    self.note_recovery(ms(*left), RecoveryCause::Number, cx);
+                }
                 _ => {}
             }
             if !over {
@@ -123,9 +126,14 @@ impl<P: Plant> Session<P> {
     }
 
     /// Reports a recovery of the server, once.
-    fn note_recovery(&mut self, left: Duration, cx: &mut SessionContext<'_>) {
+    pub(super) fn note_recovery(
+        &mut self,
+        left: Duration,
+        cause: RecoveryCause,
+        cx: &mut SessionContext<'_>,
+    ) {
         if self.recovering_until.is_none_or(|until| until < cx.now) {
-            cx.event(SessionEvent::Recovering(left));
+            cx.event(SessionEvent::Recovering(left, cause));
         }
         self.recovering_until = self.recovering_until.max(Some(cx.now + left));
     }

@@ -85,6 +85,8 @@ pub struct Session<P: Plant = Sound> {
     missed: Option<Instant>,
     /// Where the last connection leads. `None` before the first connection.
     place: Option<Place>,
+    /// Set if too few Sentinels confirmed the last connection.
+    is_unconfirmed: bool,
     /// When a connection last opened after another one was lost.
     reopened_at: Option<Instant>,
     /// Why the last connection was lost or did not open. Cleared when a connection opens.
@@ -139,6 +141,7 @@ impl<P: Plant> Session<P> {
             heard: None,
             missed: None,
             place: None,
+            is_unconfirmed: false,
             reopened_at: None,
             lost: None,
             recovering_until: None,
@@ -187,6 +190,11 @@ impl<P: Plant> Session<P> {
         self.highest = self.highest.max(number);
     }
 
+    /// Returns the highest grant number that this node has seen, for a link that opens. `None` if each slot has a clock.
+    pub fn highest(&self) -> Option<GrantNumber> {
+        (self.options.role == SessionRole::Only).then_some(self.highest)
+    }
+
     /// Returns whether nothing is queued and no request is in flight.
     pub fn is_idle(&self) -> bool {
         self.queue.is_empty()
@@ -214,7 +222,7 @@ impl<P: Plant> Session<P> {
     pub fn handle(&mut self, now: Instant, input: SessionInput, effects: &mut Vec<SessionEffect>) {
         let cx = &mut SessionContext { now, effects };
         match input {
-            SessionInput::Connected { attempt, time, place } => self.connected(attempt, (time, place), cx),
+            SessionInput::Connected { attempt, opened } => self.connected(attempt, opened, cx),
             SessionInput::ConnectFailed { attempt, error } => self.connect_failed(attempt, error, cx),
             SessionInput::ConnectionEnded(attempt) => self.connection_ended(attempt, cx),
             SessionInput::Replied { batch, reply } => self.replied(batch, reply, cx),
@@ -418,10 +426,11 @@ impl<P: Plant> Session<P> {
         });
         self.note_use(now);
         let batch = Batch {
-            highest: self.highest_to_send(),
+            highest: self.highest().unwrap_or_default(),
             not_after,
             poll_gap_ms: self.options.poll_gap.as_millis() as u64,
             recovery_ms: self.options.recovery.as_millis() as u64,
+            is_unconfirmed: self.is_unconfirmed,
             rule,
             requests,
         };
@@ -455,14 +464,6 @@ impl<P: Plant> Session<P> {
     fn note_use(&mut self, now: Instant) {
         if let Connection::Open { used, .. } = &mut self.connection {
             *used = now;
-        }
-    }
-
-    /// Returns the highest grant number that a batch carries.
-    fn highest_to_send(&self) -> GrantNumber {
-        match self.options.role {
-            SessionRole::Member => GrantNumber::default(),
-            SessionRole::Only | SessionRole::Inbox => self.highest,
         }
     }
 

@@ -6,16 +6,16 @@ use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::message::{Name, Redirect, Unanswered};
+use crate::protocol::message::{LinkReply, Name, Redirect, Unanswered};
 use crate::protocol::session::backoff::part_of_pause;
 use crate::protocol::session::connection::{Connection, next_attempt};
 use crate::protocol::session::in_flight::{InFlight, UnansweredRequest};
 use crate::protocol::session::step::{
-    Attempt, MIN_RECONNECT_PAUSE, Place, SessionContext, SessionEffect, SessionEvent, SessionInput,
+    Attempt, MIN_RECONNECT_PAUSE, Opened, SessionContext, SessionEffect, SessionEvent, SessionInput,
     SessionRole,
 };
 use crate::protocol::session::{SILENT_AFTER, Session};
-use crate::protocol::step::Outgoing;
+use crate::protocol::step::{FormerMaster, Outgoing, ms};
 use crate::protocol::time::Instant;
 
 /// A connection unused for this long may have been closed as idle, by the server or by the network.
@@ -64,18 +64,15 @@ impl<P: Plant> Session<P> {
         cx.effects.push(SessionEffect::Connect(attempt));
     }
 
-    pub(super) fn connected(
-        &mut self,
-        attempt: Attempt,
-        (time, place): (u64, Place),
-        cx: &mut SessionContext<'_>,
-    ) {
+    pub(super) fn connected(&mut self, attempt: Attempt, opened: Opened, cx: &mut SessionContext<'_>) {
         let now = cx.now;
         // This attempt was given up, so its connection is not used.
         let Some(began) = self.connection.opening_since(attempt) else {
             return cx.effects.push(SessionEffect::Close(attempt));
         };
-        self.note_server_time(time, began, now);
+        let Opened { place, link, .. } = opened;
+        self.is_unconfirmed = opened.is_unconfirmed;
+        self.note_server_time(opened.time, began, now);
         self.heard = Some(now);
         self.unreachable = false;
         if self.lost.take().is_some() {
@@ -87,11 +84,7 @@ impl<P: Plant> Session<P> {
             used: now,
         };
         let is_elsewhere = self.place.as_ref().is_some_and(|last| place.is_elsewhere(last));
-        // A run that could not be read does not hide a later change of the run.
-        match &mut self.place {
-            Some(last) if place.run.is_empty() && !is_elsewhere => {}
-            last => *last = Some(place),
-        }
+        place.replace(&mut self.place, is_elsewhere);
         match self.options.role {
             SessionRole::Member => cx
                 .effects
@@ -100,8 +93,30 @@ impl<P: Plant> Session<P> {
         }
         self.compare_addresses(cx);
         cx.event(SessionEvent::Connected(now.since(began)));
-        let clock = self.clock;
-        cx.effects.push(SessionEffect::Reachable { is_elsewhere, clock });
+        let former = self.note_link(link, cx);
+        cx.effects.push(SessionEffect::Reachable {
+            is_elsewhere,
+            former,
+            clock: self.clock,
+        });
+    }
+
+    /// Notes what the server answered to the link. Returns what a former master of the server may still do.
+    ///
+    /// A recovery begins in each reign after its promotion. The former master may accept writes for `lag` after the promotion,
+    /// so surely no longer than for `lag` after the begin of the recovery.
+    fn note_link(&mut self, link: LinkReply, cx: &mut SessionContext<'_>) -> FormerMaster {
+        self.note_grant(link.clock);
+        let until = link.recovering.and_then(|(left, cause)| {
+            self.note_recovery(ms(left), cause, cx);
+            let after_lag = self.options.recovery.saturating_sub(self.options.lag);
+            let rest = ms(left).saturating_sub(after_lag);
+            (!rest.is_zero()).then(|| cx.now + rest)
+        });
+        FormerMaster {
+            until,
+            highest: link.clock,
+        }
     }
 
     /// Gives up a connection that ended by itself.

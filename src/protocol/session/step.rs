@@ -4,9 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::StoreError;
-use crate::protocol::message::{Batch, BatchReply, Failure, Name};
+use crate::protocol::message::{Batch, BatchReply, Failure, LinkReply, Name, RecoveryCause};
 use crate::protocol::session::server_clock::ServerClock;
-use crate::protocol::step::{InboxState, Input};
+use crate::protocol::step::{FormerMaster, InboxState, Input};
 use crate::protocol::time::Instant;
 use crate::protocol::write::Action;
 
@@ -46,6 +46,8 @@ pub struct SessionOptions {
     /// How long the server grants nothing after a sign that it has lost grants: the lease of the builder with its
     /// margin, or the length on which all nodes agreed.
     pub recovery: Duration,
+    /// The part of a recovery in which a former master may still grant.
+    pub lag: Duration,
     /// Seeds the random factor of the pauses, which spreads out many nodes.
     pub seed: u64,
     /// What the session is for.
@@ -65,22 +67,59 @@ pub enum SessionRole {
     Inbox,
 }
 
-/// Where a connection leads: an address, and the run of the server that answers there.
+/// Where a connection leads: an address, and the identity of the server that answers there.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Place {
     /// The address, as errors name it. It contains no password.
     pub address: Arc<str>,
     /// The run of the server: its run id and replication id. Empty if unknown.
     pub run: Arc<str>,
+    /// The epoch under which the Sentinels confirmed that the server is the master.
+    pub epoch: Option<u64>,
 }
 
 impl Place {
-    /// Returns whether a connection to this place leads to another address or run than one to `last`. An unknown run
-    /// counts as equal.
+    /// Returns whether this place is another server, run or reign than `last`. Only what both places know is compared. The
+    /// address counts if they know nothing else: one server may have two names, and a name may move to another server.
     pub(crate) fn is_elsewhere(&self, last: &Place) -> bool {
-        let are_known = !self.run.is_empty() && !last.run.is_empty();
-        self.address != last.address || are_known && self.run != last.run
+        let differs = |own: &str, other: &str| {
+            let are_known = !own.is_empty() && !other.is_empty();
+            are_known.then(|| own != other)
+        };
+        let parts = [
+            differs(&self.run, &last.run),
+            self.epoch.zip(last.epoch).map(|(own, other)| own != other),
+        ];
+        if parts.iter().all(Option::is_none) {
+            return self.address != last.address;
+        }
+        parts.contains(&Some(true))
     }
+
+    /// Replaces the last place, or adds to it what this place knows. What could not be read does not hide a later change.
+    pub(super) fn replace(self, last: &mut Option<Place>, is_elsewhere: bool) {
+        *last = Some(match last.take().filter(|_| !is_elsewhere) {
+            Some(last) => Place {
+                run: if self.run.is_empty() { last.run } else { self.run },
+                epoch: self.epoch.or(last.epoch),
+                ..self
+            },
+            None => self,
+        });
+    }
+}
+
+/// A connection that is open.
+#[derive(Debug, Clone, Default)]
+pub struct Opened {
+    /// The server's clock (in µs), read after the attempt began.
+    pub time: u64,
+    /// Where the connection leads.
+    pub place: Place,
+    /// What the server answered to the link.
+    pub link: LinkReply,
+    /// Set if too few Sentinels confirmed that the server is the master.
+    pub is_unconfirmed: bool,
 }
 
 /// An input to a session.
@@ -90,10 +129,8 @@ pub enum SessionInput {
     Connected {
         /// The attempt that opened it.
         attempt: Attempt,
-        /// The server's clock (in µs), read after the attempt began.
-        time: u64,
-        /// Where it leads.
-        place: Place,
+        /// What it leads to.
+        opened: Opened,
     },
     /// A connection could not be opened.
     ConnectFailed {
@@ -167,8 +204,10 @@ pub enum SessionEffect {
     Tell(Name, Input),
     /// A connection opened: requests that were held back can be sent now.
     Reachable {
-        /// Set if the connection leads to another address or another run of the server than the last one did.
+        /// Set if the connection leads to another place than the last one did.
         is_elsewhere: bool,
+        /// What a master before this one may still do.
+        former: FormerMaster,
         /// The latest reading of the server's clock.
         clock: Option<ServerClock>,
     },
@@ -211,7 +250,7 @@ pub enum SessionEvent {
         sent: Instant,
     },
     /// The server grants nothing for this long, because it may have lost grants. Reported once per recovery.
-    Recovering(Duration),
+    Recovering(Duration, RecoveryCause),
     /// The inbox is open.
     InboxOpen,
     /// The inbox broke or could not be opened.

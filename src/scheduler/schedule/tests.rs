@@ -163,6 +163,7 @@ impl SimulatedNode {
             };
             let batch = Batch {
                 poll_gap_ms: 0,
+                is_unconfirmed: false,
                 recovery_ms: 1_000,
                 rule: Rule::Each,
                 highest: GrantNumber(0),

@@ -163,7 +163,7 @@ pub(super) async fn open(
     config: &Arc<Config>,
     server: ServerId,
 ) -> Result<RedisLink, StoreError> {
-    let opened = RedisLink::open(config_of(cluster, config, server).await?).await;
+    let opened = RedisLink::open(config_of(cluster, config, server).await?, None).await;
     if opened.is_err() {
         // The server may have been replaced.
         cluster.want_reading();

@@ -42,6 +42,16 @@ impl Config {
         self.client.get_connection_info().addr()
     }
 
+    /// Returns the server's host and port, unless it is reached by a socket file.
+    pub(super) fn tcp_address(&self) -> Option<Address> {
+        match self.address() {
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                Some((host.clone(), *port))
+            }
+            _ => None,
+        }
+    }
+
     /// Returns the name of the server in errors, without user and password.
     pub(super) fn server(&self) -> String {
         match &self.sentinels {

@@ -50,6 +50,9 @@ pub(super) fn batch(batch: &Batch, names: &Names, probe: bool) -> Cmd {
         if batch.rule == Rule::AllOrNone {
             word.push(b'a');
         }
+        if batch.is_unconfirmed {
+            word.push(b'u');
+        }
         if batch.poll_gap_ms > 0 && batch.kind().is_none_or(|kind| kind == Kind::Lock) {
             append_number(word, batch.poll_gap_ms);
         }
@@ -332,6 +335,7 @@ mod tests {
             highest: GrantNumber(17),
             not_after: u64::MAX,
             poll_gap_ms: 0,
+            is_unconfirmed: false,
             recovery_ms: 9_000,
             rule: Rule::Each,
             requests,

@@ -4,23 +4,27 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, ConnectionAddr, Pipeline, RedisError, RedisResult, Value};
+use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
-use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Name, NodeId, Reply, WriteAnswer};
-use crate::protocol::session::step::Place;
+use crate::protocol::message::{
+    Batch, BatchReply, Executed, Failure, GrantNumber, LinkReply, LinkRequest, Name, NodeId, Reply,
+    WriteAnswer,
+};
+use crate::protocol::session::step::{Opened, Place};
 use crate::protocol::view::Presence;
 use crate::protocol::write::Action;
 use crate::store::redis::config::Config;
 use crate::store::redis::connection::{cannot_open, connect, failure, load_command, read_time, too_slow};
 pub(super) use crate::store::redis::decode::{error_text, result, text};
 use crate::store::redis::masters::Masters;
+use crate::store::redis::run::RunPolicy;
 use crate::store::redis::script::{LuaScript, VOTE};
-use crate::store::redis::sentinel::SentinelWatch;
+use crate::store::redis::sentinel::{Reign, SentinelWatch, Sentinels};
 use crate::store::redis::slots::{self, SlotBatch};
 use crate::store::redis::write::{self, ActionCall};
 use crate::store::redis::{decode, encode, format, names, run};
-use crate::store::{BoxFuture, Link};
+use crate::store::{BoxFuture, Link, WarnSink};
 
 /// The oldest supported version: older servers lack commands that the scripts use.
 const MIN_REDIS_VERSION: (u32, u32) = (6, 2);
@@ -34,13 +38,11 @@ const REPLICA_LIMIT_BINDS_SCRIPTS: (u32, u32) = (7, 0);
 pub(super) struct RedisLink {
     connection: MultiplexedConnection,
     store: Arc<Config>,
-    time: u64,
+    opened: Opened,
     run_id: Option<String>,
-    /// The run id and the replication id of the server, empty if it does not report them.
-    run: Arc<str>,
     warnings: Vec<String>,
-    /// Asks the Sentinels where the master is, until the link has ended.
-    watch: Mutex<Option<SentinelWatch>>,
+    /// Asks the Sentinels where the master is and in which reign, until the link has ended.
+    watch: Mutex<Option<(SentinelWatch, Reign)>>,
 }
 
 /// How long a server keeps what a node told of itself, in milliseconds.
@@ -64,11 +66,13 @@ impl Drop for RedisLink {
 
 impl RedisLink {
     /// Connects and checks the server, both within the store's connect timeout.
-    pub(super) async fn open(store: Arc<Config>) -> Result<Self, StoreError> {
+    ///
+    /// `highest`: the highest grant number that the node has seen, if the server has one clock.
+    pub(super) async fn open(store: Arc<Config>, highest: Option<GrantNumber>) -> Result<Self, StoreError> {
         // The session's own timeout ends a little later, and its error cannot give advice about TLS.
         let timeout = store.timeout - store.timeout / 10;
         let Some(sentinels) = &store.sentinels else {
-            let opened = tokio::time::timeout(timeout, Self::open_unbounded(&store)).await;
+            let opened = tokio::time::timeout(timeout, Self::open_unbounded(&store, highest, None)).await;
             let opened = opened.unwrap_or_else(|_| Err(too_slow(&store)));
             if let (Err(_), Some(masters)) = (&opened, &store.masters) {
                 masters.was_not_opened(&store.client);
@@ -80,19 +84,27 @@ impl RedisLink {
         let master = Arc::new(store.at(located).map_err(|error| cannot_open(&store, error))?);
         // The Sentinels had a quarter of the time.
         let timeout = timeout - store.timeout / 4;
-        let opened = tokio::time::timeout(timeout, Self::open_unbounded(&master)).await;
-        let opened = opened.map_err(|_| too_slow(&master))?;
-        let mut link = opened.map_err(|error| refused_by_master(&master, error))?;
-        let refusals = std::mem::take(&mut watch.refusals);
-        link.warnings.extend(store.warned.new_warnings(refusals));
-        link.watch = Mutex::new(Some(watch));
-        Ok(link)
+        let opening = Self::open_unbounded(&master, highest, Some(watch));
+        let opened = tokio::time::timeout(timeout, opening).await;
+        let opened = opened.unwrap_or_else(|_| Err(too_slow(&master)));
+        opened.map_err(|error| {
+            sentinels.note_link_failed();
+            refused_by_master(&master, error)
+        })
     }
 
-    async fn open_unbounded(store: &Arc<Config>) -> Result<Self, StoreError> {
+    async fn open_unbounded(
+        store: &Arc<Config>,
+        highest: Option<GrantNumber>,
+        mut watch: Option<SentinelWatch>,
+    ) -> Result<Self, StoreError> {
         let mut connection = connect(store).await?;
         let mut warnings = Vec::new();
         let (time, server) = greet(store, &mut connection, &mut warnings).await?;
+        let (reign, too_few) = match &mut watch {
+            Some(watch) => reign(store, watch).await?,
+            None => (Reign::Ignored, None),
+        };
 
         let mut questions = redis::pipe();
         for script in store.scripts() {
@@ -124,17 +136,35 @@ impl RedisLink {
             Some(masters) => join(masters, store, &mut connection, (list, run_id.as_deref())).await?,
             None => warnings.extend(list.map(|_| is_master_of_quorum(store))),
         }
-        if store.cluster.is_none() {
-            compare_run(store, &mut connection, &run, recorded).await?;
-        }
+        let epoch = reign.epoch();
+        let compared = LinkRequest {
+            run: &run,
+            epoch,
+            number: highest,
+            recovery_ms: 0,
+        };
+        let link = match &store.cluster {
+            Some(_) => LinkReply::default(),
+            None => compare_run(store, &mut connection, compared, recorded).await?,
+        };
+        let refusals = watch.as_mut().map(|watch| std::mem::take(&mut watch.refusals));
+        warnings.extend(refusals.into_iter().flatten());
+        let mut warnings = store.warned.new_warnings(warnings);
+        warnings.extend(too_few);
+        let address = store.address().to_string().into();
+        let opened = Opened {
+            time,
+            place: Place { address, run, epoch },
+            link,
+            is_unconfirmed: reign == Reign::Unconfirmed,
+        };
         Ok(RedisLink {
             connection,
             store: store.clone(),
-            time,
-            run,
+            opened,
             run_id,
-            warnings: store.warned.new_warnings(warnings),
-            watch: Mutex::default(),
+            warnings,
+            watch: Mutex::new(watch.map(|watch| (watch, reign))),
         })
     }
 }
@@ -183,23 +213,32 @@ pub(super) async fn greet(
     Ok((time, server))
 }
 
-/// Begins a recovery if another run was recorded in the server, or none.
+/// Asks the Sentinels in which reign the server is the master. A node that recovers on evidence only does not ask.
+async fn reign(store: &Config, watch: &mut SentinelWatch) -> Result<(Reign, Option<String>), StoreError> {
+    match (store.tcp_address(), store.run_policy) {
+        (Some(address), Some(RunPolicy { longest: Some(_), .. })) => watch.confirm(&address).await,
+        _ => Ok((Reign::Ignored, None)),
+    }
+}
+
+/// Begins a recovery if another run or reign was recorded in the server, or none, or if the node has seen a number that the
+/// server did not give.
 ///
 /// A node that recovers on evidence only asks for this if a run was recorded, by a node that always recovers. Each node
 /// asks before its first request, so no node grants at a server that lost writes.
 async fn compare_run(
     store: &Config,
     connection: &mut MultiplexedConnection,
-    run: &str,
+    link: LinkRequest<'_>,
     recorded: Option<String>,
-) -> Result<(), StoreError> {
+) -> Result<LinkReply, StoreError> {
     let Some(policy) = store.run_policy else {
-        return Ok(());
+        return Ok(LinkReply::default());
     };
-    if policy.longest.is_none() && recorded.is_none_or(|recorded| recorded == run) {
-        return Ok(());
+    if policy.longest.is_none() && recorded.is_none_or(|recorded| recorded == link.run) {
+        return Ok(LinkReply::default());
     }
-    if run.is_empty() {
+    if link.run.is_empty() {
         let refusal = StoreErrorKind::Refused(StoreRefusal::NoPermission);
         let why = format_args!(
             "{} does not tell its run, by which `Recovery::Always` and a quorum know a restart or a promotion: allow +info",
@@ -209,11 +248,19 @@ async fn compare_run(
     }
     let mut questions = redis::pipe();
     load(&run::SCRIPT, &mut questions);
-    questions.add_command(run::compare(run, policy));
+    let link = LinkRequest {
+        recovery_ms: policy.recovery.as_millis() as u64,
+        ..link
+    };
+    let master = store.sentinels.as_deref().filter(|_| link.epoch.is_some());
+    questions.add_command(run::compare(&link, policy, master.map(Sentinels::name)));
     let answers: [Value; 2] = ask_all(store, connection, &questions).await?;
-    let longest = second_answer(answers.into()).map_err(|error| cannot_open(store, error))?;
-    let contradiction = text(longest).and_then(|longest| policy.contradiction(&longest));
-    contradiction.map_or(Ok(()), |why| Err(StoreError::unsupported(why)))
+    let answer = second_answer(answers.into()).map_err(|error| cannot_open(store, error))?;
+    let Some((longest, reply)) = run::read(answer) else {
+        return Err(decode::malformed("the answer about the run is not a list of four").error);
+    };
+    let contradiction = policy.contradiction(&longest);
+    contradiction.map_or(Ok(reply), |why| Err(StoreError::unsupported(why)))
 }
 
 /// Compares the contract of a quorum with the one that a master keeps, and leaves it with a master that keeps none.
@@ -340,30 +387,21 @@ impl Link for RedisLink {
         })
     }
 
-    fn time(&self) -> u64 {
-        self.time
-    }
-
     fn run_id(&self) -> Option<&str> {
         self.run_id.as_deref()
     }
 
-    fn place(&self) -> Place {
-        Place {
-            address: self.store.address().to_string().into(),
-            run: self.run.clone(),
-        }
+    fn opened(&self) -> Opened {
+        self.opened.clone()
     }
 
-    fn ended(&self) -> BoxFuture<'static, ()> {
+    fn ended(&self, warn: WarnSink) -> BoxFuture<'static, ()> {
         if let Some(masters) = self.store.masters.clone() {
             return Box::pin(async move { masters.refused().await });
         }
         let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match (watch, self.store.address()) {
-            (Some(watch), ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. }) => {
-                Box::pin(watch.moved((host.clone(), *port)))
-            }
+        match (watch, self.store.tcp_address()) {
+            (Some((watch, reign)), Some(address)) => Box::pin(watch.ended(address, reign, warn)),
             _ => Box::pin(std::future::pending()),
         }
     }

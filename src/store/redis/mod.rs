@@ -11,7 +11,7 @@ use redis::{Client, ConnectionInfo};
 
 use crate::error::{OptionsError, StoreError};
 use crate::options::is_prefix;
-use crate::protocol::message::{Name, NodeId};
+use crate::protocol::message::{GrantNumber, Name, NodeId};
 use crate::store::redis::config::Config;
 use crate::store::redis::inspector::RedisInspector;
 use crate::store::redis::link::RedisLink;
@@ -325,12 +325,16 @@ impl Store for RedisStore {
         }
     }
 
-    fn connect(&self, server: ServerId) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
+    fn connect(
+        &self,
+        server: ServerId,
+        highest: Option<GrantNumber>,
+    ) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
         let inner = self.inner.master(server);
         Box::pin(async move {
             let link = match &inner.cluster {
                 Some(cluster) => cluster::open(cluster, &inner, server).await?,
-                None => RedisLink::open(inner).await?,
+                None => RedisLink::open(inner, highest).await?,
             };
             Ok(Arc::new(link) as Arc<dyn Link>)
         })

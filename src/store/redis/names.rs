@@ -11,12 +11,14 @@ use crate::protocol::message::{Kind, Name, NodeId};
 /// The version of the formats of names and pushes.
 const FORMAT: &str = "tenure1";
 /// The key that holds the last grant number of a server. On a cluster a tag follows, for each slot.
-const CLOCK: &str = "tenure1:clock";
-/// The key that exists while a server recovers. Its life is the rest of the recovery. On a cluster a tag follows, for
+pub(super) const CLOCK: &str = "tenure1:clock";
+/// The key that says why a server recovers. Its life is the rest of the recovery. On a cluster a tag follows, for
 /// each slot.
 pub(super) const RECOVERING: &str = "tenure1:recovering";
 /// The key that holds the run of a server: its run id and replication id.
 pub(super) const RUN: &str = "tenure1:run";
+/// The beginning of the key that holds the Sentinels' epoch of a server. The Sentinels' name of the master follows.
+pub(super) const EPOCH: &str = "tenure1:epoch:";
 /// The key that holds the longest lease of any process, and the length of a recovery.
 pub(super) const LONGEST: &str = "tenure1:longest";
 /// The key that holds the list of the masters of a quorum, of which the server is one.

@@ -1,12 +1,13 @@
-//! The run of a server: which process answers, since which promotion. A run that is not the recorded one may lack the
-//! last grants of the run before it, so it begins a recovery.
+//! The run of a server: which process answers, since which promotion. A run or a reign that is not the recorded one may lack
+//! the last grants of the one before it, so it begins a recovery.
 
 use std::fmt;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use redis::Cmd;
+use redis::{Cmd, Value, from_redis_value};
 
+use crate::protocol::message::{GrantNumber, LinkReply, LinkRequest};
 use crate::store::redis::names;
 use crate::store::redis::script::LuaScript;
 
@@ -37,7 +38,7 @@ impl RunPolicy {
     /// Returns why the node may not use the server, if the server has another longest lease than the node.
     pub(super) fn contradiction(self, recorded: &str) -> Option<String> {
         let own = self.contract();
-        if own.is_empty() || own == recorded {
+        if own.is_empty() || recorded.is_empty() || own == recorded {
             return None;
         }
         let show = |text: &str| match Contract::parse(text) {
@@ -54,17 +55,34 @@ impl RunPolicy {
     }
 }
 
-/// The call that compares the runs. It changes nothing if the server has another longest lease than this node.
-pub(super) fn compare(run: &str, policy: RunPolicy) -> Cmd {
+/// Returns the call that compares the runs and the epochs. It changes nothing if the server has another longest lease than this
+/// node. `master`: the Sentinels' name of the server, if they confirmed the link.
+pub(super) fn compare(link: &LinkRequest<'_>, policy: RunPolicy, master: Option<&str>) -> Cmd {
+    let mut keys: Vec<_> = [names::RUN, names::RECOVERING, names::LONGEST]
+        .map(str::to_owned)
+        .into();
+    keys.extend(link.number.map(|_| names::CLOCK.to_owned()));
+    keys.extend(master.map(|master| format!("{}{master}", names::EPOCH)));
     let mut call = redis::cmd("EVALSHA");
-    call.arg(&SCRIPT.sha).arg(3);
-    for key in [names::RUN, names::RECOVERING, names::LONGEST] {
-        call.arg(key);
-    }
-    call.arg(run)
+    call.arg(&SCRIPT.sha).arg(keys.len()).arg(keys);
+    call.arg(link.run)
         .arg(policy.contract())
-        .arg(policy.recovery.as_millis() as u64);
+        .arg(link.recovery_ms)
+        .arg(link.number.unwrap_or_default().0)
+        .arg(link.epoch);
     call
+}
+
+/// Reads the answer to the call: the longest lease as the server has it, and what the server answers to the link.
+pub(super) fn read(answer: Value) -> Option<(String, LinkReply)> {
+    let (longest, clock, left, why): (String, u64, i64, String) = from_redis_value(answer).ok()?;
+    let left = u64::try_from(left).ok();
+    let reply = LinkReply {
+        clock: GrantNumber(clock),
+        // Only a user writes another word.
+        recovering: left.map(|left| (left, why.parse().unwrap_or_default())),
+    };
+    Some((longest, reply))
 }
 
 /// The times on which all processes agree, as they are recorded in the server.

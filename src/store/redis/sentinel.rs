@@ -1,9 +1,9 @@
 //! The Sentinels of a master: where the master is, and when it has moved.
 //!
-//! Each Sentinel is asked for the master's address, which counts under the epoch of the configuration that the Sentinel
-//! has. The address is that of GET-MASTER-ADDR-BY-NAME: for seconds after a promotion, the MASTER of the leading
-//! Sentinel has the old address under the new epoch. The Sentinels are asked again and again while a link is open,
-//! because a message about a move could be missed, and would be missed for ever.
+//! Each Sentinel is asked for the epoch of its configuration, and then for the master's address, so that an address is never
+//! taken for that of a later epoch. The address is that of GET-MASTER-ADDR-BY-NAME: for seconds after a promotion, the MASTER
+//! of the leading Sentinel has the old address under the new epoch. The Sentinels are asked again and again while a link is
+//! open, because a message about a move could be missed, and would be missed for ever.
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -13,15 +13,20 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, Client, ErrorKind, RedisError, RedisResult, Value, from_redis_value};
 use tokio::task::JoinSet;
-use tokio::time::{MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use crate::error::{OptionsError, StoreError, StoreErrorKind, StoreRefusal};
+use crate::protocol::flaw::Sound;
+use crate::protocol::sentinels::{KnownMaster, NamedMaster, SentinelAnswer};
+use crate::store::WarnSink;
 use crate::store::redis::{decode, tls, url};
 
 /// How long the answers of the Sentinels are awaited.
 const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 /// How often the Sentinels are asked while a link is open.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
+/// The shortest time between two warnings that too few Sentinels answer.
+const WARN_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Host and port of a master.
 pub(super) type Address = (String, u16);
@@ -30,7 +35,39 @@ pub(super) type Address = (String, u16);
 pub(super) struct Sentinels {
     name: String,
     clients: Vec<Client>,
-    known: Mutex<KnownMaster>,
+    known: Mutex<KnownMaster<Address>>,
+    /// When it was last reported that too few Sentinels answer.
+    warned_at: Mutex<Option<Instant>>,
+}
+
+/// What the Sentinels say of the reign in which a link was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reign {
+    /// The node does not ask: it recovers on evidence only.
+    Ignored,
+    /// Too few Sentinels answer under the highest epoch.
+    Unconfirmed,
+    /// A majority answers under this epoch.
+    Confirmed(u64),
+}
+
+impl Reign {
+    /// Returns the epoch under which a link was confirmed.
+    pub(super) fn epoch(self) -> Option<u64> {
+        match self {
+            Reign::Confirmed(epoch) => Some(epoch),
+            Reign::Ignored | Reign::Unconfirmed => None,
+        }
+    }
+
+    /// Returns whether a link of this reign ends by an answer that names its address.
+    fn has_ended(self, named: &NamedMaster<Address>) -> bool {
+        match self {
+            Reign::Ignored => false,
+            Reign::Unconfirmed => named.confirmed_epoch(Sound).is_some(),
+            Reign::Confirmed(epoch) => named.epoch.is_some_and(|named| named != epoch),
+        }
+    }
 }
 
 /// The Sentinels with a connection to each of them. Dropping it closes the connections.
@@ -43,52 +80,10 @@ pub(super) struct SentinelWatch {
     timeout: Duration,
 }
 
-/// What a node knows of a master: the last decision, and what the next one depends on.
-#[derive(Debug, Default)]
-struct KnownMaster {
-    /// Where the master is. `None` until a Sentinel has answered.
-    address: Option<Address>,
-    /// The highest epoch that a Sentinel has given.
-    highest_epoch: u64,
-    /// Where the last link leads.
-    linked: Option<Address>,
-}
-
-/// The answer of a Sentinel.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct SentinelAnswer {
-    address: Address,
-    epoch: u64,
-}
-
 /// The reason why a Sentinel gave no address.
 struct NoAddress {
     kind: StoreErrorKind,
     text: String,
-}
-
-impl KnownMaster {
-    /// Decides where the master is. `listed` is the number of Sentinels, of which some may not have answered.
-    ///
-    /// The highest epoch wins. An epoch below the highest that was ever given counts only if a majority gives it with
-    /// one address: a Sentinel begins at zero again after a RESET. At equal epochs more answers win, then an address
-    /// other than that of the last link, which had a reason to end. Without an answer that counts, the master stays
-    /// where it was.
-    fn decide(&mut self, answers: &[SentinelAnswer], listed: usize) -> Option<&Address> {
-        let votes = |answer| answers.iter().filter(|other| *other == answer).count();
-        let counting = answers
-            .iter()
-            .filter(|answer| answer.epoch >= self.highest_epoch || 2 * votes(*answer) > listed);
-        let decided = counting.max_by_key(|answer| {
-            let is_other = self.linked.as_ref() != Some(&answer.address);
-            (answer.epoch, votes(*answer), is_other, &answer.address)
-        });
-        if let Some(decided) = decided {
-            self.highest_epoch = self.highest_epoch.max(decided.epoch);
-            self.address = Some(decided.address.clone());
-        }
-        self.address.as_ref()
-    }
 }
 
 impl Sentinels {
@@ -115,15 +110,16 @@ impl Sentinels {
             name: name.to_owned(),
             clients,
             known: Mutex::default(),
+            warned_at: Mutex::default(),
         })
     }
 
     /// Returns where the master was at the last decision. Asks the Sentinels if there is none.
     pub(super) async fn master(self: &Arc<Self>, limit: Duration) -> Result<Address, StoreError> {
-        let known = self.known().address.clone();
+        let known = self.known().address().cloned();
         match known {
             Some(known) => Ok(known),
-            None => self.watch(limit).find().await,
+            None => Ok(self.watch(limit).find().await?.address),
         }
     }
 
@@ -138,8 +134,35 @@ impl Sentinels {
         }
     }
 
-    fn known(&self) -> MutexGuard<'_, KnownMaster> {
+    fn known(&self) -> MutexGuard<'_, KnownMaster<Address>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the name by which the Sentinels know the master.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Notes that a link to the master could not be opened.
+    pub(super) fn note_link_failed(&self) {
+        self.known().note_link_failed();
+    }
+
+    /// Returns the warning that too few Sentinels answer, at most once a minute.
+    fn too_few(&self, named: &NamedMaster<Address>) -> Option<String> {
+        let mut warned_at = self.warned_at.lock().unwrap_or_else(PoisonError::into_inner);
+        if warned_at.is_some_and(|at| at.elapsed() < WARN_INTERVAL) {
+            return None;
+        }
+        *warned_at = Some(Instant::now());
+        let (host, port) = &named.address;
+        Some(format!(
+            "{} of {} Sentinels of `{}` answers under one epoch, {} must: nothing is granted at {host}:{port} until then",
+            named.votes,
+            named.sentinels,
+            self.name,
+            named.majority(),
+        ))
     }
 
     /// Returns the error if no Sentinel has ever answered. If all of them refuse, another attempt is of no use.
@@ -176,35 +199,59 @@ impl fmt::Display for Sentinels {
 impl SentinelWatch {
     /// Asks the Sentinels where the master is, for a link that opens there. If none answers, returns where it was.
     pub(super) async fn locate(&mut self) -> Result<Address, StoreError> {
-        let address = self.find().await?;
-        self.sentinels.known().linked = Some(address.clone());
+        let address = self.find().await?.address;
+        self.sentinels.known().note_link(address.clone());
         Ok(address)
     }
 
-    /// Resolves when the master is no longer at `address`.
-    pub(super) async fn moved(mut self, address: Address) {
+    /// Asks the Sentinels **again**, after the first answer of the server at `address`. [`sentinels`](crate::protocol::sentinels)
+    /// says why. Returns the reign of the link, and a warning if too few Sentinels answer.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the Sentinels name another address.
+    pub(super) async fn confirm(&mut self, address: &Address) -> Result<(Reign, Option<String>), StoreError> {
+        let named = self.find().await?;
+        if named.address != *address {
+            let ((host, port), (to, at)) = (address, &named.address);
+            let text = format_args!("{host}:{port} is no longer the master: the Sentinels name {to}:{at}");
+            return Err(StoreError::new(StoreErrorKind::Unreachable, text));
+        }
+        Ok(match named.confirmed_epoch(Sound) {
+            Some(epoch) => (Reign::Confirmed(epoch), None),
+            None => (Reign::Unconfirmed, self.sentinels.too_few(&named)),
+        })
+    }
+
+    /// Resolves when the link to the master at `address` must end: the master has moved, another reign has begun there, or the
+    /// Sentinels can confirm a link that they could not confirm.
+    pub(super) async fn ended(mut self, address: Address, reign: Reign, warn: WarnSink) {
         let mut ticks = interval(ASK_INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            if self.find().await.is_ok_and(|found| found != address) {
+            let Ok(named) = self.find().await else { continue };
+            if named.address != address || reign.has_ended(&named) {
                 return;
+            }
+            if reign == Reign::Unconfirmed {
+                self.sentinels.too_few(&named).into_iter().for_each(&*warn);
             }
         }
     }
 
-    async fn find(&mut self) -> Result<Address, StoreError> {
+    async fn find(&mut self) -> Result<NamedMaster<Address>, StoreError> {
         let (answers, failures) = self.ask().await;
         let refusals = failures.iter();
         let refusals = refusals.filter(|failure| matches!(failure.kind, StoreErrorKind::Refused(_)));
         self.refusals = refusals.map(|failure| failure.text.clone()).collect();
         let listed = self.sentinels.clients.len();
-        let decided = self.sentinels.known().decide(&answers, listed).cloned();
+        let decided = self.sentinels.known().decide(&answers, listed);
         decided.ok_or_else(|| self.sentinels.no_master(failures))
     }
 
     /// Returns the answers that arrive in time, and why the other Sentinels gave none, in the order of the list.
-    async fn ask(&mut self) -> (Vec<SentinelAnswer>, Vec<NoAddress>) {
+    async fn ask(&mut self) -> (Vec<SentinelAnswer<Address>>, Vec<NoAddress>) {
         let mut asked = JoinSet::new();
         for (at, client) in self.sentinels.clients.iter().enumerate() {
             let (sentinels, client) = (self.sentinels.clone(), client.clone());
@@ -245,35 +292,41 @@ async fn ask_one(
     client: &Client,
     connection: Option<MultiplexedConnection>,
     name: &str,
-) -> Result<(MultiplexedConnection, SentinelAnswer), NoAddress> {
+) -> Result<(MultiplexedConnection, SentinelAnswer<Address>), NoAddress> {
     let failed = |error| failure(client, &error);
     let mut connection = match connection {
         Some(connection) => connection,
         None => connect(client).await.map_err(failed)?,
     };
     let mut questions = redis::pipe();
-    for question in ["GET-MASTER-ADDR-BY-NAME", "MASTER"] {
+    for question in ["MASTER", "GET-MASTER-ADDR-BY-NAME"] {
         questions.cmd("SENTINEL").arg(question).arg(name);
     }
     let answers = connection.send_packed_commands(&questions, 0, 2).await;
-    let mut answers = answers.map_err(failed)?.into_iter().map(decode::result);
-    let mut next = || answers.next().unwrap_or(Ok(Value::Nil));
-    let found = next().and_then(|value| Ok(from_redis_value::<Option<Address>>(value)?));
-    let Some(found) = found.map_err(failed)? else {
+    let [fields, found] = <[Value; 2]>::try_from(answers.map_err(failed)?).unwrap_or_default();
+    let found = decode::result(found).and_then(|value| Ok(from_redis_value::<Option<Address>>(value)?));
+    let Some(address) = found.map_err(failed)? else {
         let at = address(client);
         let text = format!("the Sentinel at {at} knows no master `{name}`");
         let kind = StoreErrorKind::Refused(StoreRefusal::Other(text.clone()));
         return Err(NoAddress { kind, text });
     };
-    let fields = next().and_then(|value| Ok(from_redis_value::<HashMap<String, String>>(value)?));
-    let epoch = fields
-        .map_err(failed)?
-        .get("config-epoch")
-        .map(|epoch| epoch.parse());
-    // Every Sentinel since Redis 2.8 gives the epoch.
-    let epoch = epoch.and_then(Result::ok).unwrap_or(0);
-    let address = found;
-    Ok((connection, SentinelAnswer { address, epoch }))
+    let fields =
+        decode::result(fields).and_then(|value| Ok(from_redis_value::<HashMap<String, String>>(value)?));
+    let fields = fields.map_err(failed)?;
+    let number = |name| {
+        fields
+            .get(name)
+            .and_then(|text| text.parse::<u64>().ok())
+            .unwrap_or(0)
+    };
+    let answer = SentinelAnswer {
+        address,
+        // Every Sentinel since Redis 2.8 gives the epoch.
+        epoch: number("config-epoch"),
+        others: number("num-other-sentinels") as usize,
+    };
+    Ok((connection, answer))
 }
 
 async fn connect(client: &Client) -> RedisResult<MultiplexedConnection> {
@@ -322,66 +375,6 @@ fn failure(client: &Client, error: &RedisError) -> NoAddress {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn answer((name, epoch): (&str, u64)) -> SentinelAnswer {
-        let address = (name.to_owned(), 6379);
-        SentinelAnswer { address, epoch }
-    }
-
-    /// Returns the decision of a node that knows a master at `a` under epoch 3, with a link there.
-    fn decide<const N: usize>(answers: [(&str, u64); N], listed: usize) -> (String, u64) {
-        let address = Some(("a".to_owned(), 6379));
-        let mut known = KnownMaster {
-            linked: address.clone(),
-            address,
-            highest_epoch: 3,
-        };
-        let decided = known.decide(&answers.map(answer), listed).unwrap().0.clone();
-        (decided, known.highest_epoch)
-    }
-
-    #[test]
-    fn a_higher_epoch_wins_against_more_answers() {
-        assert_eq!(decide([("a", 3), ("a", 3), ("b", 4)], 3), ("b".into(), 4));
-        assert_eq!(decide([("a", 4), ("b", 3), ("b", 3)], 3), ("a".into(), 4));
-    }
-
-    #[test]
-    fn at_equal_epochs_more_answers_win_and_then_another_address_than_the_links() {
-        assert_eq!(decide([("b", 3), ("a", 3), ("a", 3)], 3).0, "a");
-        assert_eq!(decide([("a", 3), ("b", 3), ("b", 3)], 3).0, "b");
-        assert_eq!(decide([("a", 3), ("b", 3)], 3).0, "b");
-        assert_eq!(decide([("b", 3), ("a", 3)], 3).0, "b");
-        assert_eq!(decide([("a", 4), ("b", 4)], 3).0, "b");
-    }
-
-    #[test]
-    fn a_single_answer_under_the_same_epoch_counts() {
-        assert_eq!(decide([("b", 3)], 3), ("b".into(), 3));
-    }
-
-    #[test]
-    fn a_lower_epoch_counts_only_if_a_majority_of_the_list_gives_it() {
-        // Of three Sentinels two were reset.
-        assert_eq!(decide([("b", 0), ("b", 0)], 3), ("b".into(), 3));
-        assert_eq!(decide([("b", 2)], 3), ("a".into(), 3));
-        // Half of the list is no majority, and answers that differ make none.
-        assert_eq!(decide([("b", 0), ("b", 0)], 4).0, "a");
-        assert_eq!(decide([("b", 0), ("c", 0)], 3).0, "a");
-        assert_eq!(decide([("b", 0), ("b", 1)], 3).0, "a");
-        // A higher epoch wins against a majority under a lower one.
-        assert_eq!(decide([("b", 2), ("b", 2), ("c", 3)], 3).0, "c");
-    }
-
-    #[test]
-    fn without_an_answer_the_master_stays_where_it_was() {
-        assert_eq!(decide([], 3), ("a".into(), 3));
-        let mut known = KnownMaster::default();
-        assert_eq!(known.decide(&[], 3), None);
-        // Before the first answer every epoch counts.
-        let found = known.decide(&[answer(("a", 0))], 3).cloned();
-        assert_eq!(found, Some(("a".to_owned(), 6379)));
-    }
 
     #[test]
     fn a_sentinel_that_is_listed_twice_counts_once() {

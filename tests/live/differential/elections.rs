@@ -298,6 +298,7 @@ impl Run {
             highest: self.base.draw_highest(),
             not_after: if self.base.rng.u8(..12) == 0 { 1 } else { u64::MAX },
             poll_gap_ms: 0,
+            is_unconfirmed: false,
             recovery_ms: self.base.draw_recovery_ms(),
             rule: Rule::Each,
             requests,

@@ -86,10 +86,10 @@ impl Run {
         let store = cluster_store(&cluster.urls()[0], PATIENCE).unwrap();
         let mut links = HashMap::new();
         // The first link reads the map.
-        drop(store.connect(ServerId(0)).await.unwrap());
+        drop(store.connect(ServerId(0), None).await.unwrap());
         for id in store.servers() {
-            let link = store.connect(id).await.unwrap();
-            let address = link.place().address.to_string();
+            let link = store.connect(id, None).await.unwrap();
+            let address = link.opened().place.address.to_string();
             let is_its = |at: &usize| address.ends_with(&format!(":{}", cluster.server(*at).port()));
             links.insert((0..2).find(is_its).unwrap(), link);
         }

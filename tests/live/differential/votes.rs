@@ -117,7 +117,7 @@ impl Run {
         let other = RedisServer::start();
         let urls = [&*server.url(), &other.url(), "redis://127.0.0.1:1/"];
         let store = quorum_store(&urls, PATIENCE).unwrap();
-        let (link, agreed) = tokio::join!(store.connect(ServerId(0)), store.connect(ServerId(1)));
+        let (link, agreed) = tokio::join!(store.connect(ServerId(0), None), store.connect(ServerId(1), None));
         let link = link.unwrap();
         agreed.unwrap();
         let awkward: [&[u8]; BUSY - GROUPS] = [b"{}", b"a}b{c}", b"\x00\xff \n", b"%s%d"];

@@ -13,16 +13,16 @@ if asserts then
     local number = text + 0
     -- As in open.lua: the clock must not reach 2^53.
     if number + n >= 9007199254740991 then return end
-    if number > last and (not recovering or recovering < ARGV[4] + 0) then
+    if number > last and (not recovering or unconfirmed or recovering < ARGV[4] + 0) then
       -- Grants of this batch are held back even if this cannot be written. The clock is not raised then, so the next
       -- renewal begins the recovery.
-      recovering = ARGV[4] + 0
+      recovering, unconfirmed = ARGV[4] + 0, nil
       -- PEXPIRE comes first because it needs no memory: the server does not refuse the next write for want of memory.
       call('PEXPIRE', KEYS[n + 2], ARGV[4])
-      call('SET', KEYS[n + 2], '1', 'PX', ARGV[4])
+      call('SET', KEYS[n + 2], 'number', 'PX', ARGV[4])
     end
     -- The next run of a tick starts from the memory of the job, and that may be lost, too.
-    if not recovering or job then return end
+    if not recovering or unconfirmed or job then return end
     if late then return 'L' end
     -- ZREM comes first because it needs no memory, as above. The entry of a fixed lease has its whole length, and an
     -- assertion only what is left, so the entry is found by its holder.

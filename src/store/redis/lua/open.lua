@@ -3,13 +3,13 @@
 -- KEYS[1..n]         records   string, value = <node>:<claim>:<nonce>:<grant number>; zset while claims share the key,
 --                              see weighted.lua; hash of a latch, see latch.lua
 -- KEYS[n+1]          clock     string, the last grant number, never expires
--- KEYS[n+2]          recovering  string, exists while the server recovers and grants nothing
+-- KEYS[n+2]          recovering  string, why the server recovers; exists while it grants nothing
 -- KEYS[n+3..2n+2]    queues    zset, exists only while a claim waits; see queue.lua, for latches latch.lua
 -- KEYS[2n+3..3n+2]   memories  hash, only of jobs and elections; see job.lua and elect.lua
 -- ARGV[1]     highest grant number that the sending node has seen
 -- ARGV[2]     not_after: the server time in µs after which claims and yields are late; 0 = never
 -- ARGV[3]     flags: p = ask for subscribers before a waiter is chosen; a = the claims go together, and all are granted
---             or none; <ms> = the poll gap: leave locks free for so long now and then
+--             or none; u = too few Sentinels confirmed the link: grant nothing; <ms> = the poll gap: leave locks free for so long now and then
 -- ARGV[4]     how long a recovery lasts that this batch begins, in ms
 -- ARGV[at+1]  verb of a request, whose words follow `at`:
 --               c = claim, w = claim and wait, r = renew, l = leave, f = finish, y = yield, p = pass, a = pass to
@@ -68,7 +68,7 @@ if seen > stored then
     recovering = ARGV[4] + 0
     -- PEXPIRE comes first because it needs no memory: the server does not refuse the next write for want of memory.
     attempt('PEXPIRE', KEYS[n + 2], ARGV[4])
-    local begun = attempt('SET', KEYS[n + 2], '1', 'PX', ARGV[4])
+    local begun = attempt('SET', KEYS[n + 2], 'number', 'PX', ARGV[4])
     -- The server refuses every write. The clock was not raised, so the next batch begins the recovery.
     if begun.err then
       for i = 1, n do replies[i + 1] = 'E' .. begun.err end
@@ -76,6 +76,11 @@ if seen > stored then
     end
   end
 end
+
+-- An unconfirmed link grants nothing either, until its claims ask again. Set only if the server does not recover, because
+-- nothing is asserted then.
+local unconfirmed = not recovering and find(ARGV[3], 'u', 1, true)
+if unconfirmed then recovering = 1000 end
 
 -- The first request that plain.lua did not execute.
 local first = 1
