@@ -52,6 +52,8 @@ pub(crate) struct Profile {
     pub(crate) probe: bool,
     /// A lagging replica may become the master. For this long, in ms, the former master may still take writes.
     pub(crate) failover_lag: Option<u64>,
+    /// Sentinels tell where the master is. Without them its address moves to the promoted server.
+    pub(crate) has_sentinels: bool,
     /// The server may come back empty.
     pub(crate) forgetful: bool,
     /// One contended key, with frequent process stops and slow inboxes, so that old messages meet young ones.
@@ -166,6 +168,7 @@ impl Profile {
             // A server of a cluster does not know the subscribers of the others.
             probe: rng.u8(0..8) > 0 && !cluster,
             failover_lag,
+            has_sentinels: failover_lag.is_some() && setup.seed / 8 % 4 != 2,
             forgetful: rng.bool() && !cluster,
             wild_clock: rng.u8(0..4) == 0 && failover_lag.is_none() && !cluster && quorum == 0,
             cluster,
@@ -216,6 +219,7 @@ impl Profile {
             no_inbox: false,
             probe: true,
             failover_lag: None,
+            has_sentinels: false,
             forgetful: false,
             wild_clock: false,
             cluster: false,

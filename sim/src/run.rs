@@ -118,6 +118,7 @@ impl World {
             let node = self.new_node(slot, 0);
             self.nodes.push(node);
             self.want_inbox(slot);
+            self.watch_sentinels(slot);
             let first = self.rng.u64(0..50 * MS);
             self.at(first, Event::Arrival { slot });
             if !self.jobs().is_empty() {
@@ -215,6 +216,14 @@ impl World {
             }
             Event::Handshake { conn } => self.visit(self.conns[conn].to, |world| world.handshake(conn)),
             Event::MasterMoved { slot, life } if self.is_alive(slot, life) => self.master_moved(slot),
+            Event::SentinelsAsked { slot, life } if self.is_alive(slot, life) => self.sentinels_asked(slot),
+            Event::SentinelLearns { sentinel } => self.sentinel_learns(sentinel),
+            Event::Greeted { conn } => self.greeted(conn),
+            Event::Link { conn } => self.visit(self.conns[conn].to, |world| world.link(conn)),
+            Event::InboxSought { conn, sub } => {
+                self.visit(self.conns[conn].to, |world| world.inbox_sought(conn, sub));
+            }
+            Event::InboxFound { conn, sub, is_there } => self.inbox_found(conn, sub, is_there),
             Event::FailOver => self.fail_over(),
             Event::Promote => self.promote(),
             Event::Demoted => self.demote(),
@@ -330,6 +339,7 @@ impl World {
             | Event::Step { slot, .. }
             | Event::Caller { slot, .. }
             | Event::MasterMoved { slot, .. }
+            | Event::SentinelsAsked { slot, .. }
             | Event::MapRefresh { slot, .. }
             | Event::CampaignAgain { slot, .. }
             | Event::ObserveAgain { slot, .. }
@@ -339,6 +349,8 @@ impl World {
             | Event::InboxFailed { slot, .. }
             | Event::Push { slot, .. } => (*slot, 1),
             Event::MovedSeen { conn, .. }
+            | Event::Greeted { conn }
+            | Event::InboxFound { conn, .. }
             | Event::Connected { conn, .. }
             | Event::ConnectFailed { conn, .. }
             | Event::NoScript { conn, .. }

@@ -13,6 +13,8 @@ pub enum Violation {
     QueueJumped,
     /// A lease was adopted twice.
     AdoptedTwice,
+    /// A recovery began again in one reign, although nothing was lost meanwhile.
+    RecoveryRepeated,
     /// A writer was granted between a writer and its continuation as a reader.
     WriterBetween,
     /// A guard answers *held*, and the server's record belongs to another claim.
@@ -127,12 +129,13 @@ pub enum Violation {
 
 impl Violation {
     /// All violations.
-    pub const ALL: [Violation; 55] = [
+    pub const ALL: [Violation; 56] = [
         Violation::HeldTooLong,
         Violation::TwoHolders,
         Violation::TooManyPermits,
         Violation::QueueJumped,
         Violation::AdoptedTwice,
+        Violation::RecoveryRepeated,
         Violation::WriterBetween,
         Violation::RecordOfAnother,
         Violation::TwoRuns,

@@ -251,6 +251,9 @@ impl Node {
                 let io = lock(&server.io);
                 let _ = io.inboxes.get(&attempt).map(|inbox| inbox.pings.send(()));
             }
+            SessionEffect::Inbox(InboxEffect::Seek { inbox, connection }) => {
+                self.seek_inbox(server, inbox, connection);
+            }
             SessionEffect::Inbox(InboxEffect::Close(attempt)) => {
                 let closed = lock(&server.io).inboxes.remove(&attempt);
                 drop(closed);
@@ -295,6 +298,29 @@ impl Node {
             node.watch_end(&to, attempt);
         });
         lock(&server.io).connecting.insert(attempt, task.abort_handle());
+    }
+
+    /// Asks the server of a connection whether it has the subscription of an inbox.
+    fn seek_inbox(self: &Arc<Self>, server: &Arc<Server>, inbox: Attempt, connection: Attempt) {
+        let mut io = lock(&server.io);
+        let channel = io.inboxes.get(&inbox).and_then(|inbox| inbox.own_channel.clone());
+        let Some(open) = io.connections.get_mut(&connection) else {
+            return;
+        };
+        let asked = channel.map(|channel| open.link.has_subscriber(channel));
+        let (node, to) = (self.clone(), server.clone());
+        open.batches.spawn(async move {
+            let is_there = match asked {
+                Some(asked) => asked.await,
+                None => None,
+            };
+            let input = SessionInput::InboxSought {
+                inbox,
+                connection,
+                is_there,
+            };
+            node.feed_and_step(&to, input);
+        });
     }
 
     /// Tells the session when this connection ends by itself.

@@ -43,6 +43,9 @@ pub(crate) fn open(node: &Arc<Node>, server: &Arc<Server>, attempt: Attempt) {
         let error = match catch_panic("subscribing", opening).await {
             Ok(inbox) => {
                 let address = inbox.address.clone();
+                if let Some(open) = lock(&to.io).inboxes.get_mut(&attempt) {
+                    open.own_channel = inbox.own_channel.clone();
+                }
                 feed(SessionInput::InboxOpened { attempt, address });
                 serve(inbox, ping_requests, || feed(SessionInput::InboxHeard(attempt))).await
             }
@@ -54,9 +57,14 @@ pub(crate) fn open(node: &Arc<Node>, server: &Arc<Server>, attempt: Attempt) {
         drop(ended);
     });
     let task = task.abort_handle();
-    lock(&server.io)
-        .inboxes
-        .insert(attempt, OpenInbox { task, pings });
+    lock(&server.io).inboxes.insert(
+        attempt,
+        OpenInbox {
+            task,
+            pings,
+            own_channel: None,
+        },
+    );
 }
 
 /// Returns the input for the key machine. A warning for the operator is an error here.

@@ -69,6 +69,8 @@ pub(crate) struct OpenConnection {
 pub(crate) struct OpenInbox {
     pub(crate) task: AbortHandle,
     pub(crate) pings: mpsc::UnboundedSender<()>,
+    /// A channel to which only this inbox is subscribed, once it is open.
+    pub(crate) own_channel: Option<Arc<str>>,
 }
 
 impl Drop for OpenInbox {

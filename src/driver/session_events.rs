@@ -133,6 +133,7 @@ impl Node {
                 self.events
                     .push(observe::server_recovering(server.text.clone(), left, why.into()));
             }
+            SessionEvent::InboxElsewhere => self.events.push(observe::inbox_elsewhere(server.text.clone())),
             SessionEvent::InboxOpen => {
                 if let Some(away) = server.outage.inbox_open(now) {
                     self.events.push(observe::inbox_open(away));

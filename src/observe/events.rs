@@ -159,6 +159,11 @@ node later {
     DEBUG (WARN if away.is_some()) inbox_open(away: Option<Duration>): [away_ms = away.map(ms)]
         "grants are pushed to this node";
 
+    /// Again and again the subscription led to another server than the connection for commands. Waiters look often, and a
+    /// subscription is tried every 10 s. Emitted once a minute.
+    WARN inbox_elsewhere(server: Arc<str>): [server = &*server]
+        "grants are not pushed: the name leads subscriptions to another server than commands";
+
     /// Grants are not pushed. Waiters use timers until the inbox is open again. Emitted when the connection for commands
     /// still answers. DEBUG if `store_failing` explains the loss, or if the loss was reported before.
     WARN (DEBUG if !is_news) inbox_lost(error: StoreError, is_news: bool): [%error]

@@ -245,6 +245,8 @@ pub enum Flaw {
     ReloadWithoutBound,
     /// An inbox stays at its server when the connection leads to another one.
     InboxLeftBehind,
+    /// Whether an inbox leads to the server of the connection is told by their addresses.
+    InboxComparedByAddress,
     /// A link sends a request on to the server that now serves its name, with the not-after of the first server.
     ForwardedByLink,
     /// A session does not tell the session that has the inbox that its own connection was lost.

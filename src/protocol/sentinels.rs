@@ -70,10 +70,43 @@ impl<A> NamedMaster<A> {
         self.sentinels / 2 + 1
     }
 
-    /// Returns the epoch under which a majority answered.
-    pub fn confirmed_epoch(&self, plant: impl Plant) -> Option<u64> {
+    /// Returns the reign of a link to the named address that asks now.
+    pub fn reign(&self, plant: impl Plant) -> Reign {
         let is_confirmed = self.votes >= self.majority() || plant.planted(Flaw::OneSentinelBelieved);
-        self.epoch.filter(|_| is_confirmed)
+        let epoch = self.epoch.filter(|_| is_confirmed);
+        epoch.map_or(Reign::Unconfirmed, Reign::Confirmed)
+    }
+
+    /// Returns whether a link to the named address, which was opened in `reign`, ends: another reign has begun, or the link can
+    /// be confirmed now.
+    pub fn ends(&self, reign: Reign, plant: impl Plant) -> bool {
+        match reign {
+            Reign::Ignored => false,
+            Reign::Unconfirmed => self.reign(plant) != Reign::Unconfirmed,
+            Reign::Confirmed(epoch) => self.epoch.is_some_and(|named| named != epoch),
+        }
+    }
+}
+
+/// The reign in which a link was opened.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Reign {
+    /// The node does not ask: there are no Sentinels, or it recovers on evidence only.
+    #[default]
+    Ignored,
+    /// Too few Sentinels answer under the highest epoch.
+    Unconfirmed,
+    /// A majority answers under this epoch.
+    Confirmed(u64),
+}
+
+impl Reign {
+    /// Returns the epoch under which a link was confirmed.
+    pub fn epoch(self) -> Option<u64> {
+        match self {
+            Reign::Confirmed(epoch) => Some(epoch),
+            Reign::Ignored | Reign::Unconfirmed => None,
+        }
     }
 }
 
@@ -220,24 +253,21 @@ mod tests {
         assert_eq!(known.decide(&[], 3), None);
         // Before the first answer every epoch counts.
         let found = known.decide(&[answer(("a", 0))], 3).unwrap();
-        assert_eq!((found.address, found.confirmed_epoch(Sound)), ("a", None));
+        assert_eq!((found.address, found.reign(Sound).epoch()), ("a", None));
     }
 
     #[test]
     fn a_link_is_confirmed_by_a_majority_under_the_highest_epoch() {
-        assert_eq!(name([("a", 3), ("a", 3)], 3).confirmed_epoch(Sound), Some(3));
+        assert_eq!(name([("a", 3), ("a", 3)], 3).reign(Sound).epoch(), Some(3));
         // Two spellings of one address.
-        assert_eq!(name([("a", 3), ("b", 3)], 3).confirmed_epoch(Sound), Some(3));
+        assert_eq!(name([("a", 3), ("b", 3)], 3).reign(Sound).epoch(), Some(3));
         // One witness, silent Sentinels, and a majority that differs.
-        assert_eq!(name([("a", 3)], 3).confirmed_epoch(Sound), None);
-        assert_eq!(name([("a", 3), ("a", 3)], 4).confirmed_epoch(Sound), None);
-        assert_eq!(
-            name([("a", 3), ("a", 3), ("a", 4)], 3).confirmed_epoch(Sound),
-            None
-        );
+        assert_eq!(name([("a", 3)], 3).reign(Sound).epoch(), None);
+        assert_eq!(name([("a", 3), ("a", 3)], 4).reign(Sound).epoch(), None);
+        assert_eq!(name([("a", 3), ("a", 3), ("a", 4)], 3).reign(Sound).epoch(), None);
         // All Sentinels were replaced.
-        assert_eq!(name([("a", 0), ("a", 0)], 3).confirmed_epoch(Sound), Some(0));
-        assert_eq!(name([], 3).confirmed_epoch(Sound), None);
+        assert_eq!(name([("a", 0), ("a", 0)], 3).reign(Sound).epoch(), Some(0));
+        assert_eq!(name([], 3).reign(Sound).epoch(), None);
     }
 
     #[test]
@@ -245,13 +275,13 @@ mod tests {
         let mut answer = answer(("a", 3));
         let mut known = linked_to_a();
         assert_eq!(
-            known.decide(&[answer.clone()], 1).unwrap().confirmed_epoch(Sound),
+            known.decide(&[answer.clone()], 1).unwrap().reign(Sound).epoch(),
             Some(3)
         );
         answer.others = 2;
         let named = known.decide(&[answer], 1).unwrap();
         assert_eq!(
-            (named.votes, named.majority(), named.confirmed_epoch(Sound)),
+            (named.votes, named.majority(), named.reign(Sound).epoch()),
             (1, 2, None)
         );
     }

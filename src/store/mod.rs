@@ -194,6 +194,11 @@ pub trait Link: Debug + Send + Sync + 'static {
         Box::pin(std::future::ready(Ok(())))
     }
 
+    /// Asks whether the server has a subscriber of this channel. `None` if it cannot be asked.
+    fn has_subscriber(&self, _channel: Arc<str>) -> BoxFuture<'static, Option<bool>> {
+        Box::pin(std::future::ready(None))
+    }
+
     /// Returns the id of the server's current run, if the server reports one. The id changes at each restart.
     fn run_id(&self) -> Option<&str> {
         None
@@ -220,6 +225,8 @@ pub trait Link: Debug + Send + Sync + 'static {
 pub struct Inbox {
     /// The address that the inbox leads to, equal to that of a [`Place`].
     pub address: Arc<str>,
+    /// A channel to which no other connection is subscribed, if the store has channels. It tells which server the inbox leads to.
+    pub own_channel: Option<Arc<str>>,
     /// Pings the inbox's connection.
     pub pings: Box<dyn Ping>,
     /// Receives pushes, and resolves when the connection breaks.

@@ -240,6 +240,7 @@ impl Store for Reached {
             };
             Ok(Inbox {
                 address: Arc::default(),
+                own_channel: None,
                 pings: Box::new(pings),
                 ended: Box::pin(serve),
             })

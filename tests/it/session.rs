@@ -26,6 +26,8 @@ struct Bench {
     session: Session,
     now: Instant,
     effects: Vec<SessionEffect>,
+    /// What the server answers about the subscription of the inbox.
+    is_inbox_there: Option<bool>,
 }
 
 impl Bench {
@@ -45,6 +47,7 @@ impl Bench {
             session,
             now: Instant::from_nanos(1_000_000_000_000),
             effects: Vec::new(),
+            is_inbox_there: None,
         }
     }
 
@@ -71,6 +74,21 @@ impl Bench {
 
     fn tell(&mut self, input: SessionInput) {
         self.session.handle(self.now, input, &mut self.effects);
+        let seeks = |effect: &SessionEffect| match effect {
+            SessionEffect::Inbox(InboxEffect::Seek { inbox, connection }) => Some((*inbox, *connection)),
+            _ => None,
+        };
+        let sought: Vec<_> = self.effects.iter().filter_map(seeks).collect();
+        self.effects.retain(|effect| seeks(effect).is_none());
+        for (inbox, connection) in sought {
+            let is_there = self.is_inbox_there;
+            let answer = SessionInput::InboxSought {
+                inbox,
+                connection,
+                is_there,
+            };
+            self.session.handle(self.now, answer, &mut self.effects);
+        }
         self.step();
     }
 

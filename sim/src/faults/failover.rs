@@ -1,7 +1,7 @@
 //! Failovers: a lagging replica becomes the master, and some nodes still use the former master for a while.
 
 use tenure::error::StoreErrorKind;
-use tenure::protocol::session::step::SessionInput;
+use tenure::protocol::ledger::Ledger;
 
 use crate::coverage::Case;
 use crate::planted::Planted;
@@ -9,8 +9,8 @@ use crate::time::MS;
 use crate::world::World;
 use crate::world::connection::error;
 use crate::world::event::Event;
-use crate::world::server::{Replica, Server};
-use crate::world::signal::Signal;
+use crate::world::sentinels::{SENTINELS, View};
+use crate::world::server::{Replica, STOPPED, Server};
 
 impl World {
     /// Takes the copy that a replica has, which becomes the master a little later. What the master does meanwhile is
@@ -22,11 +22,18 @@ impl World {
         // Often before the recovery of the last one has ended, and often after it.
         let recovery = self.profile.recovery().as_nanos() as u64;
         self.memory.next_failover = self.now + self.rng.u64(recovery / 4..3 * recovery);
-        self.note(None, None, || "the replica stops to follow".into());
-        self.replica = Some(Box::new(Replica {
-            ledger: self.server.ledger.clone(),
-            noted_run: self.server.noted_run,
-        }));
+        self.cut_nodes_off_sentinels();
+        let returning = self.sentinels.as_mut().and_then(|sentinels| {
+            let returns = sentinels.rng.u8(0..3) > 0;
+            sentinels.retired.take_if(|_| returns)
+        });
+        self.replica = Some(match returning {
+            Some(server) => Replica::Returning(server),
+            None => {
+                self.note(None, None, || "the replica stops to follow".into());
+                Replica::Copy(self.server.ledger.clone())
+            }
+        });
         let behind = [0, 50, 800][self.rng.usize(0..3)] * MS;
         let behind = self.rng.u64(0..=behind);
         self.extend_fault(self.now + behind);
@@ -42,23 +49,91 @@ impl World {
             return;
         }
         self.cover(Case::FailedOver);
+        let old = self.master;
+        let new = match replica {
+            Replica::Copy(ledger) => self.add_replica(ledger),
+            Replica::Returning(server) => {
+                self.cover(Case::MasterReturned);
+                server
+            }
+        };
+        self.promotions += 1;
+        self.take_in_hand(new);
+        self.master = new;
+        (self.server.down, self.server.stall) = (false, 0);
+        self.note(None, None, || format!("server {new} becomes the master"));
+        self.kill_connections(new);
+        for slot in 0..self.nodes.len() {
+            self.listens(self.nodes[slot].id, false);
+        }
+        self.tell_sentinels(new, old);
+        self.retire_old_master(old);
+        self.note_loss();
+    }
+
+    /// Adds a replica with this data, which becomes a master. Returns its index.
+    fn add_replica(&mut self, ledger: Ledger<Planted>) -> usize {
         self.runs += 1;
         // The clocks of two servers differ by less than the longest lease, which the README demands for growing fences.
         let longest = self.profile.terms.iter().map(|term| term.lease_ms).max();
         let band = [0, 200, longest.unwrap_or_default() as i64][self.rng.usize(0..3)] * 1000;
         let offset = self.rng.i64(-band / 2..=band / 2);
         let mut server = Server::new(Planted(self.setup.flaw));
-        (server.ledger, server.noted_run) = (replica.ledger, replica.noted_run);
+        server.ledger = ledger;
         (server.run, server.offset) = (self.runs, offset);
-        let old = self.master;
-        let new = self.servers.len();
         self.servers.push(server);
-        self.take_in_hand(new);
-        self.master = new;
-        self.note(None, None, || format!("server {new} becomes the master"));
-        for slot in 0..self.nodes.len() {
-            self.listens(self.nodes[slot].id, false);
+        self.servers.len() - 1
+    }
+
+    /// Sentinel promotes a server and kills its clients' connections in one step. A connection that the server has not accepted
+    /// yet goes on.
+    fn kill_connections(&mut self, server: usize) {
+        for conn in 0..self.conns.len() {
+            if self.conns[conn].to == server && self.conns[conn].server {
+                self.conns[conn].server = false;
+                let notice = self.rng.u64(0..20 * MS);
+                self.after(notice, Event::ResetSeen { conn });
+            }
         }
+    }
+
+    /// One Sentinel knows of the promotion, and the others learn of it by hello.
+    fn tell_sentinels(&mut self, new: usize, old: usize) {
+        let Some(sentinels) = &mut self.sentinels else {
+            return;
+        };
+        sentinels.retired = None;
+        let learns = sentinels.promote(new, old).map(|sentinel| {
+            let hellos = [2_000, 2_000, 4_000][sentinels.rng.usize(0..3)];
+            (sentinel, sentinels.rng.u64(0..hellos * MS))
+        });
+        for (sentinel, after) in learns {
+            self.after(after, Event::SentinelLearns { sentinel });
+        }
+    }
+
+    /// A Sentinel learns of the latest promotion.
+    pub(crate) fn sentinel_learns(&mut self, sentinel: usize) {
+        if let Some(sentinels) = &mut self.sentinels {
+            let (address, epoch) = (self.master, sentinels.epoch);
+            sentinels.views[sentinel] = View { address, epoch };
+        }
+    }
+
+    /// Some nodes reach one Sentinel only for a while.
+    fn cut_nodes_off_sentinels(&mut self) {
+        let Some(sentinels) = &mut self.sentinels else {
+            return;
+        };
+        for node in &mut self.nodes {
+            let only = sentinels.rng.usize(0..SENTINELS);
+            let until = self.now + sentinels.rng.u64(0..4_000 * MS);
+            node.sentinels.only = sentinels.rng.bool().then_some((only, until));
+        }
+    }
+
+    /// The former master accepts writes for a while.
+    fn retire_old_master(&mut self, old: usize) {
         let lag = self.profile.failover_lag.unwrap_or_default();
         let lasts = if self.setup.late_demotion {
             lag + 4 * self.profile.longest().as_millis() as u64
@@ -75,7 +150,6 @@ impl World {
                 self.after(learns, Event::MasterMoved { slot, life });
             }
         }
-        self.note_loss();
     }
 
     /// The former master accepts nothing any more. Its inboxes may stay open, as it follows the new master.
@@ -84,7 +158,15 @@ impl World {
             return;
         };
         self.note(None, None, || format!("server {old} accepts nothing any more"));
-        self.visit(old, |world| world.server.down = true);
+        // A stopped server still completes connections, which it accepts when it goes on.
+        let is_stopped = self.sentinels.as_mut().is_some_and(|sentinels| {
+            sentinels.retired = Some(old);
+            sentinels.rng.bool()
+        });
+        self.visit(old, |world| match is_stopped {
+            true => world.server.stall = STOPPED,
+            false => world.server.down = true,
+        });
         for slot in 0..self.nodes.len() {
             for conn in self.nodes[slot].conns() {
                 if self.conns[conn].to == old {
@@ -123,12 +205,6 @@ impl World {
         else {
             return;
         };
-        self.cover(Case::LinkEnded);
-        let (session, attempt) = (self.conns[conn].session, self.conns[conn].attempt);
-        self.raise(Signal::Session {
-            slot,
-            session,
-            input: SessionInput::ConnectionEnded(attempt),
-        });
+        self.end_link(conn);
     }
 }

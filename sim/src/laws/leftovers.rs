@@ -7,6 +7,7 @@ use crate::planted::Planted;
 use crate::time::MS;
 use crate::violation::Violation;
 use crate::world::World;
+use crate::world::connection::Connection;
 
 impl World {
     /// Checks that in a calm each record and each live queue entry is pursued by a running node.
@@ -66,7 +67,14 @@ impl World {
             return self.watch_doubtful_inboxes();
         }
         for slot in 0..self.nodes.len() {
-            let to = self.open_conn(slot).map(|conn| self.conns[conn].to);
+            let conn = self.open_conn(slot).map(|conn| &self.conns[conn]);
+            // The question where the inbox leads has no answer yet.
+            let is_asked = |conn: &&Connection| {
+                let is_stalled = conn.stall.max(self.server_at(conn.to).stall) > self.now;
+                !is_stalled && conn.silent.is_none() && !conn.mute && !conn.broken && conn.server
+            };
+            let to = conn.filter(is_asked).map(|conn| conn.to);
+            let trips = self.profile.failover_lag.map_or(0, |_| 2_000 * MS);
             let node = &mut self.nodes[slot];
             let is_left = node.alive && node.inbox.open && to.is_some_and(|to| to != node.inbox.to);
             if !is_left || node.paused.is_some() {
@@ -74,7 +82,7 @@ impl World {
                 continue;
             }
             let since = *node.inbox.left_since.get_or_insert(self.now);
-            if self.now - since > 100 * MS {
+            if self.now - since > 100 * MS + trips {
                 self.report(Violation::InboxLeftBehind, None, || {
                     format!("the inbox of node {slot} leads to another server than its connection")
                 });

@@ -20,7 +20,7 @@ impl World {
         after: &KeyRecords,
     ) {
         // While a server recovers, an owner that yields goes on at once.
-        let recovers = self.server.ledger.recovering(self.server_us()).is_some();
+        let recovers = self.holds_back();
         if matches!(request.verb, Verb::Pass { to, .. } if to == claim_id) || self.is_after_loss() || recovers
         {
             return;
@@ -52,7 +52,7 @@ impl World {
         after: Option<&Record>,
     ) {
         let (now, gap) = (self.server_us() / 1000, self.profile.poll_gap);
-        let recovers = self.is_after_loss() || self.server.ledger.recovering(self.server_us()).is_some();
+        let recovers = self.is_after_loss() || self.holds_back();
         let (Some(before), Some(after)) = (before.filter(|_| !recovers), after) else {
             self.memory.handed_on[key] = None;
             return;

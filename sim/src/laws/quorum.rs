@@ -57,7 +57,7 @@ impl World {
         let masters = self.profile.quorum;
         let recovers = |master: &usize| {
             let server = self.server_at(*master);
-            let is_noted = server.noted_run == server.run;
+            let is_noted = server.ledger.recorded_run() == Some(&server.run());
             !is_noted || server.ledger.recovering(server.clock_us(self.now)).is_some()
         };
         Votes {

@@ -1,10 +1,12 @@
 //! Connections: ordered pipes that delay, stall, lose answers, break and fall silent.
 
 use std::collections::VecDeque;
+use std::sync::Arc;
 
 use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
-use tenure::protocol::message::{Executed, Failure};
-use tenure::protocol::session::step::{Attempt, Place, SessionInput};
+use tenure::protocol::message::{Executed, Failure, LinkReply};
+use tenure::protocol::sentinels::Reign;
+use tenure::protocol::session::step::{Attempt, Opened, Place, SessionInput};
 
 use crate::coverage::Case;
 use crate::time::MS;
@@ -12,6 +14,7 @@ use crate::violation::Violation;
 use crate::world::World;
 use crate::world::connection::{Connection, error};
 use crate::world::event::Event;
+use crate::world::server::Server;
 use crate::world::signal::Signal;
 
 impl World {
@@ -21,10 +24,10 @@ impl World {
         self.note(Some(slot), None, || {
             format!("   connects: {attempt:?} is connection {conn}")
         });
-        let to = if self.has_several() {
-            session
+        let (to, reign) = if self.has_several() {
+            (session, Reign::Ignored)
         } else {
-            self.supposed_master()
+            self.locate_master(slot)
         };
         self.conns.push(Connection {
             slot,
@@ -32,6 +35,8 @@ impl World {
             session,
             to,
             run: 0,
+            reign,
+            link: LinkReply::default(),
             attempt,
             client: true,
             opened: false,
@@ -70,7 +75,7 @@ impl World {
         }
         let held = cut.max(self.server.stall);
         if held > self.now {
-            return self.at(held, Event::Handshake { conn });
+            return self.at(Server::look_at(self.now, held), Event::Handshake { conn });
         }
         let back = self.delay();
         let refusal = if self.server.loading > self.now {
@@ -90,8 +95,12 @@ impl World {
         }
         self.conns[conn].server = true;
         self.conns[conn].run = self.server.run;
-        self.compare_run();
         self.server.knows_scripts = true;
+        // Behind Sentinels, and where an address moves, the comparison is a step of its own.
+        if self.profile.failover_lag.is_some() {
+            return self.after(back, Event::Greeted { conn });
+        }
+        self.compare_run(conn);
         // The time in the answer is old when it arrives.
         let time = self.server_us();
         self.after(back, Event::Connected { conn, time });
@@ -116,8 +125,7 @@ impl World {
                 session,
                 input: SessionInput::Connected {
                     attempt,
-                    time,
-                    place: self.place_of(conn),
+                    opened: self.opened(conn, time),
                 },
             });
         }
@@ -161,18 +169,33 @@ impl World {
             session,
             input: SessionInput::Connected {
                 attempt,
-                time,
-                place: self.place_of(conn),
+                opened: self.opened(conn, time),
             },
         });
     }
 
-    /// Returns where a connection leads.
-    fn place_of(&self, conn: usize) -> Place {
-        let Connection { to, run, .. } = self.conns[conn];
-        Place {
-            address: to.to_string().into(),
-            run: run.to_string().into(),
+    /// Returns what a node learns when its connection opens.
+    fn opened(&self, conn: usize, time: u64) -> Opened {
+        let Connection {
+            to, run, reign, link, ..
+        } = self.conns[conn];
+        Opened {
+            time,
+            place: Place {
+                address: self.address(to),
+                run: run.to_string().into(),
+                epoch: reign.epoch(),
+            },
+            link,
+            is_unconfirmed: reign == Reign::Unconfirmed,
+        }
+    }
+
+    /// Returns the address of a server. Without Sentinels each master has the same.
+    pub(crate) fn address(&self, server: usize) -> Arc<str> {
+        match self.profile.failover_lag.is_some() && self.sentinels.is_none() {
+            true => "the master".into(),
+            false => server.to_string().into(),
         }
     }
 
@@ -190,6 +213,7 @@ impl World {
             return;
         }
         self.cover(Case::ConnectFailed);
+        self.nodes[slot].sentinels.known.note_link_failed();
         self.forget_connection(slot, conn);
         self.raise(Signal::Session {
             slot,

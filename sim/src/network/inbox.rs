@@ -8,9 +8,10 @@ use tenure::protocol::step::Input;
 use crate::coverage::Case;
 use crate::time::MS;
 use crate::world::World;
-use crate::world::connection::error;
+use crate::world::connection::{Connection, error};
 use crate::world::event::Event;
 use crate::world::inbox::MissedPushes;
+use crate::world::server::Server;
 use crate::world::signal::Signal;
 
 impl World {
@@ -20,7 +21,7 @@ impl World {
         let to = if self.is_cluster() {
             self.next_inbox_server(slot)
         } else {
-            self.supposed_master()
+            self.inbox_master(slot)
         };
         let inbox = &mut self.nodes[slot].inbox;
         (inbox.sub, inbox.open, inbox.silent, inbox.to) = (Some(sub), false, None, to);
@@ -57,7 +58,10 @@ impl World {
         }
         let held = self.server.stall.max(self.nodes[slot].cut_until);
         if held > self.now {
-            return self.at(held, Event::Subscribe { slot, life, sub });
+            return self.at(
+                Server::look_at(self.now, held),
+                Event::Subscribe { slot, life, sub },
+            );
         }
         let way = self.delay();
         let refusal = if self.server.down {
@@ -125,7 +129,7 @@ impl World {
             session: self.nodes[slot].inbox_session(),
             input: SessionInput::InboxOpened {
                 attempt: sub,
-                address: self.nodes[slot].inbox.to.to_string().into(),
+                address: self.address(self.nodes[slot].inbox.to),
             },
         });
     }
@@ -160,6 +164,62 @@ impl World {
             session: self.nodes[slot].inbox_session(),
             input: SessionInput::InboxHeard(sub),
         });
+    }
+
+    /// Asks the server of a connection for a subscription. Where masters are never replaced, the user may not ask.
+    pub(crate) fn seek_inbox(
+        &mut self,
+        (slot, session): (usize, usize),
+        inbox: Attempt,
+        connection: Attempt,
+    ) {
+        let answer = |is_there| SessionInput::InboxSought {
+            inbox,
+            connection,
+            is_there,
+        };
+        if self.profile.failover_lag.is_none() {
+            let input = answer(None);
+            return self.raise(Signal::Session { slot, session, input });
+        }
+        if let Some(conn) = self.usable_conn(slot, session, connection) {
+            let way = self.delay();
+            self.after(way, Event::InboxSought { conn, sub: inbox });
+        }
+    }
+
+    /// The question for a subscription reaches the server.
+    pub(crate) fn inbox_sought(&mut self, conn: usize, sub: Attempt) {
+        let Connection {
+            slot, life, server, ..
+        } = self.conns[conn];
+        if self.server.stall > self.now && server {
+            return self.at(self.server.stall, Event::InboxSought { conn, sub });
+        }
+        if server {
+            let found = self.server.listening.get(&slot);
+            let is_there = found.is_some_and(|(of, at, _)| (*of, *at) == (life, sub));
+            let back = self.delay();
+            self.after(back, Event::InboxFound { conn, sub, is_there });
+        }
+    }
+
+    /// The answer about a subscription reaches the node.
+    pub(crate) fn inbox_found(&mut self, conn: usize, sub: Attempt, is_there: bool) {
+        let of = &self.conns[conn];
+        let (slot, session, connection) = (of.slot, of.session, of.attempt);
+        if !of.client || of.silent.is_some() || of.mute {
+            return;
+        }
+        if of.stall > self.now {
+            return self.at(of.stall, Event::InboxFound { conn, sub, is_there });
+        }
+        let input = SessionInput::InboxSought {
+            inbox: sub,
+            connection,
+            is_there: Some(is_there),
+        };
+        self.raise(Signal::Session { slot, session, input });
     }
 
     /// Handles a broken subscription at the node.

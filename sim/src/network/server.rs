@@ -47,6 +47,7 @@ impl World {
         for (at, _) in refused.iter().rev() {
             effective.requests.remove(*at);
         }
+        self.memory.is_unconfirmed = effective.is_unconfirmed;
         let before = self.records_of_batch(effective);
         let knows_number = effective.highest > self.server.ledger.last_number();
         let mut pushes = std::mem::take(&mut self.server.pushes);

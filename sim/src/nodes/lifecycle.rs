@@ -15,6 +15,7 @@ use crate::world::World;
 use crate::world::event::Event;
 use crate::world::inbox::Inbox;
 use crate::world::node::{Clock, Node, NodeSession};
+use crate::world::sentinels::SentinelsSeen;
 
 impl World {
     /// Kills a process. The world is not calm until the server noticed.
@@ -63,6 +64,7 @@ impl World {
         self.note(Some(slot), None, || format!("starts, life {life}"));
         self.nodes[slot] = self.new_node(slot, life);
         self.want_inbox(slot);
+        self.watch_sentinels(slot);
     }
 
     /// Creates the node of a new process.
@@ -85,6 +87,7 @@ impl World {
             can_fail: true,
             poll_gap: Duration::from_millis(self.profile.poll_gap),
             recovery: self.profile.recovery(),
+            lag: Duration::from_millis(self.profile.failover_lag.unwrap_or_default()),
             seed,
             role: SessionRole::Only,
         };
@@ -123,6 +126,7 @@ impl World {
                 rate,
             },
             inbox: Inbox::default(),
+            sentinels: SentinelsSeen::default(),
             wake_at: None,
             step_at: None,
             backlog: Default::default(),

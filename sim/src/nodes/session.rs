@@ -148,7 +148,12 @@ impl World {
                 self.feed_from(session, slot, key, input);
             }
             SessionEffect::TellInbox(input) => self.tell_inbox(slot, input),
-            SessionEffect::Reachable { is_elsewhere, clock } => {
+            SessionEffect::Reachable {
+                is_elsewhere,
+                former,
+                clock,
+            } => {
+                self.nodes[slot].shard.note_former_master(former);
                 if let Some(clock) = clock {
                     self.nodes[slot].shard.note_clock(session, clock);
                 }
@@ -156,6 +161,9 @@ impl World {
             }
             SessionEffect::Inbox(InboxEffect::Open(attempt)) => self.subscribe(slot, attempt),
             SessionEffect::Inbox(InboxEffect::Ping(attempt)) => self.ping_inbox(slot, attempt),
+            SessionEffect::Inbox(InboxEffect::Seek { inbox, connection }) => {
+                self.seek_inbox((slot, session), inbox, connection);
+            }
             SessionEffect::Inbox(InboxEffect::Close(attempt)) => self.close_inbox(slot, attempt),
             SessionEffect::InboxState(state) => self.inbox_state(slot, state),
             SessionEffect::Probed(probe, answer) => {

@@ -3,6 +3,8 @@
 use std::collections::VecDeque;
 
 use tenure::error::{StoreError, StoreErrorKind};
+use tenure::protocol::message::LinkReply;
+use tenure::protocol::sentinels::Reign;
 use tenure::protocol::session::step::{Attempt, BatchId};
 
 /// A connection: an ordered pipe in each direction.
@@ -16,6 +18,10 @@ pub(crate) struct Connection {
     pub(crate) to: usize,
     /// The run of the server that accepted it.
     pub(crate) run: u64,
+    /// In which reign the Sentinels confirmed it.
+    pub(crate) reign: Reign,
+    /// What the server answered to the link.
+    pub(crate) link: LinkReply,
     /// The session's name for it.
     pub(crate) attempt: Attempt,
     /// Whether the client reads it.

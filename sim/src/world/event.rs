@@ -24,6 +24,14 @@ pub(crate) enum Event {
     Handshake {
         conn: usize,
     },
+    /// The server's first answer on a connection reaches the node, which asks the Sentinels then.
+    Greeted {
+        conn: usize,
+    },
+    /// The comparison of runs and epochs reaches the server.
+    Link {
+        conn: usize,
+    },
     Connected {
         conn: usize,
         time: u64,
@@ -110,6 +118,15 @@ pub(crate) enum Event {
         slot: usize,
         life: u32,
     },
+    /// A node asks the Sentinels whether its connection must end.
+    SentinelsAsked {
+        slot: usize,
+        life: u32,
+    },
+    /// A Sentinel learns of the latest promotion.
+    SentinelLearns {
+        sentinel: usize,
+    },
     /// A replica stops to follow the master, and becomes the master a little later.
     FailOver,
     /// The replica becomes the master.
@@ -120,6 +137,17 @@ pub(crate) enum Event {
         slot: usize,
         life: u32,
         sub: Attempt,
+    },
+    /// The question for a subscription reaches the server of a connection.
+    InboxSought {
+        conn: usize,
+        sub: Attempt,
+    },
+    /// The answer to that question reaches the node.
+    InboxFound {
+        conn: usize,
+        sub: Attempt,
+        is_there: bool,
     },
     InboxOpened {
         slot: usize,

@@ -38,6 +38,8 @@ pub(crate) struct Memory {
     pub(crate) next_failover: u64,
     /// The leases that were asserted after their end: the server, the key and the claim of each.
     pub(crate) asserted_after_end: HashSet<(usize, usize, ClaimId)>,
+    /// The batch at hand came on a link that the Sentinels have not confirmed.
+    pub(crate) is_unconfirmed: bool,
     /// The server lost grants. Until this time holders may lack a record.
     pub(crate) lossy_until: u64,
     /// The server came back empty, and no request has shown that yet.
@@ -84,6 +86,7 @@ impl Memory {
             revoked: HashSet::new(),
             next_failover: 0,
             asserted_after_end: HashSet::new(),
+            is_unconfirmed: false,
             lossy_until: 0,
             emptied: false,
             lost_grants: HashSet::new(),

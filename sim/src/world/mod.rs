@@ -14,6 +14,7 @@ pub(crate) mod memory;
 pub(crate) mod node;
 pub(crate) mod queries;
 pub(crate) mod records;
+pub(crate) mod sentinels;
 pub(crate) mod server;
 pub(crate) mod signal;
 pub(crate) mod tick_memory;
@@ -40,6 +41,7 @@ use crate::world::connection::Connection;
 use crate::world::event::{Event, QueuedEvent};
 use crate::world::memory::Memory;
 use crate::world::node::Node;
+use crate::world::sentinels::Sentinels;
 use crate::world::server::{Replica, Server};
 use crate::world::signal::Signal;
 use crate::world::transfer::TransferMessage;
@@ -90,8 +92,12 @@ pub(crate) struct World {
     pub(crate) cluster: Cluster,
     /// The master before this one, and until when some nodes still use it.
     pub(crate) old_master: Option<(usize, u64)>,
+    /// The Sentinels of the servers. `None` if there are none, or if the master keeps its address.
+    pub(crate) sentinels: Option<Box<Sentinels>>,
     /// The lagging copy that is about to become the master.
-    pub(crate) replica: Option<Box<Replica>>,
+    pub(crate) replica: Option<Replica>,
+    /// The number of promotions so far.
+    pub(crate) promotions: u64,
     /// The number of the latest run of a server.
     pub(crate) runs: u64,
     /// The messages of transferred leases.
@@ -172,7 +178,11 @@ impl World {
             master: 0,
             servers,
             old_master: None,
+            sentinels: profile
+                .has_sentinels
+                .then(|| Box::new(Sentinels::new(setup.seed))),
             replica: None,
+            promotions: 0,
             runs: 0,
             memory: Memory::new(keys.len()),
             profile,

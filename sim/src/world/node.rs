@@ -13,6 +13,7 @@ use crate::planted::Planted;
 use crate::world::caller::Caller;
 use crate::world::event::Event;
 use crate::world::inbox::Inbox;
+use crate::world::sentinels::SentinelsSeen;
 
 /// One process in a slot.
 #[derive(Debug)]
@@ -37,6 +38,7 @@ pub(crate) struct Node {
     pub(crate) cut_until: u64,
     pub(crate) clock: Clock,
     pub(crate) inbox: Inbox,
+    pub(crate) sentinels: SentinelsSeen,
     /// When the next timer fires.
     pub(crate) wake_at: Option<u64>,
     /// When the driver next steps the session.

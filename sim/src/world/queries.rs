@@ -86,6 +86,11 @@ impl World {
         self.transfer_messages.iter().any(is_its)
     }
 
+    /// Returns whether the server at hand grants nothing: it recovers, or it executes a batch of an unconfirmed link.
+    pub(crate) fn holds_back(&self) -> bool {
+        self.memory.is_unconfirmed || self.server.ledger.recovering(self.server_us()).is_some()
+    }
+
     /// Returns whether a fence is exempt from the order of fences.
     pub(crate) fn is_exempt_fence(&self, fence: Fence) -> bool {
         fence.number() <= self.memory.exempt_up_to || self.memory.exempt_grants.contains(&fence.number())

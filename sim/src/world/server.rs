@@ -7,7 +7,12 @@ use tenure::protocol::message::Push;
 use tenure::protocol::session::step::Attempt;
 
 use crate::planted::Planted;
-use crate::time::EPOCH_US;
+use crate::time::{EPOCH_US, MS};
+
+/// The end of a stall while the process is stopped.
+pub(crate) const STOPPED: u64 = u64::MAX;
+/// How often a message looks whether a stopped server goes on.
+const STOPPED_LOOK: u64 = 20 * MS;
 
 /// A server's process and its wall clock.
 #[derive(Debug)]
@@ -15,12 +20,12 @@ pub(crate) struct Server {
     pub(crate) ledger: Ledger<Planted>,
     /// The number of its run.
     pub(crate) run: u64,
-    /// The run that a client noted in its data.
-    pub(crate) noted_run: u64,
     /// The error of the wall clock, in µs.
     pub(crate) offset: i64,
     /// The server stands still until this time.
     pub(crate) stall: u64,
+    /// The number of promotions so far when it began its latest recovery.
+    pub(crate) recovered_after: Option<u64>,
     /// Whether the server is restarting.
     pub(crate) down: bool,
     /// Refuses some requests until this time.
@@ -56,9 +61,9 @@ impl Server {
         Server {
             ledger: Ledger::with_plant(plant),
             run: 0,
-            noted_run: 0,
             offset: 0,
             stall: 0,
+            recovered_after: None,
             down: false,
             refuses: 0,
             loading: 0,
@@ -76,15 +81,27 @@ impl Server {
         }
     }
 
+    /// Returns when a message may be handled that is held until `held`, at the earliest.
+    pub(crate) fn look_at(now: u64, held: u64) -> u64 {
+        if held == STOPPED { now + STOPPED_LOOK } else { held }
+    }
+
+    /// Returns the text of its run.
+    pub(crate) fn run(&self) -> String {
+        format!("run:{}", self.run)
+    }
+
     /// Returns what the wall clock shows at a virtual time, in µs.
     pub(crate) fn clock_us(&self, now: u64) -> u64 {
         (EPOCH_US + now / 1000).saturating_add_signed(self.offset)
     }
 }
 
-/// What a replica has of its master's data.
+/// The server that is about to become the master.
 #[derive(Debug)]
-pub(crate) struct Replica {
-    pub(crate) ledger: Ledger<Planted>,
-    pub(crate) noted_run: u64,
+pub(crate) enum Replica {
+    /// A replica with this copy of its master's data.
+    Copy(Ledger<Planted>),
+    /// A former master that was cut off and never demoted, with its own data.
+    Returning(usize),
 }

@@ -52,6 +52,12 @@ impl RecoveryState {
 }
 
 impl<P: Plant> Ledger<P> {
+    /// Returns the run that was compared last.
+    #[doc(hidden)]
+    pub fn recorded_run(&self) -> Option<&str> {
+        self.recovery.run.as_deref()
+    }
+
     /// Compares what a node knows when its link opens, and begins a recovery if the server is in another run or reign than
     /// the recorded one, or has lost grants.
     ///

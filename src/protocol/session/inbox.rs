@@ -18,6 +18,10 @@ use crate::protocol::time::Instant;
 
 /// The pause before an inbox is opened again after a refusal that will not pass by itself.
 const PAUSE_AFTER_REFUSAL: Duration = Duration::from_secs(10);
+/// After so many inboxes in a row at another server than the connection, pushes count as unreliable.
+const MAX_MISSES: u32 = 3;
+/// The shortest time between two reports of that.
+const MISSES_REPORT_PERIOD: Duration = Duration::from_secs(60);
 
 /// The state of the inbox of one session.
 #[derive(Debug)]
@@ -27,6 +31,10 @@ pub(crate) struct InboxLink {
     address: Arc<str>,
     /// The reliability of pushes that the node was last told.
     reported: InboxState,
+    /// How often in a row the server of the connection did not have the subscription.
+    misses: u32,
+    /// When these misses were last reported.
+    misses_reported: Option<Instant>,
     backoff: Backoff,
     timeout: Duration,
     remote: bool,
@@ -58,6 +66,8 @@ impl InboxLink {
             state: LinkState::Unwanted,
             address: Arc::default(),
             reported: InboxState::Unconfirmed,
+            misses: 0,
+            misses_reported: None,
             backoff: Backoff::default(),
             timeout: options.request_timeout,
             remote: options.remote,
@@ -94,9 +104,26 @@ impl InboxLink {
         };
         cx.event(SessionEvent::InboxOpen);
         // The node is told each time, because grants may have been missed while the inbox was closed.
-        self.reported = InboxState::Confirmed;
-        cx.effects.push(SessionEffect::InboxState(InboxState::Confirmed));
+        self.reported = self.reliability();
+        cx.effects.push(SessionEffect::InboxState(self.reported));
         true
+    }
+
+    /// Returns the attempt that opened the inbox, if it is open.
+    pub(crate) fn open_attempt(&self) -> Option<Attempt> {
+        match self.state {
+            LinkState::Open { attempt, .. } => Some(attempt),
+            _ => None,
+        }
+    }
+
+    /// Returns whether pushes are reliable while the inbox is open: not if it was found at another server each time.
+    fn reliability(&self) -> InboxState {
+        if self.misses >= MAX_MISSES {
+            InboxState::Unconfirmed
+        } else {
+            InboxState::Confirmed
+        }
     }
 
     /// Records a sign of life.
@@ -110,7 +137,7 @@ impl InboxLink {
             && *current == attempt
         {
             (*heard, *asked) = (cx.now, None);
-            self.report(InboxState::Confirmed, cx);
+            self.report(self.reliability(), cx);
         }
     }
 
@@ -162,19 +189,45 @@ impl InboxLink {
         self.backoff.next(part)
     }
 
-    /// Replaces an open inbox that leads to another address than the connection does.
-    pub(crate) fn follow(&mut self, address: &Arc<str>, part: f64, cx: &mut SessionContext<'_>) {
-        if let LinkState::Open { attempt, since, .. } = self.state
-            && self.address != *address
-        {
-            cx.inbox(InboxEffect::Close(attempt));
-            let pause = self.pause(Some(since), part, cx.now);
-            self.state = LinkState::Closed {
-                since: cx.now,
-                until: cx.now + pause,
-            };
-            self.report(InboxState::Unconfirmed, cx);
+    /// Replaces an open inbox that leads to another server than the connection does. `address`: that of the connection, which
+    /// decides if the server could not be asked.
+    ///
+    /// After some replacements in a row pushes count as unreliable, and the inbox is opened again seldom: a proxy may lead each
+    /// connection to another server.
+    pub(crate) fn sought(
+        &mut self,
+        inbox: Attempt,
+        is_there: Option<bool>,
+        (address, part): (&Arc<str>, f64),
+        cx: &mut SessionContext<'_>,
+    ) {
+        let LinkState::Open { attempt, since, .. } = self.state else {
+            return;
+        };
+        if attempt != inbox {
+            return;
         }
+        if is_there.unwrap_or(self.address == *address) {
+            self.misses = 0;
+            return self.report(InboxState::Confirmed, cx);
+        }
+        self.misses += u32::from(is_there.is_some());
+        cx.inbox(InboxEffect::Close(attempt));
+        let pause = if self.misses >= MAX_MISSES {
+            let is_old = |reported| cx.now.since(reported) >= MISSES_REPORT_PERIOD;
+            if self.misses_reported.is_none_or(is_old) {
+                self.misses_reported = Some(cx.now);
+                cx.event(SessionEvent::InboxElsewhere);
+            }
+            PAUSE_AFTER_REFUSAL
+        } else {
+            self.pause(Some(since), part, cx.now)
+        };
+        self.state = LinkState::Closed {
+            since: cx.now,
+            until: cx.now + pause,
+        };
+        self.report(InboxState::Unconfirmed, cx);
     }
 
     /// Pings the inbox after its server's connection fell silent. The answer is due within the same timeout.

@@ -231,9 +231,14 @@ impl<P: Plant> Session<P> {
             SessionInput::InboxOpened { attempt, address } => {
                 if self.inbox.opened(attempt, address, cx) {
                     self.retry_now(now);
-                    self.compare_addresses(cx);
+                    self.seek_inbox(cx);
                 }
             }
+            SessionInput::InboxSought {
+                inbox,
+                connection,
+                is_there,
+            } => self.inbox_sought(inbox, connection, is_there, cx),
             SessionInput::SignWanted => {
                 let is_young = self.heard.is_some_and(|heard| now.since(heard) < SILENT_AFTER);
                 // Callers send this input from their own threads, and only the driver sends requests.

@@ -11,8 +11,8 @@ use crate::protocol::session::backoff::part_of_pause;
 use crate::protocol::session::connection::{Connection, next_attempt};
 use crate::protocol::session::in_flight::{InFlight, UnansweredRequest};
 use crate::protocol::session::step::{
-    Attempt, MIN_RECONNECT_PAUSE, Opened, SessionContext, SessionEffect, SessionEvent, SessionInput,
-    SessionRole,
+    Attempt, InboxEffect, MIN_RECONNECT_PAUSE, Opened, SessionContext, SessionEffect, SessionEvent,
+    SessionInput, SessionRole,
 };
 use crate::protocol::session::{SILENT_AFTER, Session};
 use crate::protocol::step::{FormerMaster, Outgoing, ms};
@@ -91,7 +91,7 @@ impl<P: Plant> Session<P> {
                 .push(SessionEffect::TellInbox(SessionInput::InboxRetried)),
             SessionRole::Only | SessionRole::Inbox => self.inbox.retry_now(now),
         }
-        self.compare_addresses(cx);
+        self.seek_inbox(cx);
         cx.event(SessionEvent::Connected(now.since(began)));
         let former = self.note_link(link, cx);
         cx.effects.push(SessionEffect::Reachable {
@@ -129,19 +129,38 @@ impl<P: Plant> Session<P> {
         self.give_up(attempt, cx.now, error, cx);
     }
 
-    /// Reopens an inbox that leads to another address than the open connection.
+    /// Asks the server of the open connection whether it has the subscription of the open inbox. One name may lead to two
+    /// servers, and a subscription cannot tell where it leads.
     ///
     /// An inbox at a demoted master still receives grants by replication. But the new master sees no subscriber of
     /// this node, and therefore passes over the node's waiters.
-    pub(super) fn compare_addresses(&mut self, cx: &mut SessionContext<'_>) {
-        if let Connection::Open { .. } = self.connection
+    pub(super) fn seek_inbox(&mut self, cx: &mut SessionContext<'_>) {
+        if let Connection::Open {
+            attempt: connection, ..
+        } = self.connection
             && self.options.role == SessionRole::Only
-            && let Some(place) = &self.place
+            && let Some(inbox) = self.inbox.open_attempt()
             && !self.plant.planted(Flaw::InboxLeftBehind)
         {
-            let part = part_of_pause(&mut self.jitter);
-            self.inbox.follow(&place.address, part, cx);
+            cx.inbox(InboxEffect::Seek { inbox, connection });
         }
+    }
+
+    /// Handles the answer about the inbox's subscription. If the server cannot be asked, the addresses decide.
+    pub(super) fn inbox_sought(
+        &mut self,
+        inbox: Attempt,
+        connection: Attempt,
+        is_there: Option<bool>,
+        cx: &mut SessionContext<'_>,
+    ) {
+        let is_current = matches!(self.connection, Connection::Open { attempt, .. } if attempt == connection);
+        let Some(place) = self.place.as_ref().filter(|_| is_current) else {
+            return;
+        };
+        let is_there = is_there.filter(|_| !self.plant.planted(Flaw::InboxComparedByAddress));
+        let part = part_of_pause(&mut self.jitter);
+        self.inbox.sought(inbox, is_there, (&place.address, part), cx);
     }
 
     pub(super) fn connect_failed(

@@ -159,6 +159,15 @@ pub enum SessionInput {
         /// The address that it leads to.
         address: Arc<str>,
     },
+    /// The server of the connection was asked for the subscription of the inbox.
+    InboxSought {
+        /// The attempt that opened the inbox.
+        inbox: Attempt,
+        /// The attempt that opened the connection.
+        connection: Attempt,
+        /// Whether the server has the subscription. `None` if that is not known: the user may not ask.
+        is_there: Option<bool>,
+    },
     /// A caller is about to give up: the session pings the server, unless it answered lately.
     SignWanted,
     /// The node owns a lease whose push did not arrive.
@@ -251,6 +260,8 @@ pub enum SessionEvent {
     },
     /// The server grants nothing for this long, because it may have lost grants. Reported once per recovery.
     Recovering(Duration, RecoveryCause),
+    /// Again and again the server of the connection did not have the subscription of the inbox. Reported once a minute.
+    InboxElsewhere,
     /// The inbox is open.
     InboxOpen,
     /// The inbox broke or could not be opened.
@@ -264,6 +275,13 @@ pub enum InboxEffect {
     Open(Attempt),
     /// Ping the inbox.
     Ping(Attempt),
+    /// Ask the server of this connection whether it has the subscription of the inbox.
+    Seek {
+        /// The inbox.
+        inbox: Attempt,
+        /// The connection to ask on.
+        connection: Attempt,
+    },
     /// Close the inbox, or stop opening it.
     Close(Attempt),
 }

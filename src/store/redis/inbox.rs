@@ -16,7 +16,7 @@ use crate::store::redis::decode::error_text;
 use crate::store::redis::{decode, names, tls};
 use crate::store::{BoxFuture, Inbox, Ping, Sink};
 
-/// Opens a connection and subscribes it to the node's channel.
+/// Opens a connection and subscribes it to the node's channel, and to a channel of its own.
 pub(super) async fn open(store: Arc<Config>, node: NodeId, sink: Sink) -> Result<Inbox, StoreError> {
     let store = match &store.sentinels {
         // The inbox leads to where the link leads. If that is no longer the master, the link ends, and the inbox too.
@@ -31,11 +31,14 @@ pub(super) async fn open(store: Arc<Config>, node: NodeId, sink: Sink) -> Result
     let opening = async move { client.get_async_pubsub().await };
     let opened = tls::open(store.address(), opening).await;
     let mut inbox = opened.map_err(|error| cannot_open(&store, error))?;
-    let subscribed = inbox.subscribe(names::channel(node)).await;
+    // The connection for commands asks for this channel, because a subscription cannot ask where it leads.
+    let own_channel = names::own_channel(node, fastrand::u64(..));
+    let subscribed = inbox.subscribe(&[&names::channel(node), &own_channel]).await;
     subscribed.map_err(|error| cannot_open(&store, error))?;
     let (pings, stream) = inbox.split();
     Ok(Inbox {
         address: store.address().to_string().into(),
+        own_channel: Some(own_channel.into()),
         pings: Box::new(RedisPing {
             sink: sink.clone(),
             pings,

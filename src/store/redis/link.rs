@@ -11,6 +11,7 @@ use crate::protocol::message::{
     Batch, BatchReply, Executed, Failure, GrantNumber, LinkReply, LinkRequest, Name, NodeId, Reply,
     WriteAnswer,
 };
+use crate::protocol::sentinels::Reign;
 use crate::protocol::session::step::{Opened, Place};
 use crate::protocol::view::Presence;
 use crate::protocol::write::Action;
@@ -20,7 +21,7 @@ pub(super) use crate::store::redis::decode::{error_text, result, text};
 use crate::store::redis::masters::Masters;
 use crate::store::redis::run::RunPolicy;
 use crate::store::redis::script::{LuaScript, VOTE};
-use crate::store::redis::sentinel::{Reign, SentinelWatch, Sentinels};
+use crate::store::redis::sentinel::{SentinelWatch, Sentinels};
 use crate::store::redis::slots::{self, SlotBatch};
 use crate::store::redis::write::{self, ActionCall};
 use crate::store::redis::{decode, encode, format, names, run};
@@ -384,6 +385,17 @@ impl Link for RedisLink {
                 cluster.want_reading();
             }
             answer.map(drop).map_err(|error| failure(error).error)
+        })
+    }
+
+    fn has_subscriber(&self, channel: Arc<str>) -> BoxFuture<'static, Option<bool>> {
+        let mut connection = self.connection.clone();
+        Box::pin(async move {
+            let mut ask = redis::cmd("PUBSUB");
+            ask.arg("NUMSUB").arg(&*channel);
+            let answer = connection.send_packed_command(&ask).await.and_then(result).ok()?;
+            let (_, subscribers): (String, u64) = redis::from_redis_value(answer).ok()?;
+            Some(subscribers > 0)
         })
     }
 

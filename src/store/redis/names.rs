@@ -218,6 +218,11 @@ pub(super) fn channel(node: NodeId) -> String {
     format!("{FORMAT}:n:{node}")
 }
 
+/// Returns the channel of one subscription of a node.
+pub(super) fn own_channel(node: NodeId, word: u64) -> String {
+    format!("{}:{word:016x}", channel(node))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -17,7 +17,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use crate::error::{OptionsError, StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::flaw::Sound;
-use crate::protocol::sentinels::{KnownMaster, NamedMaster, SentinelAnswer};
+use crate::protocol::sentinels::{KnownMaster, NamedMaster, Reign, SentinelAnswer};
 use crate::store::WarnSink;
 use crate::store::redis::{decode, tls, url};
 
@@ -38,36 +38,6 @@ pub(super) struct Sentinels {
     known: Mutex<KnownMaster<Address>>,
     /// When it was last reported that too few Sentinels answer.
     warned_at: Mutex<Option<Instant>>,
-}
-
-/// What the Sentinels say of the reign in which a link was opened.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Reign {
-    /// The node does not ask: it recovers on evidence only.
-    Ignored,
-    /// Too few Sentinels answer under the highest epoch.
-    Unconfirmed,
-    /// A majority answers under this epoch.
-    Confirmed(u64),
-}
-
-impl Reign {
-    /// Returns the epoch under which a link was confirmed.
-    pub(super) fn epoch(self) -> Option<u64> {
-        match self {
-            Reign::Confirmed(epoch) => Some(epoch),
-            Reign::Ignored | Reign::Unconfirmed => None,
-        }
-    }
-
-    /// Returns whether a link of this reign ends by an answer that names its address.
-    fn has_ended(self, named: &NamedMaster<Address>) -> bool {
-        match self {
-            Reign::Ignored => false,
-            Reign::Unconfirmed => named.confirmed_epoch(Sound).is_some(),
-            Reign::Confirmed(epoch) => named.epoch.is_some_and(|named| named != epoch),
-        }
-    }
 }
 
 /// The Sentinels with a connection to each of them. Dropping it closes the connections.
@@ -217,10 +187,12 @@ impl SentinelWatch {
             let text = format_args!("{host}:{port} is no longer the master: the Sentinels name {to}:{at}");
             return Err(StoreError::new(StoreErrorKind::Unreachable, text));
         }
-        Ok(match named.confirmed_epoch(Sound) {
-            Some(epoch) => (Reign::Confirmed(epoch), None),
-            None => (Reign::Unconfirmed, self.sentinels.too_few(&named)),
-        })
+        let reign = named.reign(Sound);
+        let is_unconfirmed = reign == Reign::Unconfirmed;
+        Ok((
+            reign,
+            is_unconfirmed.then(|| self.sentinels.too_few(&named)).flatten(),
+        ))
     }
 
     /// Resolves when the link to the master at `address` must end: the master has moved, another reign has begun there, or the
@@ -231,7 +203,7 @@ impl SentinelWatch {
         loop {
             ticks.tick().await;
             let Ok(named) = self.find().await else { continue };
-            if named.address != address || reign.has_ended(&named) {
+            if named.address != address || named.ends(reign, Sound) {
                 return;
             }
             if reign == Reign::Unconfirmed {
