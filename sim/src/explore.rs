@@ -19,6 +19,8 @@ pub struct Limits {
     pub first: Vec<u64>,
     /// The first seed of a row.
     pub from: u64,
+    /// The distance of two seeds of the row. Each eighth world is of one kind. Zero counts as one.
+    pub step: u64,
     /// The maximum number of worlds.
     pub worlds: Option<u64>,
     /// The maximum time.
@@ -70,7 +72,7 @@ pub fn explore(limits: &Limits) -> Exploration {
             }
             let seed = match limits.first.get(index as usize) {
                 Some(seed) => *seed,
-                None => limits.from + (index - first),
+                None => limits.from + (index - first) * limits.step.max(1),
             };
             let setup = Setup {
                 seed,

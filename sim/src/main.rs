@@ -16,6 +16,7 @@ const HELP: &str = "tenure-sim: nodes as they ship in faulty worlds, each from a
   --worlds <n>     number of worlds (default: no limit)
   --seconds <n>    maximum time (default: no limit; 60 without --worlds)
   --from <seed>    the first seed (default 1)
+  --every <n>      only each n-th seed from the first; 8 stays with one kind of world
   --threads <n>    (default: as many as there are cores)
   --seed <seed>    runs one world and prints its story
   --history <file> with --seed: writes the whole history to this file
@@ -65,6 +66,7 @@ fn arguments() -> Result<Command, String> {
             "--worlds" => limits.worlds = Some(number(value()?)?),
             "--seconds" => seconds = Some(number(value()?)?),
             "--from" => limits.from = number(value()?)?,
+            "--every" => limits.step = number(value()?)?,
             "--threads" => limits.threads = number(value()?)?.max(1) as usize,
             "--seed" => seed = Some(number(value()?)?),
             "--history" => history = Some(value()?),
@@ -132,7 +134,10 @@ fn plant(flaws: &[Flaw], only: Option<Violation>, limits: &Limits) -> ExitCode {
             flaw: Some(flaw),
             ..Setup::default()
         };
-        let seeds = limits.from..limits.from + limits.worlds.unwrap_or(2_000);
+        let step = limits.step.max(1);
+        let seeds = (limits.from..)
+            .step_by(step as usize)
+            .take(limits.worlds.unwrap_or(2_000) as usize);
         let failure = |seed| run(setup(seed)).failure.map(|failure| (seed, failure));
         match seeds.clone().find_map(failure) {
             Some((seed, failure)) => println!(

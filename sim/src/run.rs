@@ -224,6 +224,7 @@ impl World {
                 self.visit(self.conns[conn].to, |world| world.inbox_sought(conn, sub));
             }
             Event::InboxFound { conn, sub, is_there } => self.inbox_found(conn, sub, is_there),
+            Event::ProcessReplaced => self.replace_process(),
             Event::FailOver => self.fail_over(),
             Event::Promote => self.promote(),
             Event::Demoted => self.demote(),

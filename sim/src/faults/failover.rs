@@ -9,7 +9,6 @@ use crate::time::MS;
 use crate::world::World;
 use crate::world::connection::error;
 use crate::world::event::Event;
-use crate::world::sentinels::{SENTINELS, View};
 use crate::world::server::{Replica, STOPPED, Server};
 
 impl World {
@@ -24,7 +23,7 @@ impl World {
         self.memory.next_failover = self.now + self.rng.u64(recovery / 4..3 * recovery);
         self.cut_nodes_off_sentinels();
         let returning = self.sentinels.as_mut().and_then(|sentinels| {
-            let returns = sentinels.rng.u8(0..3) > 0;
+            let returns = sentinels.rng.u8(0..3) > 0 || sentinels.is_staged;
             sentinels.retired.take_if(|_| returns)
         });
         self.replica = Some(match returning {
@@ -66,9 +65,18 @@ impl World {
         for slot in 0..self.nodes.len() {
             self.listens(self.nodes[slot].id, false);
         }
-        self.tell_sentinels(new, old);
+        let is_staged = self.tell_sentinels(new, old);
         self.retire_old_master(old);
         self.note_loss();
+        if is_staged {
+            self.stage_return();
+        } else if self
+            .sentinels
+            .as_mut()
+            .is_some_and(|sentinels| sentinels.rng.bool())
+        {
+            self.replace_process();
+        }
     }
 
     /// Adds a replica with this data, which becomes a master. Returns its index.
@@ -94,41 +102,6 @@ impl World {
                 let notice = self.rng.u64(0..20 * MS);
                 self.after(notice, Event::ResetSeen { conn });
             }
-        }
-    }
-
-    /// One Sentinel knows of the promotion, and the others learn of it by hello.
-    fn tell_sentinels(&mut self, new: usize, old: usize) {
-        let Some(sentinels) = &mut self.sentinels else {
-            return;
-        };
-        sentinels.retired = None;
-        let learns = sentinels.promote(new, old).map(|sentinel| {
-            let hellos = [2_000, 2_000, 4_000][sentinels.rng.usize(0..3)];
-            (sentinel, sentinels.rng.u64(0..hellos * MS))
-        });
-        for (sentinel, after) in learns {
-            self.after(after, Event::SentinelLearns { sentinel });
-        }
-    }
-
-    /// A Sentinel learns of the latest promotion.
-    pub(crate) fn sentinel_learns(&mut self, sentinel: usize) {
-        if let Some(sentinels) = &mut self.sentinels {
-            let (address, epoch) = (self.master, sentinels.epoch);
-            sentinels.views[sentinel] = View { address, epoch };
-        }
-    }
-
-    /// Some nodes reach one Sentinel only for a while.
-    fn cut_nodes_off_sentinels(&mut self) {
-        let Some(sentinels) = &mut self.sentinels else {
-            return;
-        };
-        for node in &mut self.nodes {
-            let only = sentinels.rng.usize(0..SENTINELS);
-            let until = self.now + sentinels.rng.u64(0..4_000 * MS);
-            node.sentinels.only = sentinels.rng.bool().then_some((only, until));
         }
     }
 
@@ -161,7 +134,7 @@ impl World {
         // A stopped server still completes connections, which it accepts when it goes on.
         let is_stopped = self.sentinels.as_mut().is_some_and(|sentinels| {
             sentinels.retired = Some(old);
-            sentinels.rng.bool()
+            sentinels.rng.bool() || sentinels.is_staged
         });
         self.visit(old, |world| match is_stopped {
             true => world.server.stall = STOPPED,

@@ -5,6 +5,7 @@ mod failover;
 mod kills;
 mod links;
 mod operator;
+mod sentinels;
 mod server;
 
 use tenure::protocol::ledger::RecordOwner;

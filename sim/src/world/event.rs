@@ -123,6 +123,8 @@ pub(crate) enum Event {
         slot: usize,
         life: u32,
     },
+    /// A process takes the place of another one.
+    ProcessReplaced,
     /// A Sentinel learns of the latest promotion.
     SentinelLearns {
         sentinel: usize,

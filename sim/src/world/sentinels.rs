@@ -14,6 +14,8 @@ pub(crate) struct Sentinels {
     pub(crate) epoch: u64,
     /// What each of them knows.
     pub(crate) views: [View; SENTINELS],
+    /// Set if the former master is stopped, and returns as soon as its successor has recovered.
+    pub(crate) is_staged: bool,
     /// A former master that was never demoted, and may be promoted again.
     pub(crate) retired: Option<usize>,
 }
@@ -39,6 +41,7 @@ impl Sentinels {
             rng: fastrand::Rng::with_seed(seed),
             epoch: 0,
             views: Default::default(),
+            is_staged: false,
             retired: None,
         }
     }
