@@ -123,8 +123,10 @@ impl World {
             self.note(Some(slot), None, || {
                 format!("server {at} recovers for {left} ms: {why:?}")
             });
-            let is_again = self.server.recovered_after.replace(self.promotions) == Some(self.promotions);
-            if is_again && why == RecoveryCause::Number && self.is_settled_reign() {
+            let reign = self.is_clock_ahead().then_some(self.promotions);
+            let is_again =
+                reign.is_some() && std::mem::replace(&mut self.server.recovered_after, reign) == reign;
+            if is_again && why == RecoveryCause::Number {
                 self.report(Violation::RecoveryRepeated, None, || {
                     format!("server {at} begins a recovery for a number of an earlier reign")
                 });
@@ -132,9 +134,9 @@ impl World {
         }
     }
 
-    /// Returns whether no number of an earlier reign can be above the clock of the server at hand, which recovered after its
-    /// promotion: no wall clock is ahead of its own.
-    fn is_settled_reign(&self) -> bool {
+    /// Returns whether no wall clock is ahead of that of the master at hand. A recovery that begins now then sets its clock
+    /// above every number of an earlier reign.
+    fn is_clock_ahead(&self) -> bool {
         let offsets = (0..self.servers.len()).map(|server| self.server_at(server).offset);
         self.at == self.master && offsets.max() <= Some(self.server.offset)
     }

@@ -24,7 +24,7 @@ pub(crate) struct Server {
     pub(crate) offset: i64,
     /// The server stands still until this time.
     pub(crate) stall: u64,
-    /// The number of promotions so far when it began its latest recovery.
+    /// The number of promotions so far when it began its latest recovery, if no wall clock was ahead of its own then.
     pub(crate) recovered_after: Option<u64>,
     /// Whether the server is restarting.
     pub(crate) down: bool,

@@ -16,7 +16,7 @@ pub use crate::protocol::ledger::record::{
     CheckpointRecord, JobRecord, LatchRecord, LeftFree, Proclaimed, Record, RecordOwner, SharedLease,
 };
 use crate::protocol::ledger::record::{KeyRecord, is_past};
-use crate::protocol::ledger::recovery::RecoveryState;
+use crate::protocol::ledger::recovery_state::RecoveryState;
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{
     Batch, BatchReply, ClaimId, GrantNumber, Kind, Name, NodeId, Push, RecoveryCause, Reply, Request, Rule,
@@ -32,6 +32,7 @@ pub(crate) mod latch;
 pub(crate) mod quorum;
 pub mod record;
 pub(crate) mod recovery;
+mod recovery_state;
 pub(crate) mod shares;
 mod steal;
 pub(crate) mod ticks;

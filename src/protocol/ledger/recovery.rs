@@ -1,8 +1,6 @@
 //! A server that may have lost grants: it grants nothing until every earlier lease has ended, and meanwhile lets live
 //! holders assert their leases.
 
-use std::sync::Arc;
-
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::Ledger;
 use crate::protocol::ledger::branch::Branch;
@@ -12,44 +10,6 @@ use crate::protocol::message::{GrantNumber, LinkReply, LinkRequest, RecoveryCaus
 
 /// How long a claim is held back that came on an unconfirmed link, in milliseconds. Then it asks again.
 const UNCONFIRMED_PAUSE_MS: u64 = 1_000;
-
-/// The latest recovery of a server, and the reign that it has recovered in.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct RecoveryState {
-    /// The last millisecond of the recovery.
-    until: u64,
-    /// Why the recovery began.
-    cause: RecoveryCause,
-    /// The run that was compared last.
-    run: Option<Arc<str>>,
-    /// The Sentinels' epoch that was compared last.
-    epoch: Option<u64>,
-}
-
-impl RecoveryState {
-    /// Returns how many milliseconds of a recovery are left at `now`. As a key of Redis, a recovery still lasts in the
-    /// millisecond in which it ends.
-    pub(crate) fn left(&self, now: u64) -> Option<u64> {
-        (now <= self.until && self.until > 0).then(|| self.until - now)
-    }
-
-    /// Begins a recovery of `ms` milliseconds at `now`, unless a longer one is under way.
-    pub(crate) fn begin(&mut self, now: u64, ms: u64, (cause, plant): (RecoveryCause, impl Plant)) {
-        let ms = if plant.planted(Flaw::RecoveryTooShort) {
-            ms / 8
-        } else {
-            ms
-        };
-        if now + ms > self.until {
-            (self.until, self.cause) = (now + ms, cause);
-        }
-    }
-
-    /// Ends a recovery.
-    pub(crate) fn end(&mut self) {
-        self.until = 0;
-    }
-}
 
 impl<P: Plant> Ledger<P> {
     /// Returns the run that was compared last.

@@ -15,7 +15,7 @@ use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::{
     JobRecord, KeyRecord, QueueEntry, Record, RecordOwner, Search, is_past,
 };
-use crate::protocol::ledger::recovery::RecoveryState;
+use crate::protocol::ledger::recovery_state::RecoveryState;
 use crate::protocol::message::{
     Call, ClaimId, GrantNumber, Kind, LeaseTimes, Mode, Name, NodeId, Push, Reply, Request, TickTime, Verb,
     WhenBehind,
