@@ -86,8 +86,8 @@ pub enum Error {
         /// Which latch.
         key: Key,
     },
-    /// The store did not execute the request, or the outcome is unknown. [`StoreError::kind`] says which, and whether to page an
-    /// operator or to correct the configuration.
+    /// The store did not execute the request, or the outcome is unknown. [`StoreError::kind`] says which, and
+    /// [`StoreError::trouble`] whether to try later or to correct something.
     #[error("the store could not serve `{key}`: {source}")]
     #[non_exhaustive]
     Store {
@@ -323,6 +323,8 @@ pub struct StoreError {
     kind: StoreErrorKind,
     message: Arc<str>,
     source: Option<Arc<dyn StdError + Send + Sync>>,
+    /// How long the recovery of the server still lasts, if the server recovers and said so.
+    retry_after: Option<Duration>,
     /// The caller gave up before the answer was late.
     #[cfg_attr(not(feature = "tower"), allow(dead_code, reason = "only the layer asks"))]
     is_premature: bool,
@@ -385,6 +387,10 @@ pub enum StoreRefusal {
         to_string = "the server may have lost leases, and grants none until the earlier ones have ended: try again later"
     )]
     Recovering,
+    /// The server answers, and cannot serve the request for now, in its own words: `CLUSTERDOWN`, `MASTERDOWN`, `TRYAGAIN`, a slot
+    /// that moves, or too many clients.
+    #[strum(to_string = "{0}")]
+    Unready(String),
     /// The server is too old, or cannot do what the request needs.
     #[strum(to_string = "the server cannot do this: Redis 6.2 or newer is needed")]
     Unsupported,
@@ -393,14 +399,32 @@ pub enum StoreRefusal {
     Other(String),
 }
 
-impl StoreRefusal {
-    /// Returns whether the store may accept the same request a little later, without a repair.
-    pub fn is_passing(&self) -> bool {
-        use StoreRefusal::{Busy, Loading, Misconfigured, NoReplicas, OutOfMemory, ReadOnly, Recovering};
-        matches!(
-            self,
-            Busy | Loading | Misconfigured | NoReplicas | OutOfMemory | ReadOnly | Recovering
-        )
+/// What a [`StoreError`] means for the callers of the same store: which of them are affected, and what ends it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Trouble {
+    /// The store did not answer, or did not accept the login (`NOAUTH`, `WRONGPASS`). Try again later.
+    Unanswered,
+    /// The store answers, and refuses for now: `LOADING`, `BUSY`, `READONLY`, `OOM`, `MISCONF`, `NOREPLICAS`, `CLUSTERDOWN`,
+    /// `MASTERDOWN`, `TRYAGAIN`, or too many clients. Try again later.
+    Passing,
+    /// The server may have lost leases, and grants none until the earlier ones have ended: at
+    /// [`retry_after`](StoreError::retry_after), if that is known.
+    Recovering,
+    /// The key holds another value (`WRONGTYPE`). Other keys are served. Remove the value, or use another key or prefix.
+    Key,
+    /// The store refuses every request of this kind: a right is missing (`NOPERM`), the store cannot do it, or it refuses in words
+    /// that this crate does not know. Correct the configuration.
+    Service,
+}
+
+impl Trouble {
+    /// Returns whether the same request would be refused again until an operator or a developer corrects something.
+    pub fn is_permanent(self) -> bool {
+        match self {
+            Trouble::Unanswered | Trouble::Passing | Trouble::Recovering => false,
+            Trouble::Key | Trouble::Service => true,
+        }
     }
 }
 
@@ -412,6 +436,7 @@ impl StoreError {
             kind,
             message: message.to_string().into(),
             source: None,
+            retry_after: None,
             is_premature: false,
         }
     }
@@ -451,9 +476,12 @@ impl StoreError {
         self.kind == StoreErrorKind::Refused(StoreRefusal::Unsupported)
     }
 
-    /// Creates the error of a server that recovers.
-    pub(crate) fn recovering() -> Self {
-        StoreError::refused(StoreRefusal::Recovering)
+    /// Creates the error of a server that recovers for so long.
+    pub(crate) fn recovering(left: Duration) -> Self {
+        StoreError {
+            retry_after: Some(left),
+            ..StoreError::refused(StoreRefusal::Recovering)
+        }
     }
 
     /// Adds to the message what it is about.
@@ -465,7 +493,7 @@ impl StoreError {
     /// Returns this error for a request that may have been executed. Then it is no refusal, whatever the server said.
     pub(crate) fn of_unknown_outcome(mut self) -> Self {
         if matches!(self.kind, StoreErrorKind::Refused(_)) {
-            self.kind = StoreErrorKind::Interrupted;
+            (self.kind, self.retry_after) = (StoreErrorKind::Interrupted, None);
         }
         self
     }
@@ -473,6 +501,31 @@ impl StoreError {
     /// Returns the kind of the error.
     pub fn kind(&self) -> &StoreErrorKind {
         &self.kind
+    }
+
+    /// Returns what the error means for other callers, and what ends it. Everything that asks whether an error passes asks this.
+    pub fn trouble(&self) -> Trouble {
+        use StoreRefusal::{
+            Busy, Loading, Misconfigured, NoAuth, NoPermission, NoReplicas, Other, OutOfMemory, ReadOnly,
+            Recovering, Unready, Unsupported, WrongPassword, WrongType,
+        };
+        let StoreErrorKind::Refused(refusal) = &self.kind else {
+            return Trouble::Unanswered;
+        };
+        match refusal {
+            NoAuth | WrongPassword => Trouble::Unanswered,
+            Busy | Loading | Misconfigured | NoReplicas | OutOfMemory | ReadOnly | Unready(_) => {
+                Trouble::Passing
+            }
+            Recovering => Trouble::Recovering,
+            WrongType => Trouble::Key,
+            NoPermission | Unsupported | Other(_) => Trouble::Service,
+        }
+    }
+
+    /// Returns how long the server still recovers, and grants nothing. `None` for other errors, and if that is not known.
+    pub fn retry_after(&self) -> Option<Duration> {
+        self.retry_after
     }
 
     /// Returns whether the caller gave up before the answer was late.
@@ -483,7 +536,7 @@ impl StoreError {
 
     /// Returns whether the server recovers, and grants nothing until earlier leases have ended.
     pub(crate) fn is_recovering(&self) -> bool {
-        self.kind == StoreErrorKind::Refused(StoreRefusal::Recovering)
+        self.trouble() == Trouble::Recovering
     }
 }
 

@@ -68,7 +68,7 @@ impl Node {
         if is_known && keys.shard.is_known_taken(now, name, since) {
             Ok(())
         } else {
-            Err(keys.shard.last_error(name))
+            Err(keys.shard.last_error(now, name))
         }
     }
 

@@ -15,7 +15,7 @@ use crate::middleware::refusal::{OnRefusal, Refused, RefusedRequest};
 /// | `StoreFailed`, `Closed`, `Lost` | `UNAVAILABLE` |
 /// | `OutcomeUnknown` | `UNKNOWN` |
 /// | `BadKey`, `NoKey` | `INVALID_ARGUMENT` |
-/// | `BadOptions` | `INTERNAL` |
+/// | `BadOptions`, `StoreRefused` | `INTERNAL` |
 ///
 /// Clients repeat a call that was `UNAVAILABLE`, and by the guide not one that was `ABORTED` or `UNKNOWN`. No dependency on
 /// tonic is needed. [`status`](crate::LockLayer::status) and [`retry_after`](crate::LockLayer::retry_after) have no effect.
@@ -51,6 +51,6 @@ fn code(why: Refused) -> u16 {
         Refused::StoreFailed | Refused::Closed | Refused::Lost => 14,
         Refused::OutcomeUnknown => 2,
         Refused::BadKey | Refused::NoKey => 3,
-        Refused::BadOptions => 13,
+        Refused::BadOptions | Refused::StoreRefused => 13,
     }
 }

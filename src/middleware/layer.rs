@@ -9,13 +9,14 @@ use http::header::{HeaderMap, HeaderName, HeaderValue};
 use http::request::Parts;
 use http::{Method, StatusCode};
 
-use crate::error::{Error, OptionsError};
+use crate::error::{Error, OptionsError, Trouble};
 use crate::locks::Locks;
 use crate::middleware::key::{IntoLockKey, KeySource, is_safe};
 use crate::middleware::refusal::{OnRefusal, RefusalPolicy, Refused};
 use crate::primitives::multi::Multi;
 use crate::primitives::mutex::Mutex;
 use crate::protocol::message::Fence;
+use crate::protocol::quorum;
 
 /// Runs each request under the lock that its key names. See the [module](crate::middleware) for the manual.
 #[derive(Clone)]
@@ -67,7 +68,7 @@ impl fmt::Debug for WaitBy {
     }
 }
 
-/// What happens to a request whose lock the store cannot give: the store is unavailable, refuses, or did not answer in time.
+/// What happens to a request whose lock the store cannot give: the store is unavailable, refuses for now, or did not answer in time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum StoreFailure {
@@ -81,6 +82,9 @@ pub enum StoreFailure {
     /// A request that arrives when a server falls silent first waits for its lock: until its wait ends, or until the server has
     /// not answered for about two [`request_timeout`](crate::Builder::request_timeout)s. A request that does not wait for a busy
     /// key waits for the answer of the server, too, for that long. Later requests run at once.
+    ///
+    /// A lock that the store refuses until something is corrected is no failure of the store: the request is refused,
+    /// [`StoreRefused`](Refused::StoreRefused). Otherwise a missing right would end all exclusion.
     ///
     /// A server that [recovers](crate::Recovery) is no failure: earlier leases may be in use then, so the request is refused. A server
     /// that comes back without its data recovers. A request whose wait was so short that no answer was late is refused, too.
@@ -169,6 +173,13 @@ impl<K> LockLayer<K> {
         self
     }
 
+    /// Panics if the store of the layer does not serve this. Each request would be refused.
+    #[track_caller]
+    fn require(&self, what: &str) {
+        let is_quorum = self.locks.handle().node().servers.is_quorum();
+        assert!(!is_quorum, "{}", quorum::unsupported(what));
+    }
+
     /// Waits for the lock for at most this time, then answers 429. The default is 5 s; zero is the same as
     /// [`skip`](Self::skip). If the time is shorter, clients learn sooner that they must retry. If it is longer, more
     /// requests are served, and more requests wait. It does not limit how long the handler runs.
@@ -245,6 +256,9 @@ impl<K> LockLayer<K> {
     /// Each request needs exactly one key, which is not [read](crate::MultiKey::read), and which does not name a request and its
     /// retries. Otherwise, and with zero permits, it gets 500, and an error event reports it.
     ///
+    /// # Panics
+    /// Panics if the locks are those of a quorum, which serves no permits.
+    ///
     /// ```
     /// use tenure::{LockLayer, middleware::keys};
     ///
@@ -252,12 +266,19 @@ impl<K> LockLayer<K> {
     /// // Three exports at a time for each tenant.
     /// let layer = LockLayer::new(&locks, keys::header_text("x-tenant").named("exports")).permits(3);
     /// ```
+    #[track_caller]
     pub fn permits(self, permits: u32) -> Self {
+        self.require("semaphores");
         self.set(|settings| settings.permits = Some(permits))
     }
 
     /// Serves requests of all replicas first come, first served, as [`Mutex::fair`](crate::Mutex::fair) does, at the same cost.
+    ///
+    /// # Panics
+    /// Panics if the locks are those of a quorum, which has no queue.
+    #[track_caller]
     pub fn fair(self) -> Self {
+        self.require("fair locks");
         self.set(|settings| settings.fair = true)
     }
 
@@ -443,7 +464,8 @@ impl LayerSettings {
             _ => return false,
         };
         // Otherwise a client that chooses a short wait would never wait for the lock of a store that is well.
-        let fails = why == Refused::StoreFailed && !source.is_recovering() && !source.is_premature();
+        let is_passing = matches!(source.trouble(), Trouble::Unanswered | Trouble::Passing);
+        let fails = why == Refused::StoreFailed && is_passing && !source.is_premature();
         self.store_failure == StoreFailure::RunUnlocked && fails
     }
 

@@ -70,7 +70,9 @@
 //! | busy, with `skip` or a wait of zero, and the key is an `Idempotency-Key` | 409 | 1 to 3 s | [`InFlight`](Refused::InFlight) |
 //! | busy for the whole [`wait`](LockLayer::wait) | 429 | 1 to 3 s | [`WaitedTooLong`](Refused::WaitedTooLong) |
 //! | [`max_waiters`](LockLayer::max_waiters) requests already wait | 429 | 1 to 3 s | [`QueueFull`](Refused::QueueFull) |
-//! | the store is unavailable, refuses, or did not answer for the whole wait | 503 | 1 to 3 s | [`StoreFailed`](Refused::StoreFailed) |
+//! | the store is unavailable, refuses for now, or did not answer for the whole wait | 503 | 1 to 3 s | [`StoreFailed`](Refused::StoreFailed) |
+//! | the server [recovers](crate::Recovery) | 503 | its end, and 1 to 3 s | [`StoreFailed`](Refused::StoreFailed) |
+//! | the store refuses the lock until something is [corrected](crate::error::Trouble): another value under the key, a missing right | 500 | | [`StoreRefused`](Refused::StoreRefused) |
 //! | [`Locks::shutdown`](crate::Locks::shutdown) was called | 503 | 1 to 3 s | [`Closed`](Refused::Closed) |
 //! | the lease was lost before the handler began | 503 | 1 to 3 s | [`Lost`](Refused::Lost) |
 //! | the lease was lost while the handler ran, unless the layer has [`OnLost::Tell`] | 500 | | [`OutcomeUnknown`](Refused::OutcomeUnknown) |

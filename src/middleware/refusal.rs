@@ -10,7 +10,7 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE, RETRY_AFTER};
 use http::request::Parts;
 use http::{HeaderValue, Response, StatusCode};
 
-use crate::error::{Error, LostCause};
+use crate::error::{Error, LostCause, Trouble};
 use crate::middleware::body::{RefusalBody, boxed};
 use crate::middleware::busy_refusals::BusyRefusals;
 use crate::middleware::route::{RouteThrottle, route};
@@ -18,6 +18,9 @@ use crate::observe;
 
 /// The page that explains the outcomes, with an anchor for each variant.
 const PROBLEM_BASE: &str = "https://docs.rs/tenure/latest/tenure/middleware/enum.Refused.html";
+
+/// The longest `Retry-After`, in seconds: one day.
+const MAX_RETRY_AFTER: u64 = 86_400;
 
 /// The reason why the layer answered a request itself. It is in the response's extensions. So an outer layer can
 /// distinguish a refusal from a response of the handler, count it, or replace it.
@@ -39,8 +42,11 @@ pub enum Refused {
     /// Too many requests already wait for the key ([`max_waiters`](crate::LockLayer::max_waiters)): 429 with
     /// `Retry-After`.
     QueueFull,
-    /// The store cannot be reached, or refuses. Without the store no request may run: 503 with `Retry-After`.
+    /// The store cannot be reached, or refuses for now. Without the store no request may run: 503 with `Retry-After`.
     StoreFailed,
+    /// The store refuses this lock until the key, the rights or the layer is corrected: 500. An event names the key, or has the
+    /// server's words. See [`Trouble::Key`] and [`Trouble::Service`].
+    StoreRefused,
     /// The service is shutting down: 503 with `Retry-After`.
     Closed,
     /// The lease was lost before the handler began, so nothing was done: 503 with `Retry-After`.
@@ -67,7 +73,9 @@ impl Refused {
             Refused::InFlight => StatusCode::CONFLICT,
             Refused::WaitedTooLong | Refused::QueueFull => StatusCode::TOO_MANY_REQUESTS,
             Refused::StoreFailed | Refused::Closed | Refused::Lost => StatusCode::SERVICE_UNAVAILABLE,
-            Refused::OutcomeUnknown | Refused::BadOptions => StatusCode::INTERNAL_SERVER_ERROR,
+            Refused::OutcomeUnknown | Refused::BadOptions | Refused::StoreRefused => {
+                StatusCode::INTERNAL_SERVER_ERROR
+            }
             Refused::BadKey | Refused::NoKey => StatusCode::BAD_REQUEST,
         }
     }
@@ -88,6 +96,7 @@ impl Refused {
             Refused::WaitedTooLong => "Waited too long",
             Refused::QueueFull => "Too many requests wait",
             Refused::StoreFailed => "Locks are unavailable",
+            Refused::StoreRefused => "Locks are refused",
             Refused::Closed => "Shutting down",
             Refused::Lost => "Interrupted",
             Refused::OutcomeUnknown => "Outcome unknown",
@@ -105,6 +114,7 @@ impl Refused {
             Refused::WaitedTooLong => "waited_too_long",
             Refused::QueueFull => "queue_full",
             Refused::StoreFailed => "store_failed",
+            Refused::StoreRefused => "store_refused",
             Refused::Closed => "closed",
             Refused::Lost => "lost",
             Refused::OutcomeUnknown => "outcome_unknown",
@@ -128,6 +138,9 @@ impl Refused {
             Refused::StoreFailed => {
                 "The service cannot make sure that only this request uses its resource. Nothing was done."
             }
+            Refused::StoreRefused => {
+                "The service cannot take this lock before its operator corrects something. Nothing was done."
+            }
             Refused::Closed => "The service is shutting down. Nothing was done.",
             Refused::Lost => "The request lost its exclusive access before it began. Nothing was done.",
             Refused::OutcomeUnknown => {
@@ -145,7 +158,10 @@ impl From<&Error> for Refused {
         match error {
             Error::Busy { .. } => Refused::WaitedTooLong,
             Error::QueueFull { .. } | Error::NodeFull { .. } => Refused::QueueFull,
-            Error::Store { .. } | Error::Connect { .. } => Refused::StoreFailed,
+            Error::Store { source, .. } | Error::Connect { source, .. } => match source.trouble() {
+                Trouble::Unanswered | Trouble::Passing | Trouble::Recovering => Refused::StoreFailed,
+                Trouble::Key | Trouble::Service => Refused::StoreRefused,
+            },
             Error::Closed { .. } => Refused::Closed,
             Error::Lost {
                 cause: LostCause::Unfetched,
@@ -319,7 +335,7 @@ where
 impl axum_core::response::IntoResponse for Error {
     fn into_response(self) -> axum_core::response::Response {
         let refusals = RefusalPolicy::default();
-        let request = refusals.request(Refused::from(&self), None);
+        let request = refusals.request(Refused::from(&self), recovery(Some(&self)), None);
         Problem.answer(&request).map(axum_core::body::Body::from)
     }
 }
@@ -359,6 +375,8 @@ pub(super) struct RefusalPolicy {
     base: Cow<'static, str>,
     /// Limits the reports of a layer that is misconfigured, because every request of a route has the same fault.
     faults: RouteThrottle,
+    /// Limits the reports of locks that the store refuses.
+    store_refusals: RouteThrottle,
     busy: BusyRefusals,
 }
 
@@ -370,6 +388,7 @@ impl Default for RefusalPolicy {
             retry_after: None,
             base: Cow::Borrowed(PROBLEM_BASE),
             faults: RouteThrottle::default(),
+            store_refusals: RouteThrottle::default(),
             busy: BusyRefusals::default(),
         }
     }
@@ -386,16 +405,23 @@ impl RefusalPolicy {
 
     pub(super) fn set_retry_after(&mut self, after: Duration) {
         let seconds = after.as_secs_f64().ceil() as u64;
-        self.retry_after = Some(Duration::from_secs(seconds.clamp(1, 86_400)));
+        self.retry_after = Some(Duration::from_secs(seconds.clamp(1, MAX_RETRY_AFTER)));
     }
 
     pub(super) fn set_base(&mut self, base: Cow<'static, str>) {
         self.base = escape_json(base);
     }
 
-    fn request<'a>(&'a self, why: Refused, parts: Option<&'a Parts>) -> RefusedRequest<'a> {
+    /// Describes a refusal. `recovery` is how long the server still recovers.
+    fn request<'a>(
+        &'a self,
+        why: Refused,
+        recovery: Option<Duration>,
+        parts: Option<&'a Parts>,
+    ) -> RefusedRequest<'a> {
+        let recovery = recovery.map_or(0, |left| left.as_secs().min(MAX_RETRY_AFTER));
         // A random pause, so that clients that were refused together do not return together.
-        let jittered = || Duration::from_secs(fastrand::u64(1..=3));
+        let jittered = || Duration::from_secs(recovery + fastrand::u64(1..=3));
         RefusedRequest {
             why,
             status: self.statuses.get(&why).copied().unwrap_or(why.status()),
@@ -412,9 +438,16 @@ impl RefusalPolicy {
         error: Option<&Error>,
         parts: Option<&Parts>,
     ) -> Response<RefusalBody> {
-        let request = self.request(why, parts);
+        let request = self.request(why, recovery(error), parts);
         let Answer(mut response) = (self.answer)(&request);
-        let is_news = why == Refused::BadOptions && parts.is_some_and(|parts| self.faults.allow(parts));
+        let throttle = match why {
+            Refused::BadOptions => Some(&self.faults),
+            Refused::StoreRefused => Some(&self.store_refusals),
+            _ => None,
+        };
+        let is_news = throttle
+            .zip(parts)
+            .is_some_and(|(throttle, parts)| throttle.allow(parts));
         let route = parts.and_then(route);
         let refusal = observe::Refusal {
             why: &format!("{why:?}"),
@@ -432,6 +465,14 @@ impl RefusalPolicy {
         }
         response.extensions_mut().insert(why);
         response
+    }
+}
+
+/// Returns how long the server still recovers that refused with this error.
+fn recovery(error: Option<&Error>) -> Option<Duration> {
+    match error {
+        Some(Error::Store { source, .. }) => source.retry_after(),
+        _ => None,
     }
 }
 

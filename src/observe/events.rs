@@ -175,10 +175,14 @@ node later {
 
 request now {
     /// The layer answered a request that got no lock, with this `status`, on this `route`. ERROR once a minute for
-    /// each route of a layer with invalid options.
+    /// each route of a layer with invalid options, and of a layer whose lock the store refuses until something is corrected.
     DEBUG (ERROR if refusal.is_news) refused(refusal: &Refusal<'_>, error: Option<&crate::error::Error>):
         [why = refusal.why, status = refusal.status, route = refusal.route, error = error.map(tracing::field::display)]
-        "a request was refused{}" (if refusal.is_news { ": the layer has invalid options" } else { "" }),
+        "a request was refused{}" (match (refusal.is_news, refusal.label) {
+            (false, _) => "",
+            (true, "store_refused") => ": the store refuses its lock until something is corrected",
+            (true, _) => ": the layer has invalid options",
+        }),
         counts metrics::refused(refusal.label);
 
     /// A layer refused `count` requests since the previous such event, because their keys were busy or too many
@@ -362,7 +366,7 @@ pub(crate) struct Refusal<'a> {
     /// The status of the response.
     pub(crate) status: u16,
     pub(crate) route: Option<&'a str>,
-    /// The first refusal of a layer with invalid options.
+    /// The first refusal of its kind on this route within a minute, if the program or the configuration is at fault.
     pub(crate) is_news: bool,
 }
 

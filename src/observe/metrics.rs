@@ -110,7 +110,7 @@ metrics! {
     /// the node gave up, and the claim expires by itself. The errors after `interrupted` are refusals of the store.
     ERRORS: Counter "tenure_store_errors_total", "errors", {
         during: lock wait renew release withdraw connection inbox;
-        error: unreachable timed_out interrupted wrong_type out_of_memory read_only loading busy misconfigured no_replicas recovering
+        error: unreachable timed_out interrupted wrong_type out_of_memory read_only loading busy misconfigured no_replicas recovering unready
             no_auth wrong_password no_permission unsupported other
     } "Errors of the store";
 
@@ -128,7 +128,7 @@ metrics! {
 
     /// Requests that a layer answered itself.
     REFUSED: Counter "tenure_refused_total", "requests", {
-        why: busy in_flight waited_too_long queue_full store_failed closed lost outcome_unknown bad_key no_key bad_options
+        why: busy in_flight waited_too_long queue_full store_failed store_refused closed lost outcome_unknown bad_key no_key bad_options
     } "Requests that a layer answered itself";
 
     /// Requests that ran without their lock, because the store failed and the layer has `StoreFailure::RunUnlocked`.
@@ -363,6 +363,7 @@ fn word(kind: &StoreErrorKind) -> &'static str {
             StoreRefusal::NoPermission => "no_permission",
             StoreRefusal::Recovering => "recovering",
             StoreRefusal::Unsupported => "unsupported",
+            StoreRefusal::Unready(_) => "unready",
             StoreRefusal::Other(_) => "other",
         },
     }

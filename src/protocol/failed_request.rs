@@ -94,10 +94,6 @@ impl FailedRequest {
         matches!(self.error.kind(), StoreErrorKind::Refused(_))
     }
 
-    fn is_permanent(&self) -> bool {
-        matches!(self.error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing())
-    }
-
     /// Returns whether the connection that broke had worked before, so that the request is not to blame. Such a
     /// request is sent again at once and does not count as a failure. Connections that break one after the other,
     /// without an answer from the server, are an outage.
@@ -117,6 +113,6 @@ impl FailedRequest {
         // A caller behind a claim of this node waits too, though the store never heard of that caller.
         let waits = came_before(self.heard) || patience.behind && came_before(self.away);
         let rides_out = patience.waits && waits && self.away.is_some_and(|away| now < away + patience.lease);
-        !self.is_permanent() && (rides_out || self.is_repeated_at_once(failures))
+        !self.error.trouble().is_permanent() && (rides_out || self.is_repeated_at_once(failures))
     }
 }

@@ -16,7 +16,7 @@ pub mod flaw;
 pub mod key;
 pub mod ledger;
 pub mod message;
-mod quorum;
+pub(crate) mod quorum;
 pub mod redirects;
 pub mod sentinels;
 pub mod session;

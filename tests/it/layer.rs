@@ -1,6 +1,7 @@
 //! The tower layer, on the memory store.
 
 use crate::help::{ms, soon};
+use crate::support::events::Watch;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{MatchedPath, Path};
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
 use std::time::Duration;
-use tenure::middleware::{KeySource, LockKey, LockService, Refused};
+use tenure::middleware::{KeySource, LockKey, LockService, Refused, StoreFailure};
 use tenure::protocol::message::Name;
 use tenure::{Key, Lease, LockLayer, Locks, MemoryStore};
 use tokio::net::TcpListener;
@@ -385,8 +386,9 @@ async fn invalid_options_answer_500() {
 }
 
 #[tokio::test]
-async fn a_store_that_refuses_answers_503() {
+async fn a_key_with_another_value_is_500_and_never_runs_unlocked() {
     use tenure::protocol::ledger::{Record, RecordOwner};
+    let watch = Watch::of("/o/secret");
     let store = MemoryStore::new();
     let locks = Locks::builder().memory_shared(&store).unwrap();
     let record = Record {
@@ -394,16 +396,25 @@ async fn a_store_that_refuses_answers_503() {
         expires: None,
     };
     store.with_ledger(|ledger, _| ledger.overwrite(&Name::lock("/o/secret".into()), Some(record)));
-    let (handler, mut seen) = GatedHandler::new();
-    let app = handler.app(by_path(&locks));
-    refused(
-        soon(send(&app, to("/o/secret"))).await.unwrap(),
-        Refused::StoreFailed,
-        503,
-        true,
-    )
-    .await;
-    assert!(seen.is_empty());
+    for failure in [StoreFailure::Refuse, StoreFailure::RunUnlocked] {
+        let (handler, mut seen) = GatedHandler::new();
+        let app = handler.app(by_path(&locks).on_store_failure(failure));
+        for _ in 0..2 {
+            let answer = soon(send(&app, to("/o/secret"))).await.unwrap();
+            refused(answer, Refused::StoreRefused, 500, false).await;
+        }
+        assert!(seen.is_empty());
+        handler.let_go(1);
+        assert_eq!(status(&app, to("/o/other")).await, 200, "other keys are served");
+    }
+    // Each layer reports it once a minute, with the key.
+    let levels: Vec<_> = watch.told().iter().map(|told| told.level.to_string()).collect();
+    assert_eq!(
+        levels,
+        ["ERROR", "DEBUG", "ERROR", "DEBUG"],
+        "{:#?}",
+        watch.told()
+    );
 }
 
 // Keys.

@@ -226,6 +226,7 @@ fn texts_of_grpc_need_no_encoding() {
         Refused::WaitedTooLong,
         Refused::QueueFull,
         Refused::StoreFailed,
+        Refused::StoreRefused,
         Refused::Closed,
         Refused::Lost,
         Refused::OutcomeUnknown,

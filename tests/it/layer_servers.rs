@@ -162,6 +162,7 @@ async fn a_tonic_client_reads_the_code_of_each_refusal() {
         (Refused::BadKey, Code::InvalidArgument),
         (Refused::NoKey, Code::InvalidArgument),
         (Refused::BadOptions, Code::Internal),
+        (Refused::StoreRefused, Code::Internal),
     ] {
         let (_, health) = tonic_health::server::health_reporter();
         let layer = LockLayer::by(&Locks::memory(), move |_| LockKey::refuse(why));

@@ -35,7 +35,7 @@ const ALL: &[(&str, &str, &str, &Labels)] = &[
         ("during", &["lock", "wait", "renew", "release", "withdraw", "connection", "inbox"]),
         ("error", &[
             "unreachable", "timed_out", "interrupted", "wrong_type", "out_of_memory", "read_only", "loading", "busy",
-            "misconfigured", "no_replicas", "recovering", "no_auth", "wrong_password", "no_permission", "unsupported", "other",
+            "misconfigured", "no_replicas", "recovering", "unready", "no_auth", "wrong_password", "no_permission", "unsupported", "other",
         ]),
     ]),
     ("tenure_ticks_total", "counter", "ticks", &[("outcome", &[
@@ -47,7 +47,7 @@ const ALL: &[(&str, &str, &str, &Labels)] = &[
         "passed_over",
     ])]),
     ("tenure_refused_total", "counter", "requests", &[("why", &[
-        "busy", "in_flight", "waited_too_long", "queue_full", "store_failed", "closed", "lost", "outcome_unknown",
+        "busy", "in_flight", "waited_too_long", "queue_full", "store_failed", "store_refused", "closed", "lost", "outcome_unknown",
         "bad_key", "no_key", "bad_options",
     ])]),
     // Routes come from the service.

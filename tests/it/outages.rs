@@ -479,12 +479,12 @@ fn an_error_tells_whether_the_key_is_held_and_why_it_is_unknown() {
     machine.fail(Unanswered::Unknown, None);
     let error = machine
         .shard
-        .last_error(&machine.name)
+        .last_error(machine.now, &machine.name)
         .expect("the last error is known");
     assert_eq!(error.kind(), &StoreErrorKind::TimedOut);
     assert!(!told(&machine));
     machine.answer(Reply::Queued(None));
-    assert!(told(&machine) && machine.shard.last_error(&machine.name).is_none());
+    assert!(told(&machine) && machine.shard.last_error(machine.now, &machine.name).is_none());
     machine.later(ms(1));
     // The place in the queue stays known until it is asked for again.
     assert!(

@@ -270,8 +270,10 @@ fn the_answer_to_another_request_does_not_hide_the_recovery() {
     machine.later(ms(10));
     let (now, name) = (machine.now, machine.name.clone());
     assert!(!machine.shard.is_known_taken(now, &name, begun));
-    let error = machine.shard.last_error(&name).unwrap();
+    let error = machine.shard.last_error(now, &name).unwrap();
     assert_eq!(error.kind(), &StoreErrorKind::Refused(StoreRefusal::Recovering));
+    // The answer came 10 ms ago.
+    assert_eq!(error.retry_after(), Some(ms(590)));
 }
 
 #[test]

@@ -478,12 +478,13 @@ fn a_server_is_down_when_it_cannot_be_reached_and_was_not_heard_for_the_timeout(
 }
 
 #[test]
-fn a_wrong_password_means_down_at_once_and_a_full_server_does_not() {
+fn a_missing_right_means_down_at_once_and_a_wrong_password_or_a_full_server_does_not() {
     for (refusal, is_down) in [
-        (StoreRefusal::WrongPassword, true),
+        (StoreRefusal::NoPermission, true),
+        (StoreRefusal::WrongPassword, false),
         (StoreRefusal::Loading, false),
         (
-            StoreRefusal::Other("ERR max number of clients reached".into()),
+            StoreRefusal::Unready("ERR max number of clients reached".into()),
             false,
         ),
     ] {

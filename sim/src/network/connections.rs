@@ -83,7 +83,7 @@ impl World {
         } else if self.server.read_only > self.now && self.rng.bool() {
             Some(StoreErrorKind::Refused(StoreRefusal::ReadOnly))
         } else if self.server.locked > self.now {
-            let full = StoreRefusal::Other("ERR max number of clients reached".into());
+            let full = StoreRefusal::Unready("ERR max number of clients reached".into());
             let refusal = [StoreRefusal::WrongPassword, full][self.rng.usize(0..2)].clone();
             Some(StoreErrorKind::Refused(refusal))
         } else {

@@ -139,9 +139,12 @@ pub(crate) enum RequestKind {
 pub(crate) enum Phase {
     /// The store has not answered yet.
     Asked,
-    /// In the store's queue. `t0` is when the latest request was sent that was answered "queued". `is_recovering`: the
-    /// answer was that the server recovers, which says nothing of an owner.
-    Queued { t0: Instant, is_recovering: bool },
+    /// In the store's queue. `t0` is when the latest request was sent that was answered "queued". `recovers_until`
+    /// is set if the answer was that the server recovers, which says nothing of an owner.
+    Queued {
+        t0: Instant,
+        recovers_until: Option<Instant>,
+    },
     /// Granted at `since`, but too little of the lease may be left, so the lease is renewed before its use. `tries`
     /// counts the renewals that did not help.
     Confirming { since: Instant, tries: u32 },
@@ -545,7 +548,15 @@ impl Claim {
 
     /// Returns whether the claim waits for the end of the server's recovery.
     pub(crate) fn is_recovering(&self) -> bool {
-        matches!(self.phase, Phase::Queued { is_recovering, .. } if is_recovering)
+        self.recovers_until().is_some()
+    }
+
+    /// Returns when the recovery ends for which the claim waits, if it waits for one.
+    pub(crate) fn recovers_until(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Queued { recovers_until, .. } => recovers_until,
+            _ => None,
+        }
     }
 
     /// Returns whether the claim is held and excludes no readers.

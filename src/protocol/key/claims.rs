@@ -8,6 +8,7 @@ use std::ops::{Index, IndexMut};
 
 use foldhash::quality::RandomState;
 
+use crate::error::StoreError;
 use crate::protocol::key::claim::{Claim, ClaimSummary};
 use crate::protocol::message::{ClaimNumber, Mode};
 use crate::protocol::step::Ticket;
@@ -221,6 +222,13 @@ impl Claims {
             Some(index) => index.recovering > 0,
             None => self.list.iter().any(Claim::is_recovering),
         }
+    }
+
+    /// Returns the error of a server that recovers, if a claim waits for the end of that. Valid between steps only.
+    pub(crate) fn recovery(&self, now: Instant) -> Option<StoreError> {
+        let ends = || self.list.iter().filter_map(Claim::recovers_until).max();
+        let end = self.is_recovering().then(ends)??;
+        Some(StoreError::recovering(end.since(now)))
     }
 
     /// Returns how many callers wait for a claim of their own. Valid at the start of a step only.

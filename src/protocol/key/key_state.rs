@@ -254,10 +254,11 @@ impl<P: Plant> KeyState<P> {
     }
 
     /// Returns why requests have had no answer since the last answer.
-    pub(crate) fn last_error(&self) -> Option<StoreError> {
+    pub(crate) fn last_error(&self, now: Instant) -> Option<StoreError> {
         let of_calls = self.calls.as_ref().and_then(|calls| calls.error.clone());
-        let recovers = || self.claims.is_recovering().then(StoreError::recovering);
-        of_calls.or_else(|| self.error.clone()).or_else(recovers)
+        of_calls
+            .or_else(|| self.error.clone())
+            .or_else(|| self.claims.recovery(now))
     }
 
     /// Returns whether the claim is not over: asked, queued, held, or being left. The old number of a yield and the
@@ -299,10 +300,11 @@ impl<P: Plant> KeyState<P> {
         }
         let is_taken = self.claims.is_taken(options.mode);
         // Only the store knows how many permits are left.
-        let recovers = self.claims.is_recovering() && !matches!(options.mode, Mode::Permits(_));
-        caller.behind = is_taken || recovers;
-        if !options.wait && recovers && !is_taken {
-            return cx.deny(ticket, AcquireError::Store(StoreError::recovering()));
+        let recovery = self.claims.recovery(cx.now);
+        let recovery = recovery.filter(|_| !matches!(options.mode, Mode::Permits(_)));
+        caller.behind = is_taken || recovery.is_some();
+        if let Some(error) = recovery.filter(|_| !options.wait && !is_taken) {
+            return cx.deny(ticket, AcquireError::Store(error));
         }
         if let Some(denial) = self.refuses(options, caller.behind) {
             return cx.deny(ticket, denial);

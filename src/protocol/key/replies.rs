@@ -122,8 +122,8 @@ impl<P: Plant> KeyState<P> {
                 self.note_attempt(number, 1, Some(tick));
                 self.granted(cx, number, (sent, time), grant);
             }
-            (RequestKind::Claim { wait: false } | RequestKind::Pass, Reply::Recovering(_)) => {
-                self.refused(cx, number, kind, StoreError::recovering());
+            (RequestKind::Claim { wait: false } | RequestKind::Pass, Reply::Recovering(left)) => {
+                self.refused(cx, number, kind, StoreError::recovering(ms(left)));
             }
             (
                 _,
@@ -326,10 +326,10 @@ impl<P: Plant> KeyState<P> {
             // In `Confirming`, the request was sent when the grant was known here. So there is no grant, though one
             // was pushed.
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
-                let is_recovering = queued.is_recovering;
+                let recovery = queued.left.map(ms).filter(|_| queued.is_recovering);
                 claim.phase = Phase::Queued {
                     t0: sent,
-                    is_recovering,
+                    recovers_until: recovery.map(|left| sent + left),
                 };
                 claim.failed_requests = 0;
                 match &mut claim.claimant {
@@ -340,8 +340,8 @@ impl<P: Plant> KeyState<P> {
                 self.claims_head_only = matches!(claim.mode, Mode::Permits(_));
                 let mode = claim.mode;
                 self.schedule_wait(cx, number, queued.left, queued.is_foreign);
-                if is_recovering {
-                    return self.deny_recovering(cx);
+                if let Some(left) = recovery {
+                    return self.deny_recovering(cx, left);
                 }
                 self.taken_at = Some(cx.now);
                 (self.owner_ends, self.owner) = (queued.left.map(|left| sent + ms(left)), queued.owner);
@@ -354,8 +354,8 @@ impl<P: Plant> KeyState<P> {
     }
 
     /// Denies the callers that do not wait, because the server recovers.
-    fn deny_recovering(&mut self, cx: &mut StepContext<'_>) {
-        let error = StoreError::recovering();
+    fn deny_recovering(&mut self, cx: &mut StepContext<'_>, left: Duration) {
+        let error = StoreError::recovering(left);
         let waits = |caller: &Caller| caller.options.wait;
         self.line.retain(waits, |caller| {
             cx.deny(caller.ticket, AcquireError::Store(error.clone()));

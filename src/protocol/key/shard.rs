@@ -350,8 +350,8 @@ impl<P: Plant> Shard<P> {
     }
 
     /// Returns why the requests of this key have had no answer since the last answer.
-    pub fn last_error(&self, name: &Name) -> Option<StoreError> {
-        self.keys.get(name)?.last_error()
+    pub fn last_error(&self, now: Instant, name: &Name) -> Option<StoreError> {
+        self.keys.get(name)?.last_error(now)
     }
 
     /// Gives up everything: waiters are denied, holders lose their leases, and claims are left. No lock is granted

@@ -196,7 +196,9 @@ impl<P: Plant> Quorum<P> {
             }
             // The record may be lost. The vote counts on: the master grants nothing before the lease that it gave has
             // ended.
-            Reply::Recovering(_) => VoteAnswer::NoVote(StoreError::recovering()),
+            Reply::Recovering(left) => {
+                VoteAnswer::NoVote(StoreError::recovering(Duration::from_millis(left)))
+            }
             Reply::Refused(refusal) => VoteAnswer::NoVote(StoreError::refused(refusal)),
             _ => {
                 let late = "the request reached the master too late";
@@ -402,7 +404,8 @@ pub(crate) fn not_served(name: &Name, input: &Input) -> Option<(Ticket, StoreErr
     Some((*ticket, unsupported(what)))
 }
 
-fn unsupported(what: &str) -> StoreError {
+/// Returns the error of what a quorum does not serve.
+pub(crate) fn unsupported(what: &str) -> StoreError {
     StoreError::unsupported(format_args!(
         "a quorum serves no {what}, only mutexes: use `Locks` on one Redis for this, with `Recovery::Always` if it may lose writes"
     ))

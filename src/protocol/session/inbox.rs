@@ -159,7 +159,7 @@ impl InboxLink {
             } if current == attempt => Some(since),
             _ => return false,
         };
-        let refused = matches!(error.kind(), StoreErrorKind::Refused(refusal) if !refusal.is_passing());
+        let refused = error.trouble().is_permanent();
         let pause = if refused {
             PAUSE_AFTER_REFUSAL
         } else {

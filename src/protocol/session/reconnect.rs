@@ -4,7 +4,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
+use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::message::{LinkReply, Name, Redirect, Unanswered};
 use crate::protocol::session::backoff::part_of_pause;
@@ -28,12 +28,12 @@ impl<P: Plant> Session<P> {
     }
 
     /// Returns whether the server is down: the last attempt to connect failed, and the server has not answered for a
-    /// request timeout. A permanent refusal, for example a wrong password, counts at once.
+    /// request timeout. A permanent refusal, for example a missing right, counts at once.
     pub(super) fn is_down(&self, now: Instant) -> bool {
         let Some(error) = self.lost.as_ref().filter(|_| self.unreachable) else {
             return false;
         };
-        is_permanent(error)
+        error.trouble().is_permanent()
             || self
                 .heard
                 .is_none_or(|heard| now.since(heard) >= self.options.request_timeout)
@@ -352,16 +352,5 @@ impl<P: Plant> Session<P> {
     /// Returns whether the server has answered on this connection, which is the current one.
     pub(super) fn is_proven(&self, connection: Attempt) -> bool {
         matches!(self.connection, Connection::Open { attempt, proven: true, .. } if attempt == connection)
-    }
-}
-
-/// Returns whether another connection would get the same refusal. A refusal of an unknown kind may pass.
-fn is_permanent(error: &StoreError) -> bool {
-    use StoreRefusal::{NoAuth, NoPermission, Unsupported, WrongPassword};
-    match error.kind() {
-        StoreErrorKind::Refused(refusal) => {
-            matches!(refusal, NoAuth | NoPermission | Unsupported | WrongPassword)
-        }
-        _ => false,
     }
 }

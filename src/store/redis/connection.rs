@@ -46,10 +46,7 @@ pub(super) fn failure(error: RedisError) -> Failure {
     if let Some(text) = error_text(&error) {
         // Any other error may come from a script that was stopped halfway.
         let executed = match (decode::refusal(&text), error.code()) {
-            (StoreRefusal::Other(_), Some("TRYAGAIN" | "CLUSTERDOWN" | "MOVED" | "ASK" | "CROSSSLOT")) => {
-                Executed::No
-            }
-            (StoreRefusal::Other(_), Some("MASTERDOWN" | "TENURECLOCK")) => Executed::No,
+            (StoreRefusal::Other(_), Some("CROSSSLOT" | "TENURECLOCK")) => Executed::No,
             (StoreRefusal::Other(_) | StoreRefusal::WrongType, _) => Executed::Unknown,
             _ => Executed::No,
         };

@@ -225,6 +225,8 @@ pub(super) fn refusal(text: &str) -> StoreRefusal {
         "NOAUTH" => StoreRefusal::NoAuth,
         "WRONGPASS" => StoreRefusal::WrongPassword,
         "NOPERM" => StoreRefusal::NoPermission,
+        "CLUSTERDOWN" | "MASTERDOWN" | "TRYAGAIN" | "MOVED" | "ASK" => StoreRefusal::Unready(text.to_owned()),
+        _ if text.starts_with("ERR max number of clients") => StoreRefusal::Unready(text.to_owned()),
         // The text of Redis 7 inside a script.
         _ if text.contains("The user executing the script can't") => StoreRefusal::NoPermission,
         _ => StoreRefusal::Other(text.to_owned()),
@@ -320,6 +322,14 @@ mod tests {
                 StoreRefusal::NoPermission,
             ),
             ("WRONGTYPE the record is not a string", StoreRefusal::WrongType),
+            (
+                "CLUSTERDOWN The cluster is down",
+                StoreRefusal::Unready("CLUSTERDOWN The cluster is down".to_owned()),
+            ),
+            (
+                "-ERR max number of clients reached",
+                StoreRefusal::Unready("ERR max number of clients reached".to_owned()),
+            ),
             (
                 "@user_script: none",
                 StoreRefusal::Other("@user_script: none".to_owned()),

@@ -245,7 +245,7 @@ impl SlotBatch {
                 "its slot is on its way to another server; the server said: {}",
                 failure.error
             );
-            failure.error = StoreError::refused(StoreRefusal::Other(text));
+            failure.error = StoreError::refused(StoreRefusal::Unready(text));
         }
         (Some((said, target)), failure)
     }
