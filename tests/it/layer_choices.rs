@@ -9,7 +9,7 @@ use http::header::{CONTENT_TYPE, COOKIE};
 use http::{HeaderValue, Method, Request, StatusCode};
 use http_body_util::BodyExt;
 use tenure::middleware::{Grpc, KeySource, Refused, StoreFailure, Unlocked, keys};
-use tenure::{Lease, LockLayer, Locks};
+use tenure::{Key, Lease, LockLayer, Locks};
 
 use crate::help::{ms, soon};
 use crate::layer::{by_path, request, send, status, text, to, until};
@@ -106,6 +106,43 @@ async fn a_request_that_does_not_wait_is_answered_when_its_lock_is_free() {
     }
 }
 
+/// The crate reads what the handlers of axum-extra, tower-cookies and actix-web see.
+#[tokio::test]
+async fn a_cookie_is_read_as_the_crate_cookie_reads_it() {
+    let sid = keyed(keys::cookie_text("sid"));
+    let (mut locked, mut refused) = (0, 0);
+    for _ in 0..2_000 {
+        let parts = [
+            "sid", "%73id", "si%64", "s", "=", "=", "a", "%61", "%ff", "\"", "%22", " ", ";", "; sid=", "%",
+            "%2561",
+        ];
+        let field: String = (0..fastrand::usize(1..8))
+            .map(|_| fastrand::choice(parts).unwrap())
+            .collect();
+        let mut request = to("/");
+        request.headers_mut().insert(COOKIE, field.parse().unwrap());
+        let found = cookie::Cookie::split_parse_encoded(&field).filter_map(Result::ok);
+        let found: Vec<_> = found.filter(|cookie| cookie.name() == "sid").collect();
+        match (key(&sid, request).await, &found[..]) {
+            (Ok(key), [cookie]) => {
+                let value = Key::from(("", cookie.value_trimmed()));
+                assert_eq!(key, format!("cookie:sid{value}"), "{field}");
+                locked += 1;
+            }
+            (Ok(key), found) => panic!("{field} is {key}, and a handler sees {found:?}"),
+            // A handler may see no cookie where its value is no UTF-8.
+            (Err((_, Some(Refused::NoKey))), found) => assert!(found.is_empty(), "{field}: {found:?}"),
+            (Err((status, why)), found) => {
+                assert_eq!((status, why), (400, Some(Refused::BadKey)), "{field}");
+                let is_read = found.len() == 1 && !found[0].value_trimmed().is_empty();
+                assert!(!is_read || field.contains("%ff"), "{field}: {found:?}");
+                refused += 1;
+            }
+        }
+    }
+    assert!(locked > 50 && refused > 50, "{locked} locked, {refused} refused");
+}
+
 #[tokio::test]
 async fn a_cookie_is_a_key() {
     let sid = keyed(keys::cookie_text("sid"));
@@ -130,6 +167,19 @@ async fn a_cookie_is_a_key() {
         (&["sid=\"\""], refused(400, Refused::BadKey)),
         (&["sid=a; sid=a"], refused(400, Refused::BadKey)),
         (&["sid=a", "b=c; sid=d"], refused(400, Refused::BadKey)),
+        // axum-extra, tower-cookies and actix-web decode name and value; `headers::Cookie` decodes neither, and Express the
+        // value only. The handler of one of them must not find another cookie than the lock of another.
+        (&["sid=%61bc"], ok("cookie:sid:abc")),
+        (&["%73id=abc"], ok("cookie:sid:abc")),
+        (&["%73%69%64=\"%61b%63\""], ok("cookie:sid:abc")),
+        (&["sid=%22abc%22"], ok("cookie:sid:abc")),
+        (&["sid=a%3bb%2"], ok("cookie:sid:a;b%252")),
+        (&["sid=%2561bc"], ok("cookie:sid:%2561bc")),
+        (&["sid=abc", "%73id=def"], refused(400, Refused::BadKey)),
+        (&["%73id=abc; s%69d=abc"], refused(400, Refused::BadKey)),
+        (&["sid=%ff"], refused(400, Refused::BadKey)),
+        (&["sid=%22%22"], refused(400, Refused::BadKey)),
+        (&["sid=+a"], ok("cookie:sid:+a")),
     ] {
         assert_eq!(key(&sid, cookies(fields)).await, expected, "{fields:?}");
     }
@@ -151,7 +201,7 @@ async fn an_idempotency_key_may_have_another_header() {
 }
 
 /// Without a store behind it.
-async fn without_store() -> Locks {
+pub(crate) async fn without_store() -> Locks {
     let builder = Locks::builder().lazy().request_timeout(ms(200));
     // Nothing listens at this port.
     builder.redis("redis://127.0.0.1:1/").await.unwrap()

@@ -7,6 +7,7 @@ use std::str::FromStr;
 
 use http::header::{COOKIE, HeaderName};
 use http::request::Parts;
+use percent_encoding::percent_decode;
 
 use crate::middleware::key::LockKey;
 use crate::middleware::keys::value::{ByValue, OptionalSource, ValueReader, ValueSource};
@@ -83,12 +84,14 @@ impl ValueSource for InHeader {
     }
 }
 
-/// A lock per value of a cookie: per session. The text is the value, without the quotes around it (RFC 6265, section 4.2.1).
+/// A lock per value of a cookie: per session. Name and value are percent-decoded, as by the crate `cookie`, which axum-extra,
+/// tower-cookies and actix-web use; then the text is the value, without the quotes around it (RFC 6265, section 4.2.1). So
+/// `sid=abc`, `sid="%61bc"` and `%73id=abc` are one lock. A handler that does not decode waits for more requests than it must.
 ///
 /// The key is `cookie:`, the cookie's name, a colon and the value, the same on all routes. All `Cookie` fields are read: HTTP/2
 /// splits them. A request without the cookie gets 400 ([`NoKey`](Refused::NoKey)), unless the key is
-/// [`optional`](Cookie::optional). A cookie that is empty, or that is named twice, gets 400 ([`BadKey`](Refused::BadKey)): the
-/// handler might read the other one.
+/// [`optional`](Cookie::optional). A cookie that is empty or no UTF-8, or that is named twice, in any spelling, gets 400
+/// ([`BadKey`](Refused::BadKey)): the handler might read the other one.
 ///
 /// The value of a session's cookie is a secret. [Hash](crate::middleware::KeySource::hashed) it, so that it reaches neither the
 /// store nor a log:
@@ -101,7 +104,7 @@ impl ValueSource for InHeader {
 /// let layer = LockLayer::new(&locks, keys::cookie_text("sid").hashed(secret)); // hashed:5f0c…
 /// ```
 pub fn cookie_text(name: impl Into<Cow<'static, str>>) -> Cookie {
-    ByValue::new(InCookie(name.into()), ValueReader::text())
+    ByValue::new(InCookie(name.into()), ValueReader::utf8())
 }
 
 /// A lock per value of a cookie. Made by [`cookie_text`].
@@ -121,12 +124,22 @@ impl ValueSource for InCookie {
         let values = pairs.filter_map(|pair| {
             let at = pair.iter().position(|byte| *byte == b'=')?;
             let (name, value) = (pair[..at].trim_ascii(), pair[at + 1..].trim_ascii());
-            let quoted = value
-                .strip_prefix(b"\"")
-                .and_then(|value| value.strip_suffix(b"\""));
-            (name == cookie.as_bytes()).then_some(quoted.unwrap_or(value))
+            // Most frameworks decode the name, and some do not.
+            let is_named = name == cookie.as_bytes() || percent_decode(name).eq(cookie.bytes());
+            is_named.then(|| unquoted(percent_decode(value).into()))
         });
-        ready(value.only(values.map(Cow::Borrowed), || format!("cookie:{cookie}:")))
+        ready(value.only(values, || format!("cookie:{cookie}:")))
+    }
+}
+
+/// Returns the value without the quotes around it, as the crate `cookie` does it after the decoding.
+fn unquoted(value: Cow<'_, [u8]>) -> Cow<'_, [u8]> {
+    let inner = value
+        .strip_prefix(b"\"")
+        .and_then(|value| value.strip_suffix(b"\""));
+    match inner.map(<[u8]>::to_vec) {
+        Some(inner) => Cow::Owned(inner),
+        None => value,
     }
 }
 

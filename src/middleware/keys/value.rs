@@ -89,6 +89,11 @@ impl ValueReader {
         ValueReader::new(|value| Some(value.into()))
     }
 
+    /// Returns a reader for which different texts in UTF-8 are different values.
+    pub(super) fn utf8() -> ValueReader {
+        ValueReader::new(|value| str::from_utf8(value).ok().map(|_| value.into()))
+    }
+
     fn new(read: NormalizeFn) -> ValueReader {
         ValueReader {
             prefix: None,
