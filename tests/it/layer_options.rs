@@ -6,8 +6,8 @@ use axum::Router;
 use axum::routing::get;
 use http::StatusCode;
 use http::header::RETRY_AFTER;
-use tenure::middleware::{Refused, keys};
-use tenure::{LockLayer, Locks, MemoryStore};
+use tenure::middleware::{Refused, StoreFailure, keys};
+use tenure::{LockLayer, Locks, MemoryStore, MultiKey};
 
 use crate::help::{ms, soon};
 use crate::layer::{GatedHandler, by_path, send, status, text, to, until};
@@ -193,4 +193,36 @@ async fn a_misconfigured_layer_is_reported_once() {
     }
     let levels: Vec<String> = watch.told().iter().map(|told| told.level.to_string()).collect();
     assert_eq!(levels, ["ERROR", "DEBUG", "DEBUG"]);
+}
+
+/// Each request would be refused.
+#[tokio::test]
+async fn what_a_quorum_does_not_serve_is_refused_when_the_layer_is_made() {
+    let masters = [
+        "redis://127.0.0.1:1/",
+        "redis://127.0.0.1:2/",
+        "redis://127.0.0.1:3/",
+    ];
+    let masters = masters.map(|url| redis::Client::open(url).unwrap());
+    let locks = Locks::builder()
+        .lazy()
+        .quorum(masters.into(), ms(10_000))
+        .await
+        .unwrap();
+    let layer = || by_path(&locks);
+    let makes: [(&str, &dyn Fn()); 2] = [
+        ("semaphores", &|| drop(layer().permits(2))),
+        ("fair locks", &|| drop(layer().fair())),
+    ];
+    for (what, make) in makes {
+        let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(make)).unwrap_err();
+        let text = panic.downcast_ref::<String>().unwrap();
+        assert!(text.contains(&format!("a quorum serves no {what}")), "{text}");
+    }
+    // A key for reading is known only with the request.
+    let reads = LockLayer::by(&locks, |_| MultiKey::read("a")).on_store_failure(StoreFailure::RunUnlocked);
+    let app = Router::new()
+        .route("/", get(async || "not reached"))
+        .route_layer(reads);
+    assert_eq!(status(&app, to("/")).await, 500);
 }

@@ -94,10 +94,15 @@ impl Service {
 
     /// No handler ran.
     fn are_refused(&self, answers: Vec<(usize, Response)>) {
+        self.are_refused_as(Refused::StoreFailed, answers);
+    }
+
+    fn are_refused_as(&self, why: Refused, answers: Vec<(usize, Response)>) {
         for (n, answer) in answers {
-            assert_eq!((answer.status().as_u16(), self.runs(n)), (503, 0));
-            assert_eq!(answer.extensions().get(), Some(&Refused::StoreFailed));
-            assert!(answer.headers().contains_key("retry-after"));
+            assert_eq!((answer.status(), self.runs(n)), (why.status(), 0));
+            assert_eq!(answer.extensions().get(), Some(&why));
+            let may_retry = answer.headers().contains_key("retry-after");
+            assert_eq!(may_retry, why == Refused::StoreFailed);
         }
     }
 }
@@ -163,10 +168,42 @@ async fn no_request_runs_unlocked_while_a_server_recovers() {
     let mut eyes = Eyes::on(&server);
     until("the lease is asserted", || eyes.owner("held").is_some()).await;
     for account in 1..=3 {
-        permits.are_refused(vec![permits.clone().ask(account).await]);
+        let answer = permits.clone().ask(account).await;
+        let after: u64 = answer.1.headers()["retry-after"]
+            .to_str()
+            .unwrap()
+            .parse()
+            .unwrap();
+        assert!(after > 3, "the client is told of the recovery: {after}");
+        permits.are_refused(vec![answer]);
     }
     assert_eq!(eyes.text::<u8>("EXISTS tenure1:recovering"), 1);
     assert!(guard.is_held());
+}
+
+/// Otherwise a missing right would end all exclusion, on a store that is well.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_request_runs_unlocked_if_the_refusal_lasts() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let locks = locks(&server.url(), ms(10_000)).await;
+    let permits = Service::new(&locks, StoreFailure::RunUnlocked, WAIT);
+    let _: u8 = eyes.text("HSET lock:account:1 field value");
+    permits.are_refused_as(Refused::StoreRefused, vec![permits.clone().ask(1).await]);
+    permits
+        .are_served(vec![permits.clone().ask(2).await], &[WITH_LEASE])
+        .await;
+    let _: String = eyes.text("ACL SETUSER default -evalsha");
+    permits.are_refused_as(Refused::StoreRefused, permits.ask_often().await);
+    let _: String = eyes.text("ACL SETUSER default +evalsha");
+    permits
+        .are_served(vec![permits.clone().ask(2).await], &[WITH_LEASE])
+        .await;
+    // A refusal for now.
+    let _: String = eyes.text("CONFIG SET maxmemory 1");
+    permits
+        .are_served(vec![permits.clone().ask(2).await], &[UNLOCKED])
+        .await;
 }
 
 /// Otherwise a client that chooses a short wait would never wait for its lock.
