@@ -15,6 +15,8 @@ static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
 
 const REQUESTS: usize = 1000;
 const MOST: f64 = 8.0;
+/// With a task of its own for the handler.
+const MOST_TO_COMPLETION: f64 = 11.0;
 
 /// Per request, of all threads: the crate's own are part of it. The least of some rounds, as a thread of the background may
 /// wake up in one of them.
@@ -72,6 +74,15 @@ async fn the_layer_over_memory_allocates_at_most_eight_times_a_request() {
     println!(
         "{:5.2} for the Lease, the limit to the wait and the response",
         all - passed - core
+    );
+    let completing = LockLayer::by(&locks, move |_| key())
+        .run_to_completion(true)
+        .layer(bare);
+    let completed = allocations(|| call(&completing)).await - alone;
+    println!("{completed:5.2} if the handler runs to completion");
+    assert!(
+        completed <= MOST_TO_COMPLETION,
+        "{completed:.2} allocations, {MOST_TO_COMPLETION} at most"
     );
     assert!(all > 1.0, "nothing was locked");
     assert!(all <= MOST, "{all:.2} allocations a request, {MOST} at most");

@@ -15,6 +15,7 @@ use tower_service::Service;
 
 use crate::middleware::body::{RefusalBody, ResponseBody};
 use crate::middleware::completion::run_to_completion;
+use crate::middleware::kept_leases::{KeptLeases, LostBefore};
 use crate::middleware::layer::LayerSettings;
 use crate::middleware::refusal::Refused;
 use crate::middleware::request_guard::{DryRun, Finished, RequestGuard};
@@ -31,6 +32,18 @@ pub(super) struct Admission {
     pub(super) guard: Option<RequestGuard>,
     pub(super) report: LockReport,
     pub(super) dry_run: Option<DryRun>,
+    /// The handler runs to completion, with or without a guard.
+    pub(super) completes: bool,
+}
+
+impl Admission {
+    /// Admits a request that got no lock from its layer: it has no key, or the store failed.
+    pub(super) fn without_lock(settings: &LayerSettings) -> Self {
+        Admission {
+            completes: settings.to_completion,
+            ..Admission::default()
+        }
+    }
 }
 
 /// The future that a [`LockService`](crate::middleware::LockService) returns.
@@ -75,6 +88,7 @@ enum RequestState<S: Service<Request<B>>, B> {
         inner: S,
         request: Option<Request<B>>,
         guard: Option<RequestGuard>,
+        completes: bool,
     },
     /// The handler runs. The fields are dropped in this order: first the handler, then the guard that protects it.
     Handling {
@@ -151,6 +165,7 @@ where
                                 inner,
                                 request: Some(Request::from_parts(parts, body)),
                                 guard: admission.guard,
+                                completes: admission.completes,
                             });
                         }
                         ControlFlow::Break(response) => {
@@ -163,12 +178,27 @@ where
                     inner,
                     request,
                     guard,
+                    completes,
                 } => {
                     // The inner service runs in the scope of the lock, so that the service can find it.
                     let scope = guard.as_ref().map(|guard| guard.enter());
                     let ready = inner.poll_ready(cx);
                     // No handler starts without its lock, whatever `on_lost` says.
-                    if guard.as_mut().is_some_and(|guard| guard.poll_lost(cx).is_ready()) {
+                    let mut is_lost = guard.as_mut().is_some_and(|guard| guard.poll_lost(cx).is_ready());
+                    let (completes, mut kept) = (*completes, KeptLeases::default());
+                    if !is_lost {
+                        if let Err(error) = ready!(ready) {
+                            state.set(RequestState::Done);
+                            return Poll::Ready(Err(error));
+                        }
+                        if let Some(request) = request.as_ref().filter(|_| completes) {
+                            match KeptLeases::of(request.extensions(), guard.as_ref()) {
+                                Ok(all) => kept = all,
+                                Err(LostBefore) => is_lost = true,
+                            }
+                        }
+                    }
+                    if is_lost {
                         drop(scope);
                         let request = request.take();
                         state.set(RequestState::Done);
@@ -177,19 +207,14 @@ where
                             request.map(|request| request.into_parts().0).as_ref(),
                         );
                     }
-                    if let Err(error) = ready!(ready) {
-                        state.set(RequestState::Done);
-                        return Poll::Ready(Err(error));
-                    }
                     let handler =
                         inner.call(request.take().expect("the inner service takes the request once"));
                     drop(scope);
                     let guard = guard.take();
-                    state.set(match guard {
-                        Some(guard) if settings.to_completion => {
-                            RequestState::Finishing(Box::pin(run_to_completion(handler, guard, settings)))
-                        }
-                        guard => RequestState::Handling { handler, guard },
+                    state.set(if completes {
+                        RequestState::Finishing(Box::pin(run_to_completion(handler, guard, kept, settings)))
+                    } else {
+                        RequestState::Handling { handler, guard }
                     });
                 }
                 RequestStateProjection::Handling { handler, guard } => {

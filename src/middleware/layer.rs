@@ -300,18 +300,26 @@ impl<K> LockLayer<K> {
         self.set(|settings| settings.on_lost = on_lost)
     }
 
-    /// Runs each handler to its end, even if its client leaves: in a task of its own, with the lock.
+    /// Runs each handler to its end, even if its client leaves: in a task of its own, with every lease of its request. These are the
+    /// lease of this layer, those of other layers outside, and those in whose [scope](crate::Guard::scope) the layer runs, of any
+    /// [`Locks`](crate::Locks). If one of them is over before the handler begins, the request is refused ([`Lost`](Refused::Lost)).
+    /// A request without a lock of this layer runs to its end, too: it has no key, or [the store
+    /// failed](StoreFailure::RunUnlocked). A request that passes by its method does not.
     ///
     /// Without it, the handler of a client that leaves is dropped at an `await`, and its lock is released. Work that
     /// the handler began elsewhere continues. So the client's retry may run beside the first attempt. This is the
     /// default, except if the key is an [`Idempotency-Key`](crate::middleware::keys::idempotency_key): such a layer
     /// runs handlers to completion unless it gets `run_to_completion(false)`.
     ///
+    /// A timeout outside ends the response only. A handler that reads a body which never ends keeps its locks until the client
+    /// leaves: put a [`BufferBody`](crate::middleware::BufferBody) outside, or limit the handler by a timeout between this layer and
+    /// the handler, or the lock by [`max_hold`](Self::max_hold).
+    ///
     /// A client that stays gets the response, and a panic of the handler is passed on. The span and the subscriber of
     /// [`tracing`] are passed to the task; other task-local values are not.
-    /// [`Locks::shutdown`](crate::Locks::shutdown) waits for such handlers as long as they have their lease. When the
-    /// lease is lost, the handler is notified and continues, and the client gets 500, *outcome unknown*, at once; see
-    /// [`OnLost`].
+    /// [`Locks::shutdown`](crate::Locks::shutdown) of each `Locks` waits for such handlers as long as they have a lease of it. When
+    /// the lease of this layer is lost, the handler is notified and continues, and the client gets 500, *outcome unknown*, at once; see
+    /// [`OnLost`]. When another lease is lost, its layer answers as its own [`OnLost`] says.
     ///
     /// # Panics
     /// A request panics outside of a tokio runtime.

@@ -68,20 +68,28 @@ impl<'a> IntoIterator for &'a Leases {
     }
 }
 
+/// Returns the leases of the request with these extensions, the outermost first.
+pub(super) fn each(extensions: &Extensions) -> impl Iterator<Item = &Lease> {
+    let list = extensions.get::<Leases>();
+    // A single layer inserts its lease without a list.
+    let single = extensions.get::<Lease>().filter(|_| list.is_none());
+    list.into_iter().flatten().chain(single)
+}
+
 /// Returns the lease that the request already has on this name, from an outer layer. The extensions know that lease, even behind a
 /// `Buffer`. The scope of the running code knows it too, even if the extensions were not copied.
 pub(super) fn held(parts: &Parts, locks: &Locks, name: &Name) -> Option<Lease> {
     let node = locks.handle().node();
-    let leases = Leases::of(&parts.extensions);
-    let of_request = leases.iter().find(|lease| lease.held.is_on(node, name)).cloned();
-    of_request.or_else(|| scope::find(node, name).map(|held| Lease { held }))
+    let of_request = each(&parts.extensions).find(|lease| lease.held.is_on(node, name));
+    of_request
+        .cloned()
+        .or_else(|| scope::find(node, name).map(|held| Lease { held }))
 }
 
 /// Returns whether an outer layer holds one of the locks of this node for the request.
 pub(super) fn has_any(parts: &Parts, locks: &Locks) -> bool {
-    let leases = Leases::of(&parts.extensions);
     let node = locks.handle().node();
-    leases.iter().any(|lease| lease.held.is_of(node)) || scope::any(node)
+    each(&parts.extensions).any(|lease| lease.held.is_of(node)) || scope::any(node)
 }
 
 /// Inserts what the layer holds into the request. The leases of outer layers stay in the list. If this layer holds nothing, the

@@ -87,7 +87,8 @@
 //! list of statuses. A busy key is never answered with 503, because load balancers eject replicas that answer 503
 //! several times in a row.
 //!
-//! With [`StoreFailure::RunUnlocked`], a request runs without its lock in place of the 503 of a store that failed.
+//! With [`StoreFailure::RunUnlocked`], a request runs without its lock in place of the 503 of a store that failed, but not of a
+//! server that recovers.
 //!
 //! Refusals are `application/problem+json`. They name neither the key nor its holder, and have their [`Refused`] in
 //! the response's extensions. You can set each [`status`](LockLayer::status), [`Retry-After`](LockLayer::retry_after)
@@ -147,9 +148,11 @@
 //!   for another account waits 1.9 s in place of 0.35 ms. The layer is always ready, and makes the inner service
 //!   ready only when it has the lock. So a load shedder outside sees no pressure. Use
 //!   [`max_waiters`](LockLayer::max_waiters) to shed load.
-//! * If a timeout outside fires, it drops the handler, as a client that leaves does: see below.
-//! * A handler reads the request's body under the lock, and a slow client makes that long. Put a [`BufferBody`] outside, or
-//!   limit the time.
+//! * If a timeout outside fires, it drops the handler, as a client that leaves does: see below. If the handler runs to completion,
+//!   the timeout ends the response only.
+//! * A handler reads the request's body under the lock, and a slow client makes that long. Put a [`BufferBody`] outside. For a
+//!   handler that runs to completion, only a timeout *between* the layer and the handler, or [`max_hold`](LockLayer::max_hold),
+//!   limits a body that never ends.
 //! * The lock ends with the handler's response, or with its body if the layer
 //!   [holds it until then](LockLayer::hold_until_body_end). It does not protect an upgraded connection or a spawned task. Move a
 //!   guard into those: [`Lease::again`](crate::Lease::again), or take the layer's own, which the layer then leaves alone:
@@ -173,8 +176,8 @@
 //! background. The same happens after a timeout outside, and after a panic of the handler. Work that the handler
 //! began elsewhere, such as a statement sent to a database, may still be in flight when the next request gets the
 //! lock. That request may be the retry of the same client. Handlers that charge, ship or pay should [run to
-//! completion](LockLayer::run_to_completion): they continue with the lock even if the client leaves, and a retry
-//! waits for their end. With an `Idempotency-Key` they do so by default.
+//! completion](LockLayer::run_to_completion): they continue even if the client leaves, and a retry waits for their end. They keep
+//! every lease of their request, also those of layers outside. With an `Idempotency-Key` they do so by default.
 //!
 //! # The answer and the release
 //! The response does not wait until the lock is free. The lock is released beside the response, and the next waiting
@@ -216,6 +219,7 @@ mod dry_run;
 mod extract;
 mod future;
 mod grpc;
+mod kept_leases;
 mod key;
 pub mod keys;
 mod layer;

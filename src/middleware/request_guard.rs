@@ -2,16 +2,21 @@
 
 use std::future::Future;
 use std::pin::Pin;
+use std::slice;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
-use tokio_util::sync::WaitForCancellationFutureOwned;
+use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
 use tokio_util::task::TaskTracker;
 
 use crate::error::LostCause;
-use crate::primitives::guard::{Guard, Lease};
+use crate::primitives::guard::{Guard, Guards, Lease};
+use crate::primitives::held::Held;
+use crate::primitives::holdings::Holdings;
 use crate::primitives::multi_guard::{MultiGuard, MultiLease};
+use crate::primitives::offer::Offer;
 use crate::primitives::scope::Scope;
 use crate::protocol::message::{Fence, Mode};
 
@@ -55,7 +60,7 @@ impl RequestGuard {
     pub(super) fn new(guard: Acquired, releases_before_answer: bool) -> Self {
         match &guard {
             Acquired::One(guard) => guard.held().offer.open(),
-            Acquired::Several(guard) => guard.offer().open(),
+            Acquired::Several(guard) => guard.offer(),
             Acquired::Again(..) => {}
         }
         RequestGuard {
@@ -94,7 +99,15 @@ impl RequestGuard {
     fn is_taken(&self) -> bool {
         match self.guard() {
             Acquired::One(guard) | Acquired::Again(guard, _) => guard.held().offer.is_taken(),
-            Acquired::Several(guard) => guard.offer().is_taken(),
+            Acquired::Several(guard) => guard.group().offer.is_taken(),
+        }
+    }
+
+    /// Returns the holdings.
+    pub(super) fn all(&self) -> &[Arc<Held>] {
+        match self.guard() {
+            Acquired::One(guard) | Acquired::Again(guard, _) => slice::from_ref(guard.held()),
+            Acquired::Several(guard) => &guard.group().all,
         }
     }
 
@@ -146,11 +159,7 @@ impl RequestGuard {
             return polled;
         }
         if self.ended.is_none() {
-            let token = match self.held() {
-                HeldView::One(lease) => lease.lost_token(),
-                HeldView::Several(lease) => lease.lost_token(),
-            };
-            self.ended = Some(Box::pin(token.cancelled_owned()));
+            self.ended = Some(Box::pin(self.held().end_token().cancelled_owned()));
         }
         let ended = self.ended.as_mut().expect("it was just set");
         ended.as_mut().poll(cx)
@@ -169,12 +178,12 @@ impl RequestGuard {
         let _ = tokio::time::timeout(MAX_RELEASE_WAIT, release).await;
     }
 
-    /// Returns the guard, unless the handler has taken it or it was released.
+    /// Returns the guard, unless the handler has taken it, a task keeps it, or it was released.
     fn still_owned(&mut self) -> Option<Acquired> {
         let mut guard = self.guard.take()?;
         let is_owned = match &guard {
             Acquired::One(guard) => guard.held().offer.close(),
-            Acquired::Several(guard) => guard.offer().close(),
+            Acquired::Several(guard) => guard.group().offer.close(),
             Acquired::Again(..) => true,
         };
         if is_owned {
@@ -195,13 +204,53 @@ impl Drop for RequestGuard {
 }
 
 impl HeldView {
+    /// Returns the view of this holding, with the holdings that a layer acquired together with it.
+    pub(super) fn of(held: Arc<Held>) -> HeldView {
+        match held.group() {
+            Some(group) => HeldView::Several(MultiLease(group)),
+            None => HeldView::One(Lease { held }),
+        }
+    }
+
+    /// Returns the holdings.
+    pub(super) fn all(&self) -> &[Arc<Held>] {
+        match self {
+            HeldView::One(lease) => lease.all(),
+            HeldView::Several(lease) => lease.all(),
+        }
+    }
+
+    /// Returns which of layer, handler and tasks has the guard.
+    pub(super) fn offer(&self) -> &Offer {
+        match self {
+            HeldView::One(lease) => &lease.held.offer,
+            HeldView::Several(lease) => &lease.0.offer,
+        }
+    }
+
+    /// Returns the guards that the layer left to the last task.
+    pub(super) fn counted_guards(&self) -> Guards {
+        match self {
+            HeldView::One(lease) => Guards(vec![Guard::taken(&lease.held)]),
+            HeldView::Several(lease) => lease.counted_guards(),
+        }
+    }
+
+    /// Returns a token that is cancelled when a lease ends.
+    pub(super) fn end_token(&self) -> CancellationToken {
+        match self {
+            HeldView::One(lease) => lease.end_token(),
+            HeldView::Several(lease) => lease.end_token(),
+        }
+    }
+
     /// Waits for the end of a lease that the handler has not taken. Returns why it ended.
     pub(super) async fn lost(&self) -> LostCause {
-        let (cause, is_taken) = match self {
-            HeldView::One(lease) => (lease.lost().await, lease.held.offer.is_taken()),
-            HeldView::Several(lease) => (lease.lost().await, lease.offer().is_taken()),
+        let cause = match self {
+            HeldView::One(lease) => lease.lost().await,
+            HeldView::Several(lease) => lease.lost().await,
         };
-        if is_taken {
+        if self.offer().is_taken() {
             return std::future::pending().await;
         }
         cause

@@ -109,7 +109,7 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
             Choice::Lock(keys) => keys,
             Choice::Nothing => {
                 leases::insert(&mut parts, None);
-                return Continue((parts, Admission::default()));
+                return Continue((parts, Admission::without_lock(&layer.settings)));
             }
             Choice::Answer(Answer(response)) => return Break(response),
             Choice::Refuse(why) => return refuse(why, None, &parts),
@@ -141,7 +141,7 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
                 let admission = Admission {
                     guard: Some(guard),
                     report,
-                    dry_run: None,
+                    ..Admission::without_lock(&layer.settings)
                 };
                 Continue((parts, admission))
             }
@@ -149,7 +149,7 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
                 observe::unlocked(route(&parts), error.as_ref());
                 leases::insert(&mut parts, None);
                 parts.extensions.insert(Unlocked);
-                Continue((parts, Admission::default()))
+                Continue((parts, Admission::without_lock(&layer.settings)))
             }
             Err((why, error)) => refuse(why, error.as_ref(), &parts),
         }

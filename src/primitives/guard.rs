@@ -154,8 +154,8 @@ impl Lease {
     }
 
     /// Takes the guard from the [`LockLayer`](crate::LockLayer) that acquired the lease, for work that another task or process
-    /// continues. From then on the caller owns it: the layer does not release it, and neither cancels nor replaces the response if
-    /// the lease is lost.
+    /// continues. From then on the caller owns it: neither the layer releases it, nor a task that [keeps](crate::LockLayer::run_to_completion) it,
+    /// and the layer neither cancels nor replaces the response if the lease is lost.
     ///
     /// So a handler can hand its lease to a worker, and answer 202:
     ///
@@ -300,7 +300,7 @@ impl Guard {
         }
     }
 
-    /// Returns the guard that a handler took from its layer. It counts already.
+    /// Returns the guard that a handler took from its layer, or that the layer left to a task. It counts already.
     #[cfg(feature = "tower")]
     pub(crate) fn taken(held: &Arc<Held>) -> Guard {
         Guard {
@@ -310,7 +310,13 @@ impl Guard {
         }
     }
 
-    /// Ends this guard without a release: the handler has taken it.
+    /// Returns whether [`again`](Self::again) made this guard, or a handler took it.
+    #[cfg(feature = "tower")]
+    pub(crate) fn is_shared(&self) -> bool {
+        self.is_shared
+    }
+
+    /// Ends this guard without a release: the handler has taken it, or tasks keep it.
     #[cfg(feature = "tower")]
     pub(crate) fn disown(&mut self) {
         self.state = GuardState::Ended;

@@ -1,7 +1,7 @@
 //! One holding of a lease, shared by its guards and by the views of it.
 
 #[cfg(feature = "tower")]
-use std::sync::atomic::AtomicU8;
+use std::sync::Weak;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -15,47 +15,11 @@ use crate::error::{Error, LostCause};
 use crate::key::Key;
 use crate::observe::Began;
 use crate::primitives::call::CallFuture;
+#[cfg(feature = "tower")]
+use crate::primitives::offer::Offer;
 use crate::protocol::key::claim::Holding;
 use crate::protocol::message::{Fence, Mode, Name};
 use crate::protocol::step::{CallAnswer, Input, Ticket};
-
-/// Whether the guard of a layer is there for its handler to take. A layer's guard is taken once.
-#[cfg(feature = "tower")]
-#[derive(Debug, Default)]
-pub(crate) struct Offer(AtomicU8);
-
-#[cfg(feature = "tower")]
-impl Offer {
-    const NONE: u8 = 0;
-    const OPEN: u8 = 1;
-    const TAKEN: u8 = 2;
-
-    /// The layer has the guard from now on.
-    pub(crate) fn open(&self) {
-        self.0.store(Self::OPEN, Ordering::Release);
-    }
-
-    /// Takes the guard, and returns whether it was there. From then on it is the caller's.
-    pub(crate) fn take(&self) -> bool {
-        self.replace(Self::TAKEN)
-    }
-
-    pub(crate) fn is_taken(&self) -> bool {
-        self.0.load(Ordering::Acquire) == Self::TAKEN
-    }
-
-    /// Ends the offer. Returns whether the guard is still the layer's.
-    pub(crate) fn close(&self) -> bool {
-        self.replace(Self::NONE) || !self.is_taken()
-    }
-
-    fn replace(&self, by: u8) -> bool {
-        let replaced = self
-            .0
-            .compare_exchange(Self::OPEN, by, Ordering::AcqRel, Ordering::Acquire);
-        replaced.is_ok()
-    }
-}
 
 /// The [request](crate::inspect::Inspection::steal) of an operator for a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -86,9 +50,33 @@ pub(crate) struct Held {
     guards: AtomicUsize,
     /// Whether its tick ended well. Set when the run ends, and sent to the store when the last guard ends.
     finished: OnceLock<bool>,
-    /// The guard of the layer that acquired the lease.
+    /// The guard of the layer that acquired this lease alone.
     #[cfg(feature = "tower")]
     pub(crate) offer: Offer,
+    /// The holdings that a layer acquired together with this one.
+    #[cfg(feature = "tower")]
+    group: OnceLock<Weak<HeldGroup>>,
+}
+
+/// The holdings of a multi-lock, shared by its guards and by the views of them.
+pub(crate) struct HeldGroup {
+    pub(crate) all: Box<[Arc<Held>]>,
+    /// Cancelled when one of the leases ends. Made when it is first needed.
+    pub(crate) end: OnceLock<CancellationToken>,
+    /// The guard of the layer that acquired the leases.
+    #[cfg(feature = "tower")]
+    pub(crate) offer: Offer,
+}
+
+impl HeldGroup {
+    pub(crate) fn new(all: Box<[Arc<Held>]>) -> Arc<Self> {
+        Arc::new(HeldGroup {
+            all,
+            end: OnceLock::new(),
+            #[cfg(feature = "tower")]
+            offer: Offer::default(),
+        })
+    }
 }
 
 impl Held {
@@ -113,7 +101,21 @@ impl Held {
             finished: OnceLock::new(),
             #[cfg(feature = "tower")]
             offer: Offer::default(),
+            #[cfg(feature = "tower")]
+            group: OnceLock::new(),
         }
+    }
+
+    /// Returns the holdings that a layer acquired together with this one, while the layer or a task has their guard.
+    #[cfg(feature = "tower")]
+    pub(crate) fn group(&self) -> Option<Arc<HeldGroup>> {
+        self.group.get()?.upgrade()
+    }
+
+    /// Notes that a layer acquired this holding as one of `group`.
+    #[cfg(feature = "tower")]
+    pub(crate) fn join(&self, group: &Arc<HeldGroup>) {
+        self.group.get_or_init(|| Arc::downgrade(group));
     }
 
     /// Returns what the key machine knows of the holding; `None` after a step has ended it, and in a forked child.

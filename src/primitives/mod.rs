@@ -13,6 +13,8 @@ pub(crate) mod latch;
 pub(crate) mod multi;
 pub(crate) mod multi_guard;
 pub(crate) mod mutex;
+#[cfg(feature = "tower")]
+pub(crate) mod offer;
 pub(crate) mod rw_lock;
 pub(crate) mod scope;
 pub(crate) mod semaphore;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -18,9 +18,7 @@ use crate::primitives::guard::Lease;
 #[cfg(feature = "tower")]
 use crate::primitives::guard::not_offered;
 use crate::primitives::guard::{Guard, Guards, release};
-#[cfg(feature = "tower")]
-use crate::primitives::held::Offer;
-use crate::primitives::held::{Asked, Held};
+use crate::primitives::held::{Asked, Held, HeldGroup};
 use crate::primitives::holdings::{self, Holdings};
 #[cfg(feature = "tower")]
 use crate::primitives::scope::{self, Scope};
@@ -39,26 +37,13 @@ pub struct MultiGuard {
 
 /// A view of the leases of a [`MultiGuard`], for tasks that work under it. Cheap to clone. A view does not keep the locks.
 #[derive(Clone)]
-pub struct MultiLease {
-    held: Arc<[Arc<Held>]>,
-    shared: Arc<SharedByViews>,
-}
-
-/// What all views of a [`MultiGuard`] share.
-#[derive(Default)]
-struct SharedByViews {
-    /// Cancelled when one of the leases ends. Made when it is first needed.
-    end: OnceLock<CancellationToken>,
-    /// The guard of the layer that acquired the leases.
-    #[cfg(feature = "tower")]
-    offer: Offer,
-}
+pub struct MultiLease(pub(crate) Arc<HeldGroup>);
 
 impl MultiLease {
     /// Returns the keys, in the order in which they were locked, and the fencing token of each; see
     /// [`Lease::fence`](crate::Lease::fence).
     pub fn fences(&self) -> impl Iterator<Item = (&Key, Fence)> {
-        self.held.iter().map(|held| (&held.name.key, held.fence))
+        self.0.all.iter().map(|held| (&held.name.key, held.fence))
     }
 
     /// Returns the fencing token of a key, or `None` if the key is not locked here. If several [`Locks`](crate::Locks) have the
@@ -72,12 +57,12 @@ impl MultiLease {
     /// Returns whether all locks are held at this moment; see [`Lease::is_held`](crate::Lease::is_held). Keys for reading may
     /// have other readers.
     pub fn is_held(&self) -> bool {
-        self.held.iter().all(|held| held.is_held())
+        self.0.all.iter().all(|held| held.is_held())
     }
 
     /// Returns how long all locks are still held if no renewal succeeds. Zero if one of them is no longer held.
     pub fn remaining(&self) -> Duration {
-        let left = self.held.iter().map(|held| held.remaining());
+        let left = self.0.all.iter().map(|held| held.remaining());
         left.min().unwrap_or_default()
     }
 
@@ -100,7 +85,7 @@ impl MultiLease {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub fn overdue(&self) -> impl Future<Output = ()> + Send + Sync + 'static {
-        let tokens = self.held.iter().map(|held| held.overdue_token());
+        let tokens = self.0.all.iter().map(|held| held.overdue_token());
         let each = tokens.map(|token| Box::pin(token.cancelled_owned()));
         let mut all: Vec<_> = each.collect();
         poll_fn(move |cx| {
@@ -118,7 +103,7 @@ impl MultiLease {
     /// # Cancel safety
     /// Dropping the future loses nothing.
     pub fn asked(&self) -> impl Future<Output = Option<Asked>> + Send + Sync + 'static {
-        let each = self.held.iter().cloned();
+        let each = self.0.all.iter().cloned();
         let each = each.map(|held| Box::pin(async move { held.asked().await }));
         let mut all: Vec<_> = each.collect();
         poll_fn(move |cx| {
@@ -157,7 +142,7 @@ impl MultiLease {
     /// the first key.
     #[cfg(feature = "redis")]
     pub fn atomically(&self) -> Atomically {
-        Atomically::new(self.held.iter())
+        Atomically::new(self.0.all.iter())
     }
 
     /// Takes the guard from the [`LockLayer`](crate::LockLayer) that acquired the leases; see
@@ -167,28 +152,28 @@ impl MultiLease {
     /// As [`Lease::take_guard`](crate::Lease::take_guard), about the first key.
     #[cfg(feature = "tower")]
     pub fn take_guard(&self) -> Result<MultiGuard, Error> {
-        if let Some(lost) = self.held.iter().find(|held| !held.is_held()) {
+        if let Some(lost) = self.0.all.iter().find(|held| !held.is_held()) {
             return Err(lost.lost());
         }
-        if !self.shared.offer.take() {
-            return Err(not_offered(&self.held[0].name.key));
+        if !self.0.offer.take() {
+            return Err(not_offered(&self.0.all[0].name.key));
         }
         Ok(MultiGuard {
             lease: self.clone(),
-            guards: Guards(self.held.iter().map(Guard::taken).collect()),
+            guards: self.counted_guards(),
         })
+    }
+
+    /// Returns the guards that count already, of a layer that has ended.
+    #[cfg(feature = "tower")]
+    pub(crate) fn counted_guards(&self) -> Guards {
+        Guards(self.0.all.iter().map(Guard::taken).collect())
     }
 
     /// Returns the leases one by one.
     #[cfg(feature = "tower")]
     pub(crate) fn each(&self) -> impl Iterator<Item = Lease> {
-        self.held.iter().map(|held| Lease { held: held.clone() })
-    }
-
-    /// Returns whether the layer's guard is there for its handler, and what became of it.
-    #[cfg(feature = "tower")]
-    pub(crate) fn offer(&self) -> &Offer {
-        &self.shared.offer
+        self.0.all.iter().map(|held| Lease { held: held.clone() })
     }
 
     /// Runs `work` in the scope of these locks; see [`Lease::scope`](crate::Lease::scope).
@@ -214,16 +199,16 @@ impl MultiLease {
 
 impl Holdings for MultiLease {
     fn all(&self) -> &[Arc<Held>] {
-        &self.held
+        &self.0.all
     }
 
     fn end_token(&self) -> CancellationToken {
-        if let Some(forked) = self.held.iter().find(|held| held.is_forked()) {
+        if let Some(forked) = self.0.all.iter().find(|held| held.is_forked()) {
             return forked.end_token();
         }
-        let end = self.shared.end.get_or_init(|| {
+        let end = self.0.end.get_or_init(|| {
             let token = CancellationToken::new();
-            for held in self.held.iter() {
+            for held in self.0.all.iter() {
                 held.waiter.add_group_token(&token);
             }
             token
@@ -235,9 +220,8 @@ impl Holdings for MultiLease {
 impl MultiGuard {
     pub(crate) fn new(guards: Guards) -> Self {
         let held = guards.0.iter().map(|guard| guard.held().clone()).collect();
-        let shared = Arc::default();
         MultiGuard {
-            lease: MultiLease { held, shared },
+            lease: MultiLease(HeldGroup::new(held)),
             guards,
         }
     }
@@ -323,7 +307,7 @@ impl MultiGuard {
     /// Enters the scope of the locks for the code that is polled next.
     #[cfg(feature = "tower")]
     pub(crate) fn enter(&self) -> Scope {
-        scope::enter(self.lease.held.iter())
+        scope::enter(self.lease.all())
     }
 
     /// Returns the guards one by one.
@@ -338,16 +322,25 @@ impl MultiGuard {
         self.guards.0.iter_mut().for_each(Guard::disown);
     }
 
-    /// See [`MultiLease::offer`].
+    /// Returns the holdings.
     #[cfg(feature = "tower")]
-    pub(crate) fn offer(&self) -> &Offer {
-        self.lease.offer()
+    pub(crate) fn group(&self) -> &Arc<HeldGroup> {
+        &self.lease.0
+    }
+
+    /// Offers the guard to the handler of the layer that acquired it, and to tasks that keep it.
+    #[cfg(feature = "tower")]
+    pub(crate) fn offer(&self) {
+        let group = self.group();
+        group.offer.open();
+        let acquired = self.guards.0.iter().filter(|guard| !guard.is_shared());
+        acquired.for_each(|guard| guard.held().join(group));
     }
 
     /// Returns the tracker for work that outlives its caller.
     #[cfg(feature = "tower")]
     pub(crate) fn tasks(&self) -> &TaskTracker {
-        self.lease.held[0].handle.tasks()
+        self.lease.0.all[0].handle.tasks()
     }
 
     /// Releases all locks in one request, and reports whether each of them was held until this call.

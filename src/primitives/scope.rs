@@ -8,6 +8,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 
 use crate::driver::node::Node;
+#[cfg(feature = "tower")]
+use crate::error::LostCause;
 use crate::primitives::held::Held;
 use crate::protocol::message::Name;
 
@@ -56,4 +58,12 @@ pub(crate) fn find(node: &Arc<Node>, name: &Name) -> Option<Arc<Held>> {
 #[cfg(feature = "tower")]
 pub(crate) fn any(node: &Arc<Node>) -> bool {
     HELD.with_borrow(|stack| stack.iter().any(|held| held.is_of(node)))
+}
+
+/// Returns the leases in whose scope this code runs and that are `wanted`, the outermost first, without those that this code
+/// released itself.
+#[cfg(feature = "tower")]
+pub(crate) fn all(wanted: impl Fn(&Arc<Held>) -> bool) -> Vec<Arc<Held>> {
+    let is_kept = |held: &&Arc<Held>| wanted(held) && held.over() != Some(LostCause::Released);
+    HELD.with_borrow(|stack| stack.iter().filter(is_kept).cloned().collect())
 }

@@ -35,6 +35,8 @@ mod layer_bodies;
 #[cfg(feature = "axum")]
 mod layer_choices;
 #[cfg(feature = "axum")]
+mod layer_completion;
+#[cfg(feature = "axum")]
 mod layer_guard;
 #[cfg(feature = "axum")]
 mod layer_keys;

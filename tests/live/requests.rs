@@ -26,7 +26,7 @@ use std::time::{Duration, Instant};
 
 use tokio::task::JoinSet;
 
-use crate::help::{Eyes, PATIENCE, ms, soon, until};
+use crate::help::{Eyes, PATIENCE, locks, ms, soon, until};
 use crate::server::RedisServer;
 use clients::{Client, Tally};
 use ledger::Ledger;
@@ -177,6 +177,17 @@ fn every_order_is_done_once_whatever_becomes_of_clients_and_replicas() {
             .any(|(from, to)| directions.contains(&(*to, *from))),
         "{directions:?}"
     );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sums_are_exact_whatever_the_order_of_the_layers() {
+    let server = RedisServer::start();
+    let replicas = [
+        locks(&server.url(), ms(10_000)).await,
+        locks(&server.url(), ms(10_000)).await,
+    ];
+    crate::support::layer_storm::storm(replicas, 4 * asked().as_secs() as usize).await;
+    Eyes::on(&server).until_empty().await;
 }
 
 /// The test notices what the layers are for.

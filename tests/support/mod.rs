@@ -9,6 +9,8 @@ pub mod events;
 pub mod inspect;
 pub mod latches;
 pub mod laws;
+#[cfg(feature = "axum")]
+pub mod layer_storm;
 pub mod mutexes;
 
 #[cfg(feature = "metrics")]
