@@ -1,11 +1,11 @@
-//! Runs simulated worlds: `tenure-sim --worlds 1000000 --from 1`, or `--seed 7` for the story of one.
+//! Runs simulated worlds: `tenure-sim --seconds 3600`, or `--seed 7` for the story of one.
 
 #![allow(clippy::disallowed_methods, reason = "measures its own speed")]
 
 use std::fmt::Debug;
 use std::process::ExitCode;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use tenure::protocol::flaw::Flaw;
 use tenure_sim::explore::{Limits, explore};
@@ -15,7 +15,7 @@ const HELP: &str = "tenure-sim: nodes as they ship in faulty worlds, each from a
 
   --worlds <n>     number of worlds (default: no limit)
   --seconds <n>    maximum time (default: no limit; 60 without --worlds)
-  --from <seed>    the first seed (default 1)
+  --from <seed>    the first seed (default: drawn from the clock; 1 with --flaw)
   --every <n>      only each n-th seed from the first; 8 stays with one kind of world
   --threads <n>    (default: as many as there are cores)
   --seed <seed>    runs one world and prints its story
@@ -48,9 +48,8 @@ enum Command {
 /// Parses the arguments.
 fn arguments() -> Result<Command, String> {
     let (mut seed, mut history, mut seconds) = (None, None, None);
-    let (mut flaws, mut only) = (Vec::new(), None);
+    let (mut flaws, mut only, mut from) = (Vec::new(), None, None);
     let mut limits = Limits {
-        from: 1,
         threads: thread::available_parallelism().map_or(2, usize::from),
         ..Limits::default()
     };
@@ -65,7 +64,7 @@ fn arguments() -> Result<Command, String> {
         match word.as_str() {
             "--worlds" => limits.worlds = Some(number(value()?)?),
             "--seconds" => seconds = Some(number(value()?)?),
-            "--from" => limits.from = number(value()?)?,
+            "--from" => from = Some(number(value()?)?),
             "--every" => limits.step = number(value()?)?,
             "--threads" => limits.threads = number(value()?)?.max(1) as usize,
             "--seed" => seed = Some(number(value()?)?),
@@ -87,23 +86,35 @@ fn arguments() -> Result<Command, String> {
         return Ok(Command::One(setup, history));
     }
     if !flaws.is_empty() {
+        limits.from = from.unwrap_or(1);
         return Ok(Command::Flaws(flaws, only, limits));
     }
     if limits.worlds.is_none() && seconds.is_none() {
         seconds = Some(60);
     }
     limits.time = seconds.map(Duration::from_secs);
+    limits.from = from.unwrap_or_else(drawn_base);
     Ok(Command::Many(limits))
 }
 
-/// Explores worlds and prints the table.
+/// Draws a first seed from the clock, so that each run explores other worlds.
+fn drawn_base() -> u64 {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    let nanos = now.map_or(0, |since| since.as_nanos() as u64);
+    // Runs that begin soon after each other explore worlds that are far apart.
+    nanos.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 24
+}
+
+/// Explores worlds and prints the table. Begins with the command that explores the same worlds again.
 fn many(limits: &Limits) -> ExitCode {
+    const AGAIN: &str = "cargo run --profile sim -p tenure-sim --";
+    println!("from {0}: {AGAIN} --from {0}", limits.from);
     let begin = Instant::now();
     let found = explore(limits);
     print!("{}", found.table(begin.elapsed()));
     match found.failure {
         Some((seed, story)) => {
-            println!("{story}\nseed {seed}: cargo run --release -p tenure-sim -- --seed {seed}");
+            println!("{story}\nseed {seed}: {AGAIN} --seed {seed}");
             ExitCode::FAILURE
         }
         None => ExitCode::SUCCESS,

@@ -6,15 +6,17 @@ use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::message::{Redirect, Reply, Request, Unanswered};
 use crate::protocol::time::Instant;
 
-/// How long a request waits before it is asked for again while its name is on its way to another server.
-pub(crate) const PENDING_PAUSES: (Duration, Duration) =
-    (Duration::from_millis(20), Duration::from_millis(60));
+/// The bounds of the first pause before a request is asked for again while its name is on its way to another server.
+const FIRST_PAUSES: (Duration, Duration) = (Duration::from_millis(20), Duration::from_millis(60));
+/// The bounds of the longest such pause.
+const LONGEST_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(250));
 
 /// When a redirected request is asked for again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AskAgain {
     AtOnce,
-    AfterPause,
+    /// After a pause within these bounds.
+    AfterPause((Duration, Duration)),
 }
 
 /// The redirections of one key since the last answer about it.
@@ -40,7 +42,7 @@ impl Redirects {
             return Some(AskAgain::AtOnce);
         }
         if now < since + lease / 3 {
-            return Some(AskAgain::AfterPause);
+            return Some(AskAgain::AfterPause(pauses(now.since(since))));
         }
         // The next caller has a third of a lease of its own.
         self.end();
@@ -51,6 +53,16 @@ impl Redirects {
     pub(crate) fn end(&mut self) {
         *self = Redirects::default();
     }
+}
+
+/// Returns the bounds of the pause of a request whose key has been redirected for this long.
+///
+/// Each call of a key asks again by itself, and a slot may be on its way for seconds. So the pause grows with the time,
+/// up to that of a waiter that expects no push.
+fn pauses(redirected_for: Duration) -> (Duration, Duration) {
+    let grown = redirected_for / 4;
+    let shortest = grown.clamp(FIRST_PAUSES.0, LONGEST_PAUSES.0);
+    (shortest, grown.clamp(FIRST_PAUSES.1, LONGEST_PAUSES.1))
 }
 
 /// What a server of a cluster says instead of executing a script.
@@ -128,13 +140,17 @@ mod tests {
     fn a_redirection_is_a_failure_after_a_third_of_a_lease() {
         let (begin, lease) = (Instant::from_nanos(5), Duration::from_secs(3));
         let [moved, pending] = [Redirect::Moved, Redirect::Pending].map(Unanswered::Elsewhere);
+        let after = |from, to| AskAgain::AfterPause((Duration::from_millis(from), Duration::from_millis(to)));
         let mut redirects = Redirects::default();
         let mut note = |after, why| redirects.note(begin + Duration::from_millis(after), lease, why);
-        assert_eq!(note(0, pending), Some(AskAgain::AfterPause));
-        assert_eq!(note(999, pending), Some(AskAgain::AfterPause));
+        assert_eq!(note(0, pending), Some(after(20, 60)));
+        // The pause grows, up to a limit.
+        assert_eq!(note(160, pending), Some(after(40, 60)));
+        assert_eq!(note(600, pending), Some(after(100, 150)));
+        assert_eq!(note(996, pending), Some(after(100, 249)));
         assert_eq!(note(1_000, pending), None);
         // The next caller waits again.
-        assert_eq!(note(1_001, pending), Some(AskAgain::AfterPause));
+        assert_eq!(note(1_001, pending), Some(after(20, 60)));
         // The move ends.
         assert_eq!(note(2_500, moved), Some(AskAgain::AtOnce));
         assert_eq!(note(2_501, moved), None);
@@ -142,7 +158,7 @@ mod tests {
         redirects.end();
         let mut note = |after, why| redirects.note(begin + Duration::from_millis(after), lease, why);
         assert_eq!(note(5_000, moved), Some(AskAgain::AtOnce));
-        assert_eq!(note(5_001, moved), Some(AskAgain::AfterPause));
+        assert_eq!(note(5_001, moved), Some(after(20, 60)));
         assert_eq!(note(6_000, moved), None);
     }
 }

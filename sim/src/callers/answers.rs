@@ -266,7 +266,11 @@ impl World {
             ..
         } = self.nodes[slot].callers[caller];
         let is_promised = matches!(cause, LostCause::Deadline | LostCause::Gone);
-        if is_promised && self.is_calm_but_for_moves() && !self.is_exempt_claim(claim) {
+        if is_promised
+            && self.is_calm_but_for_moves()
+            && self.renews_in_time(options.term)
+            && !self.is_exempt_claim(claim)
+        {
             self.report(Violation::LostInCalm, Some(key), || {
                 format!("ticket {} of node {slot} lost its lease: {cause:?}", ticket.0)
             });

@@ -31,6 +31,10 @@ impl World {
             self.watch_left_free(key, request, before.record.as_ref(), after.record.as_ref());
             // A copy was executed; the original may be refused.
             let is_done = !matches!(reply, Reply::Refused(_) | Reply::Late) && !self.memory.is_copy;
+            let has_lease = after.grants().any(|(claim_id, _)| claim_id == request.claim_id);
+            if matches!(reply, Reply::Gone | Reply::Revoked) && !has_lease {
+                self.memory.told_gone.insert(request.claim_id);
+            }
             if ends_lease(request.verb) && is_done {
                 self.memory.ended.insert(claim_of(request));
                 self.memory.ended_at.insert((self.at, claim_of(request)));

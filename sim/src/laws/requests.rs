@@ -1,7 +1,7 @@
 //! Laws of requests between node and server.
 
 use tenure::protocol::message::{Call, ClaimNumber, Reply, Request, Verb};
-use tenure::protocol::session::step::MAX_SILENCE;
+use tenure::protocol::session::step::{MAX_RECONNECT_PAUSE, MAX_SILENCE};
 use tenure::protocol::step::{Input, Outgoing, Tag};
 
 use crate::laws::ownership::ends_lease;
@@ -10,7 +10,8 @@ use crate::violation::Violation;
 use crate::world::World;
 
 impl World {
-    /// Checks that a node which found a missed push asks often from then on, and does not wait for pushes.
+    /// Checks that a node which found a missed push asks often from then on, and does not wait for pushes. It trusts an
+    /// inbox for a second after a sign of life.
     pub(crate) fn watch_missed_push(&mut self, slot: usize, key: usize, claim: ClaimNumber, reply: &Reply) {
         let (now, way) = (self.now, self.profile.delay.1);
         let Some(silent) = &mut self.nodes[slot].inbox.silent else {
@@ -30,7 +31,8 @@ impl World {
             return;
         };
         let bound = 255 * MS + 4 * way + 2 * self.profile.lag + 30 * MS;
-        if given > found + bound && unknown > bound {
+        let trusted_until = found + MAX_RECONNECT_PAUSE.as_nanos() as u64;
+        if given > trusted_until + bound && unknown > bound {
             self.report(Violation::SilentInboxTrusted, Some(key), || {
                 format!(
                     "{claim} of node {slot} was granted {} ms ago, and its node knows that its inbox is silent",

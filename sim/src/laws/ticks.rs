@@ -11,7 +11,6 @@ use crate::time::MS;
 use crate::violation::Violation;
 use crate::world::World;
 use crate::world::caller::{Caller, CallerState};
-use crate::world::cluster::CLOCK_BAND_US;
 use crate::world::tick_memory::is_over;
 
 impl World {
@@ -284,12 +283,9 @@ impl World {
                 format!("node {slot} runs {:?} beside another", options.mark)
             });
         }
-        // The slot may have moved since the grant, away from a server whose clock is ahead.
-        let ahead_us = match self.is_cluster() {
-            true => 2 * CLOCK_BAND_US as u64,
-            false => 0,
-        };
-        let latest = TickTime((self.server_us() + ahead_us) / 1000);
+        // The grant may be that of a server whose clock was ahead, before the slot moved or a replica was promoted. The
+        // number of a grant is not before its time.
+        let latest = TickTime(self.server_us().max(fence.number().0) / 1000);
         if options.mark > Some(latest) && !self.memory.stepped_back {
             self.report(Violation::TickEarly, Some(key), || {
                 format!("{:?} began too early", options.mark)

@@ -32,6 +32,8 @@ pub(crate) struct Memory {
     pub(crate) ended: HashSet<ClaimId>,
     /// The claims whose end was executed, each with the server.
     pub(crate) ended_at: HashSet<(usize, ClaimId)>,
+    /// The claims whose lease a server no longer had when it was asked to pass it on.
+    pub(crate) told_gone: HashSet<ClaimId>,
     /// The claims whose leases an operator revoked.
     pub(crate) revoked: HashSet<ClaimId>,
     /// When a replica may next take over.
@@ -83,6 +85,7 @@ impl Memory {
             written: vec![None; keys],
             ended: HashSet::new(),
             ended_at: HashSet::new(),
+            told_gone: HashSet::new(),
             revoked: HashSet::new(),
             next_failover: 0,
             asserted_after_end: HashSet::new(),

@@ -2,7 +2,7 @@
 
 use tenure::protocol::key::claim::Holding;
 use tenure::protocol::ledger::JobRecord;
-use tenure::protocol::message::{Batch, ClaimId, Fence, GrantNumber, Name};
+use tenure::protocol::message::{Batch, ClaimId, Fence, GrantNumber, LeaseTimes, Name};
 use tenure::protocol::step::Ticket;
 use tenure::protocol::time::Instant;
 
@@ -134,6 +134,13 @@ impl World {
     pub(crate) fn is_calm_but_for_moves(&self) -> bool {
         let faults = self.memory.fault_until.max(self.profile.fault_period.1);
         self.profile.fault_period.1 == 0 || self.now > faults + SETTLE_NS
+    }
+
+    /// Returns whether a renewal is answered before it is given up, after a quarter of the lease. In a half-moved slot a
+    /// renewal takes three round trips: its script, and its record alone at the source and at the target.
+    pub(crate) fn renews_in_time(&self, term: LeaseTimes) -> bool {
+        let three_trips = 6 * self.profile.delay.1;
+        self.now >= self.cluster.settles_at() || three_trips < term.lease_ms * MS / 4
     }
 
     /// Returns when the present calm began, or will begin.

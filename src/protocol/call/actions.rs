@@ -13,7 +13,7 @@ use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Plant;
 use crate::protocol::key::context::StepContext;
 use crate::protocol::message::{Reply, WriteAnswer};
-use crate::protocol::redirects::{AskAgain, PENDING_PAUSES};
+use crate::protocol::redirects::AskAgain;
 use crate::protocol::step::{AcquireError, CallAnswer, Effect, OutgoingAction, Tag, Ticket};
 use crate::protocol::write::Action;
 
@@ -35,7 +35,7 @@ impl<P: Plant> Calls<P> {
     pub(crate) fn act_elsewhere(&mut self, cx: &mut StepContext<'_>, action: PendingAction, when: AskAgain) {
         let due = match when {
             AskAgain::AtOnce => cx.now,
-            AskAgain::AfterPause => cx.now + cx.shard.between(PENDING_PAUSES),
+            AskAgain::AfterPause(pauses) => cx.now + cx.shard.between(pauses),
         };
         self.actions.push(PendingAction {
             due: Some(due),

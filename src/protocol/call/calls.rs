@@ -6,7 +6,7 @@ use crate::protocol::failed_request::{FailedRequest, MAX_RETRY_PAUSE};
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::message::{Call, Payload, Reply, Request, Verb, WhenBehind};
-use crate::protocol::redirects::{AskAgain, PENDING_PAUSES, Redirects};
+use crate::protocol::redirects::{AskAgain, Redirects};
 use crate::protocol::step::{
     AcquireError, CallAnswer, CallOptions, Class, Effect, Input, KeyEvent, Outgoing, Tag, Ticket, ms,
 };
@@ -283,8 +283,8 @@ impl<P: Plant> Calls<P> {
         let call = &mut self.pending[at];
         call.is_in_flight = false;
         call.send_when_idle();
-        if when == AskAgain::AfterPause {
-            call.due = Some(cx.now + cx.shard.between(PENDING_PAUSES));
+        if let AskAgain::AfterPause(pauses) = when {
+            call.due = Some(cx.now + cx.shard.between(pauses));
             call.is_retry = true;
         }
     }

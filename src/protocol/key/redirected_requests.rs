@@ -5,7 +5,7 @@ use crate::protocol::key::claim::{Claimant, Phase, RequestKind};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::message::ClaimNumber;
-use crate::protocol::redirects::{AskAgain, PENDING_PAUSES};
+use crate::protocol::redirects::AskAgain;
 
 impl<P: Plant> KeyState<P> {
     /// Asks again for a request that was not executed. The store is then asked again which server serves the key. A
@@ -29,13 +29,15 @@ impl<P: Plant> KeyState<P> {
             RequestKind::Claim { .. } | RequestKind::Yield if is_asked => {
                 self.claim_elsewhere(cx, number, when);
             }
-            _ if when == AskAgain::AtOnce => self.send_due_request(cx, number),
-            _ => {
-                let pause = cx.shard.between(PENDING_PAUSES);
-                let claim = &mut self.claims[number];
-                claim.next_request = Some(cx.now + pause);
-                (claim.is_retry, claim.is_redirected) = (true, true);
-            }
+            _ => match when {
+                AskAgain::AtOnce => self.send_due_request(cx, number),
+                AskAgain::AfterPause(pauses) => {
+                    let pause = cx.shard.between(pauses);
+                    let claim = &mut self.claims[number];
+                    claim.next_request = Some(cx.now + pause);
+                    (claim.is_retry, claim.is_redirected) = (true, true);
+                }
+            },
         }
     }
 
@@ -51,8 +53,8 @@ impl<P: Plant> KeyState<P> {
         if let Claimant::Solo(caller) = claimant {
             self.solos.insert(caller.ticket, caller);
         }
-        if when == AskAgain::AfterPause {
-            let at = cx.now + cx.shard.between(PENDING_PAUSES);
+        if let AskAgain::AfterPause(pauses) = when {
+            let at = cx.now + cx.shard.between(pauses);
             self.reclaim.get_or_insert(Reclaim {
                 at,
                 after_failure: true,

@@ -11,7 +11,7 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::session::backoff::Backoff;
 use crate::protocol::session::step::{
     Attempt, InboxEffect, MAX_RECONNECT_PAUSE, MAX_SILENCE, MIN_RECONNECT_PAUSE, SessionContext,
-    SessionEffect, SessionEvent, SessionOptions,
+    SessionEffect, SessionEvent, SessionOptions, SessionRole,
 };
 use crate::protocol::step::InboxState;
 use crate::protocol::time::Instant;
@@ -38,6 +38,9 @@ pub(crate) struct InboxLink {
     backoff: Backoff,
     timeout: Duration,
     remote: bool,
+    /// Whether a missed push replaces the inbox, so that the next one leads to another server. An answered ping is no
+    /// proof, because the server of the inbox may be cut off from the other servers.
+    is_replaced: bool,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -57,6 +60,8 @@ enum LinkState {
         heard: Instant,
         /// When the ping without an answer was sent. `None` if no answer is due.
         asked: Option<Instant>,
+        /// When the inbox comes under suspicion, because a push was missed soon after the last sign of life.
+        suspect_at: Option<Instant>,
     },
 }
 
@@ -71,6 +76,7 @@ impl InboxLink {
             backoff: Backoff::default(),
             timeout: options.request_timeout,
             remote: options.remote,
+            is_replaced: options.role == SessionRole::Inbox,
         }
     }
 
@@ -101,6 +107,7 @@ impl InboxLink {
             since: cx.now,
             heard: cx.now,
             asked: None,
+            suspect_at: None,
         };
         cx.event(SessionEvent::InboxOpen);
         // The node is told each time, because grants may have been missed while the inbox was closed.
@@ -132,11 +139,13 @@ impl InboxLink {
             attempt: current,
             heard,
             asked,
+            suspect_at,
             ..
         } = &mut self.state
             && *current == attempt
         {
             (*heard, *asked) = (cx.now, None);
+            *suspect_at = suspect_at.filter(|_| self.is_replaced);
             self.report(self.reliability(), cx);
         }
     }
@@ -243,29 +252,35 @@ impl InboxLink {
         }
     }
 
-    /// Suspects the inbox after a grant whose push did not arrive. An inbox that was heard in the last second stays
-    /// confirmed, which limits the cost on a server that does not let this user publish.
+    /// Suspects or replaces the inbox after a grant whose push did not arrive. An inbox that was heard in the last second
+    /// stays confirmed until that second is over, which limits the cost on a server that does not let this user publish.
+    /// An inbox that is replaced stays for its first second.
     pub(crate) fn missed_push(&mut self, cx: &mut SessionContext<'_>) {
-        if let LinkState::Open { heard, .. } = self.state
-            && cx.now.since(heard) >= MAX_RECONNECT_PAUSE
-        {
-            self.suspect(cx);
-        }
-    }
-
-    /// Replaces an inbox after a grant whose push did not arrive, so that the next one leads to another server. An answered
-    /// ping is no proof, because the server of the inbox may be cut off from the other servers. An inbox younger than
-    /// one second stays.
-    pub(crate) fn replace(&mut self, cx: &mut SessionContext<'_>) {
-        if let LinkState::Open { attempt, since, .. } = self.state
-            && cx.now.since(since) >= MAX_RECONNECT_PAUSE
-        {
+        let LinkState::Open {
+            attempt,
+            since,
+            heard,
+            suspect_at,
+            ..
+        } = &mut self.state
+        else {
+            return;
+        };
+        let attempt = *attempt;
+        let trusted_since = if self.is_replaced { *since } else { *heard };
+        let trusted_until = trusted_since + MAX_RECONNECT_PAUSE;
+        if cx.now < trusted_until {
+            *suspect_at = Some(trusted_until);
+        } else if self.is_replaced {
             cx.inbox(InboxEffect::Close(attempt));
             self.state = LinkState::Closed {
                 since: cx.now,
                 until: cx.now,
             };
             self.report(InboxState::Unconfirmed, cx);
+        } else {
+            *suspect_at = None;
+            self.suspect(cx);
         }
     }
 
@@ -328,6 +343,9 @@ impl InboxLink {
                 return self.give_up(attempt, "the subscription is silent", part(), cx);
             }
             LinkState::Open {
+                suspect_at: Some(at), ..
+            } if *at <= now => self.missed_push(cx),
+            LinkState::Open {
                 attempt,
                 heard,
                 asked: asked @ None,
@@ -356,9 +374,15 @@ impl InboxLink {
             LinkState::Closed { until, .. } => Some(until),
             LinkState::Opening { began, .. } => Some(began + self.timeout),
             LinkState::Open {
-                asked: Some(asked), ..
-            } => Some(asked + self.timeout),
-            LinkState::Open { heard, .. } => self.remote.then(|| heard + MAX_SILENCE),
+                heard,
+                asked,
+                suspect_at,
+                ..
+            } => {
+                let silent = self.remote.then(|| heard + MAX_SILENCE);
+                let checked = asked.map(|asked| asked + self.timeout).or(silent);
+                checked.into_iter().chain(suspect_at).min()
+            }
         }
     }
 

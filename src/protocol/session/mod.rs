@@ -244,7 +244,7 @@ impl<P: Plant> Session<P> {
                 // Callers send this input from their own threads, and only the driver sends requests.
                 self.wants_ping = self.in_flight.is_empty() && !is_young;
             }
-            SessionInput::PushMissed => self.missed_push(cx),
+            SessionInput::PushMissed => self.inbox.missed_push(cx),
             SessionInput::InboxDoubted => self.inbox.suspect(cx),
             SessionInput::InboxRetried => self.inbox.retry_now(now),
             SessionInput::InboxHeard(attempt) => self.inbox.heard(attempt, cx),
@@ -469,14 +469,6 @@ impl<P: Plant> Session<P> {
     fn note_use(&mut self, now: Instant) {
         if let Connection::Open { used, .. } = &mut self.connection {
             *used = now;
-        }
-    }
-
-    /// Handles a grant whose push did not arrive.
-    fn missed_push(&mut self, cx: &mut SessionContext<'_>) {
-        match self.options.role {
-            SessionRole::Inbox => self.inbox.replace(cx),
-            SessionRole::Only | SessionRole::Member => self.inbox.missed_push(cx),
         }
     }
 

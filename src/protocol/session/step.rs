@@ -13,7 +13,7 @@ use crate::protocol::write::Action;
 /// The first pause before a closed connection or inbox is opened again.
 pub(crate) const MIN_RECONNECT_PAUSE: Duration = Duration::from_millis(50);
 /// The longest pause before a closed connection or inbox is opened again.
-pub(crate) const MAX_RECONNECT_PAUSE: Duration = Duration::from_secs(1);
+pub const MAX_RECONNECT_PAUSE: Duration = Duration::from_secs(1);
 /// Longest silence of a connection or an inbox before the session pings it.
 pub const MAX_SILENCE: Duration = Duration::from_secs(10);
 
