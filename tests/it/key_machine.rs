@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use tenure::Key;
 use tenure::error::LostCause;
-use tenure::protocol::message::{Call, Grant, GrantNumber, Name, Reply, TickTime, Unanswered, Verb};
+use tenure::protocol::message::{
+    Call, CallTime, Grant, GrantNumber, Name, Redirect, Reply, TickTime, Unanswered, Verb,
+};
 use tenure::protocol::step::{
     AcquireError, Effect, InboxState, Input, LockOptions, Outcome, Outgoing, Rules, TickRefusal, Ticket,
 };
@@ -604,6 +606,34 @@ fn a_call_that_is_dropped_unanswered_is_not_left() {
     engine.answer(Reply::Report(Box::default()));
     assert_eq!(engine.sends(), sends);
     assert!(engine.shard.is_empty());
+}
+
+/// A slot may be half moved for long, and each call of a key asks by itself. They ask ever less often, and together no more
+/// than as many waiters that expect no push.
+#[test]
+fn calls_of_a_half_moved_key_ask_less_often_as_time_passes() {
+    const CALLS: usize = 20;
+    let mut engine = Engine::of(Name::latch(Key::from("a")), Rules::default());
+    let count = Call::CountDown {
+        called: CallTime::default(),
+    };
+    for _ in 0..CALLS {
+        engine.call(asks(30_000, count));
+    }
+    let (mut asked, end) = (0, engine.now + ms(5_000));
+    while engine.now < end {
+        let effects = std::mem::take(&mut engine.effects);
+        for effect in &effects {
+            if let Effect::Send(outgoing) = effect {
+                asked += 1;
+                let pending = Unanswered::Elsewhere(Redirect::Pending);
+                engine.fail_with(outgoing, pending, Some(engine.now), timed_out());
+            }
+        }
+        engine.passes();
+    }
+    // Without growing pauses each call asks 125 times.
+    assert!((30 * CALLS..50 * CALLS).contains(&asked), "{asked}");
 }
 
 /// A caller that came for one key alone while a group claimed it is not told that it is busy: the key is free.

@@ -12,7 +12,7 @@ use tenure::protocol::message::{
 use tenure::protocol::session::Session;
 use tenure::protocol::session::step::{
     Attempt, BatchId, InboxEffect, MAX_SILENCE, Opened, Place, Probe, SessionEffect, SessionInput,
-    SessionOptions,
+    SessionOptions, SessionRole,
 };
 use tenure::protocol::step::{Class, InboxState, Input, Outgoing, Tag};
 use tenure::protocol::time::Instant;
@@ -32,6 +32,10 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
+        Bench::of(SessionRole::Only)
+    }
+
+    fn of(role: SessionRole) -> Self {
         let session = Session::new(SessionOptions {
             request_timeout: TIMEOUT,
             server: "here".into(),
@@ -41,7 +45,7 @@ impl Bench {
             recovery: Duration::from_secs(10),
             lag: Duration::ZERO,
             seed: 7,
-            role: Default::default(),
+            role,
         });
         Bench {
             session,
@@ -629,11 +633,37 @@ fn a_missed_push_puts_the_inbox_under_suspicion() {
     bench.pass(ms(500));
     bench.tell(SessionInput::PushMissed);
     assert!(!bench.does(InboxEffect::Ping(inbox)), "it just answered");
+    assert_eq!(bench.session.next_due(), Some(bench.now + ms(500)));
     bench.pass(ms(500));
-    bench.tell(SessionInput::PushMissed);
-    assert!(bench.does(InboxEffect::Ping(inbox)));
+    assert!(bench.does(InboxEffect::Ping(inbox)), "the miss was not forgotten");
     bench.pass(TIMEOUT);
     assert!(bench.does(InboxEffect::Close(inbox)), "it did not answer");
+}
+
+/// A sign of life after the miss shows that the inbox works.
+#[test]
+fn a_missed_push_is_forgotten_when_the_inbox_answers() {
+    let (mut bench, _) = Bench::proven();
+    let inbox = bench.subscribe();
+    bench.pass(ms(400));
+    bench.tell(SessionInput::PushMissed);
+    bench.tell(SessionInput::InboxHeard(inbox));
+    bench.pass(ms(1_500));
+    assert!(!bench.does(InboxEffect::Ping(inbox)));
+}
+
+/// On a cluster an inbox may answer although its server is cut off from the others. It is replaced, once a second at most.
+#[test]
+fn a_missed_push_replaces_the_inbox_of_a_cluster() {
+    let mut bench = Bench::of(SessionRole::Inbox);
+    let inbox = bench.subscribe();
+    bench.pass(ms(400));
+    bench.tell(SessionInput::PushMissed);
+    bench.tell(SessionInput::InboxHeard(inbox));
+    assert!(!bench.does(InboxEffect::Close(inbox)), "it is young");
+    bench.pass(ms(600));
+    assert!(bench.does(InboxEffect::Close(inbox)));
+    assert!(bench.wants(|effect| matches!(effect, SessionEffect::InboxState(InboxState::Unconfirmed))));
 }
 
 /// An outage begins when the first unanswered request is sent, and not when the server was last heard.
