@@ -15,4 +15,6 @@ mod ownership;
 mod queue;
 pub(crate) mod quorum;
 mod requests;
+#[cfg(test)]
+mod tests;
 mod ticks;

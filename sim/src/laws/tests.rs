@@ -1,0 +1,185 @@
+//! Worlds by hand, for laws that must not accuse a node of what a server, its clock or the wire did.
+
+use tenure::error::LostCause;
+use tenure::protocol::ledger::{Record, RecordOwner};
+use tenure::protocol::message::{
+    Batch, ClaimId, ClaimNumber, Fence, GrantNumber, LeaseTimes, Mode, Reply, Request, Rule, TickTime, Verb,
+    WhenBehind,
+};
+use tenure::protocol::step::{AcquireError, LockOptions};
+
+use crate::setup::Setup;
+use crate::time::MS;
+use crate::violation::Violation;
+use crate::world::World;
+use crate::world::caller::TakeUp;
+use crate::world::inbox::MissedPushes;
+
+const TERM: LeaseTimes = LeaseTimes {
+    lease_ms: 400,
+    margin_ms: 250,
+};
+
+/// Returns a world with one node and no events.
+fn world(seed: u64) -> World {
+    let setup = Setup {
+        seed,
+        ..Setup::default()
+    };
+    let mut world = World::new(setup, |_, _| {});
+    let node = world.new_node(0, 0);
+    world.nodes.push(node);
+    world
+}
+
+fn found(world: &World) -> Option<Violation> {
+    world.failure.as_ref().map(|failure| failure.violation)
+}
+
+/// A world in which a holder gave its lease up for a transfer. Returns the claim of the lease.
+struct Transfer {
+    world: World,
+    of: ClaimId,
+    to: usize,
+}
+
+impl Transfer {
+    fn new() -> Self {
+        let mut world = world(6);
+        // The law of the pass accuses such a server, too.
+        world.setup.only = Some(Violation::ValidLeaseReportedGone);
+        let of = ClaimId {
+            node: world.nodes[0].id,
+            claim: ClaimNumber(1),
+            nonce: 0,
+        };
+        let (_, holder) = world.new_caller(0, 0, LockOptions::new(TERM), TakeUp::Done);
+        world.nodes[0].callers[holder].claim = Some(of);
+        let (_, to) = world.new_caller(0, 0, LockOptions::new(TERM), TakeUp::Pending);
+        world.nodes[0].callers[to].before = Some(holder);
+        let mut transfer = Transfer { world, of, to };
+        transfer.has_record(true);
+        transfer
+    }
+
+    /// Gives or takes the server at hand the record of the lease.
+    fn has_record(&mut self, has: bool) {
+        let record = Record {
+            owner: RecordOwner::Claim(self.of, GrantNumber(7)),
+            expires: None,
+        };
+        let record = has.then_some(record);
+        self.world.server.ledger.overwrite(&self.world.keys[0], record);
+    }
+
+    /// The server answers the pass with "gone".
+    fn is_answered_gone(&mut self) {
+        let to = ClaimId {
+            claim: ClaimNumber(2),
+            ..self.of
+        };
+        let request = Request {
+            name: self.world.keys[0].clone(),
+            claim_id: self.of,
+            term: TERM,
+            mode: Mode::Exclusive,
+            when_behind: WhenBehind::Skip,
+            data: None,
+            mark: None,
+            verb: Verb::Pass { to, adopts: false },
+        };
+        let batch = Batch {
+            highest: GrantNumber(7),
+            not_after: u64::MAX,
+            poll_gap_ms: 0,
+            recovery_ms: 0,
+            rule: Rule::Each,
+            requests: vec![request],
+        };
+        let before = self.world.records_of_batch(&batch);
+        self.world.watch_execution(&batch, &[Reply::Gone], &before, &[]);
+    }
+
+    /// The caller of the transfer is told that the lease is gone.
+    fn is_denied(&mut self) -> Option<Violation> {
+        let gone = AcquireError::Lost(LostCause::Gone);
+        self.world.watch_gone(0, self.to, &gone);
+        found(&self.world)
+    }
+}
+
+/// A client deleted the record at a master, whose replica was promoted before it learned of that.
+#[test]
+fn a_lease_that_a_former_master_had_lost_is_gone_although_the_promoted_one_has_it() {
+    let mut transfer = Transfer::new();
+    transfer.has_record(false);
+    transfer.is_answered_gone();
+    transfer.has_record(true);
+    assert_eq!(transfer.is_denied(), None);
+
+    // The server had the record, or was never asked.
+    let wrong = Some(Violation::ValidLeaseReportedGone);
+    let mut transfer = Transfer::new();
+    transfer.is_answered_gone();
+    assert_eq!(transfer.is_denied(), wrong);
+    assert_eq!(Transfer::new().is_denied(), wrong);
+}
+
+/// The run begins when its replica was promoted, whose clock is a second behind.
+#[test]
+fn a_run_is_judged_by_the_clock_of_the_server_that_granted_it() {
+    let run = |granted_after_ms: u64| {
+        let mut world = world(3);
+        let key = world.jobs().start;
+        let us = world.server_us();
+        let options = LockOptions {
+            mark: Some(TickTime(us / 1000 + 500)),
+            ..LockOptions::new(TERM)
+        };
+        let (_, caller) = world.new_caller(0, key, options, TakeUp::Done);
+        let number = GrantNumber(us + granted_after_ms * 1000);
+        world.watch_run(0, caller, Fence::new(number, 0));
+        found(&world)
+    };
+    assert_eq!(run(500), None);
+    assert_eq!(run(499), Some(Violation::TickEarly));
+}
+
+/// An inbox is trusted for a second after its last sign of life, and not for longer once a push was missed.
+#[test]
+fn a_missed_push_ends_the_trust_in_an_inbox_within_a_second() {
+    let trusted = |given: u64| {
+        let mut world = world(2);
+        world.profile.delay = (MS, MS);
+        world.profile.lag = 0;
+        world.nodes[0].inbox.silent = Some(MissedPushes::default());
+        let mut miss = |given: u64, found: u64| {
+            let silent = world.nodes[0].inbox.silent.as_mut().expect("it is silent");
+            silent.grants.insert(ClaimNumber(1), given * MS);
+            world.now = found * MS;
+            world.watch_missed_push(0, 0, ClaimNumber(1), &Reply::Granted(GrantNumber(7)));
+        };
+        miss(1_000, 1_500);
+        miss(given, given + 600);
+        found(&world)
+    };
+    assert_eq!(trusted(2_700), None);
+    assert_eq!(trusted(2_900), Some(Violation::SilentInboxTrusted));
+}
+
+/// A renewal is given up after a quarter of the lease, and takes three round trips while its slot is half moved.
+#[test]
+fn a_lease_shorter_than_twelve_round_trips_may_be_lost_in_a_half_moved_slot() {
+    let mut world = world(1);
+    let long = LeaseTimes {
+        lease_ms: 1_000,
+        ..TERM
+    };
+    world.profile.delay = (4 * MS, 35 * MS);
+    assert!(world.renews_in_time(TERM), "no slot moves");
+    world.cluster.slots[0].settles_at = 500 * MS;
+    assert!(!world.renews_in_time(TERM));
+    assert!(world.renews_in_time(long));
+    world.profile.delay = (MS, 10 * MS);
+    assert!(world.renews_in_time(TERM));
+}
