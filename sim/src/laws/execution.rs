@@ -137,8 +137,9 @@ impl World {
             true => self.memory.ended_at.contains(&(self.at, claim_id)),
             false => self.memory.ended.contains(&claim_id),
         };
-        // The node does not know of a copy, which is refused after its not-after.
-        if has_ended && !self.memory.is_copy {
+        // The node does not know of a copy, which is refused after its not-after. A clock that goes back executes what its
+        // node takes for too late.
+        if has_ended && !self.memory.is_copy && !self.memory.stepped_back {
             self.memory.asserted_after_end.insert((self.at, key, claim_id));
         }
         if self.key_records(&self.keys[key]).waiters.contains(&claim_id) {

@@ -14,6 +14,7 @@ use crate::violation::Violation;
 use crate::world::World;
 use crate::world::caller::TakeUp;
 use crate::world::inbox::MissedPushes;
+use crate::world::records::KeyRecords;
 
 const TERM: LeaseTimes = LeaseTimes {
     lease_ms: 400,
@@ -74,10 +75,14 @@ impl Transfer {
 
     /// The server answers the pass with "gone".
     fn is_answered_gone(&mut self) {
-        let to = ClaimId {
-            claim: ClaimNumber(2),
-            ..self.of
-        };
+        let claim = ClaimNumber(2);
+        let to = ClaimId { claim, ..self.of };
+        let before = self.world.key_records(&self.world.keys[0]);
+        self.is_executed(Verb::Pass { to, adopts: false }, Reply::Gone, before);
+    }
+
+    /// A request of the lease was executed, before which the key had these records.
+    fn is_executed(&mut self, verb: Verb, reply: Reply, before: KeyRecords) {
         let request = Request {
             name: self.world.keys[0].clone(),
             claim_id: self.of,
@@ -86,7 +91,7 @@ impl Transfer {
             when_behind: WhenBehind::Skip,
             data: None,
             mark: None,
-            verb: Verb::Pass { to, adopts: false },
+            verb,
         };
         let batch = Batch {
             highest: GrantNumber(7),
@@ -96,8 +101,7 @@ impl Transfer {
             rule: Rule::Each,
             requests: vec![request],
         };
-        let before = self.world.records_of_batch(&batch);
-        self.world.watch_execution(&batch, &[Reply::Gone], &before, &[]);
+        self.world.watch_execution(&batch, &[reply], &[before], &[]);
     }
 
     /// The caller of the transfer is told that the lease is gone.
@@ -123,6 +127,25 @@ fn a_lease_that_a_former_master_had_lost_is_gone_although_the_promoted_one_has_i
     transfer.is_answered_gone();
     assert_eq!(transfer.is_denied(), wrong);
     assert_eq!(Transfer::new().is_denied(), wrong);
+}
+
+/// The renewal was sent before the leave, and given up. Its server executes it late, because its clock went back.
+#[test]
+fn a_renewal_in_time_by_a_clock_that_went_back_is_no_fault_of_its_node() {
+    let is_accused = |stepped_back: bool| {
+        let mut renewal = Transfer::new();
+        renewal.world.memory.ended.insert(renewal.of);
+        renewal.world.memory.stepped_back = stepped_back;
+        renewal.has_record(false);
+        let before = renewal.world.key_records(&renewal.world.keys[0]);
+        renewal.has_record(true);
+        let number = GrantNumber(7);
+        let verb = Verb::Renew { number: Some(number) };
+        renewal.is_executed(verb, Reply::Granted(number), before);
+        !renewal.world.memory.asserted_after_end.is_empty()
+    };
+    assert!(!is_accused(true));
+    assert!(is_accused(false));
 }
 
 /// The run begins when its replica was promoted, whose clock is a second behind.
