@@ -29,8 +29,9 @@ impl World {
             self.watch_election(key, request, reply);
             self.watch_tick(key, request, reply, !before.is_free() || !after.is_free());
             self.watch_left_free(key, request, before.record.as_ref(), after.record.as_ref());
-            // A copy was executed; the original may be refused.
-            let is_done = !matches!(reply, Reply::Refused(_) | Reply::Late) && !self.memory.is_copy;
+            // A copy was executed; the original may be refused. A yield or pass of a revoked lease does nothing.
+            let is_refused = matches!(reply, Reply::Refused(_) | Reply::Late | Reply::Revoked);
+            let is_done = !is_refused && !self.memory.is_copy;
             let has_lease = after.grants().any(|(claim_id, _)| claim_id == request.claim_id);
             if matches!(reply, Reply::Gone | Reply::Revoked) && !has_lease {
                 self.memory.told_gone.insert(request.claim_id);

@@ -148,6 +148,21 @@ fn a_renewal_in_time_by_a_clock_that_went_back_is_no_fault_of_its_node() {
     assert!(is_accused(false));
 }
 
+/// A release that yields finds its lease revoked, and the leave that follows is refused. Its caller is told of the refusal.
+#[test]
+fn a_yield_of_a_revoked_lease_is_no_end() {
+    let is_ended = |reply: Reply| {
+        let mut release = Transfer::new();
+        let claim = ClaimNumber(2);
+        let to = ClaimId { claim, ..release.of };
+        let before = release.world.key_records(&release.world.keys[0]);
+        release.is_executed(Verb::Yield { to }, reply, before);
+        release.world.memory.ended.contains(&release.of)
+    };
+    assert!(!is_ended(Reply::Revoked));
+    assert!(is_ended(Reply::Queued(None)));
+}
+
 /// The run begins when its replica was promoted, whose clock is a second behind.
 #[test]
 fn a_run_is_judged_by_the_clock_of_the_server_that_granted_it() {
