@@ -49,6 +49,7 @@ impl World {
             };
             for (claim_id, number) in after.grants() {
                 if before.grants().all(|earlier| earlier != (claim_id, number)) {
+                    self.inherit_exemption((request.claim_id, before), (claim_id == to).then_some(number));
                     self.watch_new_owner(key, (claim_id, number), to, pushes);
                     let is_asserted = matches!(request.verb, Verb::Restore { .. })
                         || [Verb::Renew { number: Some(number) }, Verb::Assert { number }]
@@ -75,6 +76,14 @@ impl World {
                 }
             }
         }
+    }
+
+    /// Exempts the grant of a lease that is passed on, if the lease was exempt before. A holder whose record a stranger took
+    /// may assert its lease at a server that came back empty, and then pass it on.
+    fn inherit_exemption(&mut self, (from, before): (ClaimId, &KeyRecords), passed: Option<GrantNumber>) {
+        let mut grants = before.grants();
+        let is_exempt = grants.any(|(claim_id, number)| claim_id == from && self.is_exempt_grant(number));
+        self.memory.exempt_grants.extend(passed.filter(|_| is_exempt));
     }
 
     /// Checks that a number is granted once, to a live waiter that is told.

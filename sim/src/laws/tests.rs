@@ -65,11 +65,15 @@ impl Transfer {
 
     /// Gives or takes the server at hand the record of the lease.
     fn has_record(&mut self, has: bool) {
-        let record = Record {
-            owner: RecordOwner::Claim(self.of, GrantNumber(7)),
+        self.is_owned(has.then_some((self.of, 7)));
+    }
+
+    /// The server at hand has a record of this claim and grant.
+    fn is_owned(&mut self, by: Option<(ClaimId, u64)>) {
+        let record = by.map(|(claim_id, number)| Record {
+            owner: RecordOwner::Claim(claim_id, GrantNumber(number)),
             expires: None,
-        };
-        let record = has.then_some(record);
+        });
         self.world.server.ledger.overwrite(&self.world.keys[0], record);
     }
 
@@ -161,6 +165,26 @@ fn a_yield_of_a_revoked_lease_is_no_end() {
     };
     assert!(!is_ended(Reply::Revoked));
     assert!(is_ended(Reply::Queued(None)));
+}
+
+/// A stranger took the record, and its holder asserted the lease at a server that came back empty.
+#[test]
+fn a_lease_of_which_nothing_is_promised_stays_so_when_it_is_passed_on() {
+    let is_exempt = |was_exempt: bool| {
+        let mut pass = Transfer::new();
+        if was_exempt {
+            pass.world.exempt(0);
+        }
+        let claim = ClaimNumber(2);
+        let to = ClaimId { claim, ..pass.of };
+        let before = pass.world.key_records(&pass.world.keys[0]);
+        pass.is_owned(Some((to, 8)));
+        let verb = Verb::Pass { to, adopts: false };
+        pass.is_executed(verb, Reply::Granted(GrantNumber(8)), before);
+        pass.world.is_exempt_grant(GrantNumber(8))
+    };
+    assert!(is_exempt(true));
+    assert!(!is_exempt(false));
 }
 
 /// The run begins when its replica was promoted, whose clock is a second behind.
