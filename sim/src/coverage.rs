@@ -297,6 +297,10 @@ counters! {
     Restored: "record written again by a renewal of a quorum",
     RestoredLate: "renewal of a quorum refused as late",
     BusCut: "server cut off from the other servers of its cluster",
+    StrangerCame: "server of another cluster at the address of a dead one",
+    StrangerDoubted: "map of another cluster not believed",
+    StrangerRefused: "link to a server of another cluster refused",
+    FailedDoubted: "map of a server that serves nothing counted only alone",
 }
 
 /// The count of each case.

@@ -22,7 +22,8 @@ pub fn run(setup: Setup) -> Run {
 fn handle(world: &mut World, signal: Signal<'_>) {
     match signal {
         Signal::Session { slot, session, input } => world.tell_session(slot, session, input),
-        Signal::MapChanged { slot, hash, server } => world.map_changed(slot, &[(hash, server)]),
+        Signal::MapChanged { slot, hash, server } => world.slot_moved(slot, hash, server),
+        Signal::StrangerMet { slot } => world.read_map(slot),
         Signal::Input { slot, key, input } => world.feed(slot, key, input),
         Signal::Granted { slot, ticket, fence } => world.granted(slot, ticket, fence),
         Signal::Answered { slot, ticket, answer } => world.answered(slot, ticket, answer),
@@ -322,7 +323,7 @@ impl World {
             Event::Resume { slot, life } if self.is_alive(slot, life) => self.resume(slot),
             Event::ProcessStart { slot } => self.restart_process(slot),
             Event::ServerUp { server: None } => self.server.down = false,
-            Event::ServerUp { server: Some(server) } => self.server_at_mut(server).down = false,
+            Event::ServerUp { server: Some(server) } => self.member_up(server),
             Event::FallSilent { slot } => self.silence_inbox(slot),
             Event::Operator => self.operate(),
             Event::Fault => self.fault(),

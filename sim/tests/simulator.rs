@@ -735,6 +735,16 @@ fn finds_a_redirected_claim_with_the_not_after_of_the_first_server() {
     finds(with(Flaw::ForwardedByLink), Violation::OrphanRecord, 790);
 }
 
+#[test]
+fn finds_one_witness_that_is_believed_though_it_belongs_to_another_cluster() {
+    finds(with(Flaw::OneWitnessBelieved), Violation::TwoHolders, 1);
+}
+
+#[test]
+fn finds_a_server_of_another_cluster_that_is_used_at_the_address_of_a_known_one() {
+    finds(with(Flaw::StrangerUsed), Violation::TwoHolders, 1);
+}
+
 // Mistakes of a quorum and its masters.
 
 #[test]

@@ -254,6 +254,11 @@ pub enum Flaw {
     /// The clock of a slot stays behind when the slot moves to another server.
     ClockLeftBehind,
 
+    /// The map of the one server that is asked is believed, whatever cluster it belongs to.
+    OneWitnessBelieved,
+    /// A server of another cluster is used at the address of a known one.
+    StrangerUsed,
+
     // Of the quorum and its masters.
     /// A minority of the masters is enough for a grant.
     MinorityEnough,

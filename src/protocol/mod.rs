@@ -11,6 +11,7 @@
 //! [`write`](mod@write), [`view`] (what operators see), then one folder each: [`key`], [`call`], [`session`], [`ledger`].
 
 pub mod call;
+pub mod cluster;
 mod failed_request;
 pub mod flaw;
 pub mod key;

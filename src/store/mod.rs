@@ -36,12 +36,10 @@ pub type MapSink = Arc<dyn Fn() + Send + Sync>;
 /// A function that takes what is pushed to a node. It must not block.
 pub type Sink = Arc<dyn Fn(InboxEvent) + Send + Sync>;
 
+pub use crate::protocol::cluster::ServerId;
+
 /// A function that reports a warning for operators. It must not block.
 pub type WarnSink = Arc<dyn Fn(String) + Send + Sync>;
-
-/// The server of a store that answers for a name. A single server has the id 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ServerId(pub u16);
 
 /// The abilities of a store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -202,7 +202,7 @@ async fn leases_are_renewed_and_released_in_a_half_moved_slot_with_the_records_a
     half_moved(true).await;
 }
 
-/// The rights of the README are enough on a cluster, also in a half-moved slot, and the two that it adds are needed.
+/// The rights of the README are enough on a cluster, also in a half-moved slot, and those that it adds are needed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_documented_acl_is_enough_on_a_cluster() {
     let cluster = Cluster::start(3, 0);
@@ -215,7 +215,17 @@ async fn the_documented_acl_is_enough_on_a_cluster() {
     rights("");
     let error = Locks::cluster([&url]).await.map(drop).unwrap_err();
     tells(&error, &["cluster|slots"]);
+    // Without two of them a node works, and warns once.
     rights(" +cluster|slots +asking");
+    let watch = Watch::of("+cluster|info +cluster|myid");
+    let locks = Locks::cluster([&url]).await.unwrap();
+    for n in 0..20 {
+        let guard = soon(locks.mutex(format!("key:{n}")).lock()).await.unwrap();
+        soon(guard.release()).await.unwrap();
+    }
+    soon(locks.shutdown()).await;
+    assert_eq!(watch.told().len(), 1, "{:?}", watch.told());
+    rights(" +cluster|slots +cluster|info +cluster|myid +asking");
     cluster.tell_all(&["ACL", "LOG", "RESET"]);
     let (one, other) = (
         Locks::cluster([&url]).await.unwrap(),

@@ -25,6 +25,7 @@ mod cluster_rules;
 mod clusters;
 mod clusters_failover;
 mod clusters_laws;
+mod clusters_map;
 mod commands;
 mod contest;
 mod deployment;

@@ -36,6 +36,7 @@ impl World {
         match self.cluster.rng.u8(0..10) {
             0 if is_faulty && self.profile.members_fail => self.replace_later(target),
             0 | 1 if is_faulty => self.cut_bus(target),
+            2 if is_faulty => self.replace_by_stranger(target),
             0..4 => self.begin_move(hash, target),
             _ => self.move_at_once(hash, target),
         }
@@ -48,6 +49,34 @@ impl World {
         self.note(None, None, || format!("server {server} is cut off the bus"));
         self.server_at_mut(server).bus_cut = until;
         self.extend_fault(until);
+    }
+
+    /// A server dies, and one of another cluster starts at its address.
+    fn replace_by_stranger(&mut self, server: usize) {
+        if self.server_at(server).down {
+            return;
+        }
+        self.cover(Case::StrangerCame);
+        self.note(None, None, || {
+            format!("another cluster takes the address of server {server}")
+        });
+        self.visit(server, |world| world.restart(false));
+        self.server_at_mut(server).stranger = true;
+    }
+
+    /// A server is up again. A server of another cluster at its address ends.
+    pub(crate) fn member_up(&mut self, server: usize) {
+        let of = self.server_at_mut(server);
+        of.down = false;
+        if !std::mem::take(&mut of.stranger) {
+            return;
+        }
+        let of_stranger = |conn: &usize| self.conns[*conn].stranger && self.conns[*conn].to == server;
+        for conn in (0..self.conns.len()).filter(of_stranger).collect::<Vec<_>>() {
+            self.conns[conn].server = false;
+            let notice = self.rng.u64(0..20 * MS);
+            self.after(notice, Event::ResetSeen { conn });
+        }
     }
 
     /// Takes the copy that a replica of a server has, which replaces the server a little later. What the server does meanwhile
@@ -110,6 +139,7 @@ impl World {
         self.note(None, None, || format!("slot {hash} moves to server {target}"));
         let slot = &mut self.cluster.slots[hash];
         let from = std::mem::replace(&mut slot.server, target);
+        self.cluster.epoch += 1;
         slot.left.insert(from);
         let has_returned = slot.left.contains(&target);
         if Planted(self.setup.flaw).planted(Flaw::ClockLeftBehind) {

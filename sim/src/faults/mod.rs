@@ -196,8 +196,9 @@ impl World {
             server.stall = now;
             (server.refuses, server.loading) = (now, now);
             (server.read_only, server.locked, server.kills) = (now, now, now);
-            (server.down, server.bus_cut) = (false, now);
+            server.bus_cut = now;
             server.cut_links.clear();
+            self.member_up(at);
         }
         for slot in 0..self.nodes.len() {
             self.nodes[slot].cut_until = self.now;

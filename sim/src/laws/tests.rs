@@ -101,6 +101,7 @@ impl Transfer {
             highest: GrantNumber(7),
             not_after: u64::MAX,
             poll_gap_ms: 0,
+            is_unconfirmed: false,
             recovery_ms: 0,
             rule: Rule::Each,
             requests: vec![request],

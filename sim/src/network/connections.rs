@@ -9,9 +9,11 @@ use tenure::protocol::sentinels::Reign;
 use tenure::protocol::session::step::{Attempt, Opened, Place, SessionInput};
 
 use crate::coverage::Case;
+use crate::planted::Planted;
 use crate::time::MS;
 use crate::violation::Violation;
 use crate::world::World;
+use crate::world::cluster::Cluster;
 use crate::world::connection::{Connection, error};
 use crate::world::event::Event;
 use crate::world::server::Server;
@@ -37,6 +39,7 @@ impl World {
             run: 0,
             reign,
             link: LinkReply::default(),
+            stranger: false,
             attempt,
             client: true,
             opened: false,
@@ -78,6 +81,12 @@ impl World {
             return self.at(Server::look_at(self.now, held), Event::Handshake { conn });
         }
         let back = self.delay();
+        if self.server.stranger {
+            self.conns[conn].stranger = true;
+            self.conns[conn].server = true;
+            let time = self.server_us();
+            return self.after(back, Event::Connected { conn, time });
+        }
         let refusal = if self.server.loading > self.now {
             Some(StoreErrorKind::Refused(StoreRefusal::Loading))
         } else if self.server.read_only > self.now && self.rng.bool() {
@@ -146,6 +155,10 @@ impl World {
         if cut > self.now {
             return self.at(cut, Event::Connected { conn, time });
         }
+        if !self.is_confirmed(conn) {
+            self.conns[conn].server = false;
+            return self.connect_failed(conn, error(StoreErrorKind::Unreachable));
+        }
         self.conns[conn].opened = true;
         // Assertions are sent now. Some are executed after the node has given them up.
         let has_moved = self.profile.failover_lag.is_some() && self.conns[conn].to > 0;
@@ -185,6 +198,7 @@ impl World {
                 address: self.address(to),
                 run: run.to_string().into(),
                 epoch: reign.epoch(),
+                node_id: self.node_id(conn),
             },
             link,
             is_unconfirmed: reign == Reign::Unconfirmed,
@@ -197,6 +211,34 @@ impl World {
             true => "the master".into(),
             false => server.to_string().into(),
         }
+    }
+
+    /// Returns the node id that a server of a cluster gives on a connection.
+    fn node_id(&self, conn: usize) -> Arc<str> {
+        let Connection { to, stranger, .. } = self.conns[conn];
+        let member = match (self.is_cluster(), stranger) {
+            (false, _) => None,
+            (true, false) => Some(Cluster::member(to)),
+            (true, true) => Some(Cluster::stranger(to)),
+        };
+        member.map(|member| member.node_id).unwrap_or_default()
+    }
+
+    /// Returns whether a connection leads to the server of the map. If it does not, the node reads the map.
+    fn is_confirmed(&mut self, conn: usize) -> bool {
+        if !self.is_cluster() {
+            return true;
+        }
+        let (name, plant) = (self.node_id(conn), Planted(self.setup.flaw));
+        let Connection { slot, to, .. } = self.conns[conn];
+        let map = &mut self.nodes[slot].map;
+        let known = map.at(&Cluster::member(to).address);
+        let is_confirmed = known.is_none_or(|known| map.confirm(known, &name, plant));
+        if !is_confirmed {
+            self.cover(Case::StrangerRefused);
+            self.raise(Signal::StrangerMet { slot });
+        }
+        is_confirmed
     }
 
     /// Handles a refused connection at the node.

@@ -73,7 +73,7 @@ impl World {
         let mut effects = std::mem::take(&mut self.effects);
         self.note(Some(slot), None, || "<- reachable".into());
         let keep = |_: &Name, effect: &Effect| effects.push(effect.clone());
-        let (keys, map) = (&self.keys, self.nodes[slot].map.clone());
+        let (keys, map) = (&self.keys, self.sessions_of_slots(slot));
         let is_served = |name: &Name| {
             let key = keys.iter().position(|key| key == name);
             map.is_empty() || key.is_some_and(|key| map[key % map.len()] == session)

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use tenure::protocol::cluster::Member;
 use tenure::protocol::ledger::Ledger;
 use tenure::protocol::message::{Batch, Reply};
 use tenure::protocol::session::step::BatchId;
@@ -21,6 +22,8 @@ pub(crate) struct Cluster {
     /// The number of servers of a cluster, or of masters of a quorum; 0 in a world with one server.
     pub(crate) servers: usize,
     pub(crate) slots: Vec<HashSlot>,
+    /// Grows with each move.
+    pub(crate) epoch: u64,
     /// The mean time between two changes, in ns.
     pub(crate) pause: u64,
     /// The hash slot whose ledger is with the server at hand.
@@ -96,6 +99,7 @@ impl Cluster {
         Cluster {
             servers,
             slots,
+            epoch: 1,
             pause,
             in_hand: None,
             replica: None,
@@ -116,6 +120,22 @@ impl Cluster {
     pub(crate) fn offsets(&mut self) -> Vec<i64> {
         let (band, rng) = (self.clock_band(), &mut self.rng);
         (0..self.servers).map(|_| rng.i64(-band..=0)).collect()
+    }
+
+    /// Returns a server at its address.
+    pub(crate) fn member(server: usize) -> Member {
+        Member {
+            node_id: format!("server {server}").into(),
+            address: (String::new(), server as u16),
+        }
+    }
+
+    /// Returns a server of another cluster, at the address of a server.
+    pub(crate) fn stranger(server: usize) -> Member {
+        Member {
+            node_id: "stranger".into(),
+            ..Cluster::member(server)
+        }
     }
 
     /// Returns until when moves may delay callers.

@@ -22,6 +22,8 @@ pub(crate) struct Connection {
     pub(crate) reign: Reign,
     /// What the server answered to the link.
     pub(crate) link: LinkReply,
+    /// Whether a server of another cluster accepted it.
+    pub(crate) stranger: bool,
     /// The session's name for it.
     pub(crate) attempt: Attempt,
     /// Whether the client reads it.

@@ -5,7 +5,6 @@ use tenure::protocol::message::Name;
 
 use crate::planted::Planted;
 use crate::world::World;
-use crate::world::cluster::HashSlot;
 
 impl World {
     /// Returns whether this world has a cluster.
@@ -31,7 +30,20 @@ impl World {
     /// Returns the session of a node that sends the requests about a name, by the node's own map.
     pub(crate) fn session_of(&self, slot: usize, name: &Name) -> usize {
         let hash = self.hash_slot(self.key_index(name));
-        hash.map_or(0, |hash| self.nodes[slot].map[hash])
+        hash.map_or(0, |hash| self.session_of_slot(slot, hash))
+    }
+
+    /// Returns the session of a node for each hash slot.
+    pub(crate) fn sessions_of_slots(&self, slot: usize) -> Vec<usize> {
+        let hashes = 0..self.cluster.slots.len();
+        hashes.map(|hash| self.session_of_slot(slot, hash)).collect()
+    }
+
+    /// Returns the session of a node for a hash slot.
+    fn session_of_slot(&self, slot: usize, hash: usize) -> usize {
+        let map = &self.nodes[slot].map;
+        let member = map.member(map.server(hash as u16));
+        member.map_or(0, |member| member.address.1.into())
     }
 
     /// Returns the session for the next probe.
@@ -40,16 +52,6 @@ impl World {
             0 => self.nodes[slot].inbox_session(),
             servers => self.cluster.rng.usize(0..servers),
         }
-    }
-
-    /// Returns the map that a new process reads. It may be old.
-    pub(crate) fn first_map(&mut self) -> Vec<usize> {
-        let (servers, rng) = (self.cluster.servers, &mut self.cluster.rng);
-        let read = |slot: &HashSlot| match rng.u8(0..5) {
-            0 => rng.usize(0..servers),
-            _ => slot.server,
-        };
-        self.cluster.slots.iter().map(read).collect()
     }
 
     /// Returns the ledger of a key, and what the wall clock of its server shows, in µs.

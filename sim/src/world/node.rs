@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use tenure::protocol::cluster::map::ClusterMap;
 use tenure::protocol::key::shard::Shard;
 use tenure::protocol::message::{ClaimNumber, NodeId, Request, TickTime};
 use tenure::protocol::session::Session;
@@ -24,8 +25,8 @@ pub(crate) struct Node {
     pub(crate) shard: Shard<Planted>,
     /// The session of each server, and in a cluster one more, which has the inbox.
     pub(crate) sessions: Vec<NodeSession>,
-    /// The server that the node takes each hash slot to be at.
-    pub(crate) map: Vec<usize>,
+    /// The server that the node takes each hash slot to be at. A session belongs to an address.
+    pub(crate) map: ClusterMap,
     /// Whether the process runs or is stopped.
     pub(crate) alive: bool,
     /// Until when the process is stopped; `None` while it runs.

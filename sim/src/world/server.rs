@@ -28,6 +28,8 @@ pub(crate) struct Server {
     pub(crate) recovered_after: Option<u64>,
     /// Whether the server is restarting.
     pub(crate) down: bool,
+    /// Whether a server of another cluster answers at its address meanwhile.
+    pub(crate) stranger: bool,
     /// Refuses some requests until this time.
     pub(crate) refuses: u64,
     /// Refuses whole batches and connections until this time.
@@ -65,6 +67,7 @@ impl Server {
             stall: 0,
             recovered_after: None,
             down: false,
+            stranger: false,
             refuses: 0,
             loading: 0,
             read_only: 0,

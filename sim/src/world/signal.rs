@@ -23,6 +23,8 @@ pub(crate) enum Signal<'a> {
     },
     /// A node learns the server of a hash slot.
     MapChanged { slot: usize, hash: usize, server: usize },
+    /// A server of another cluster answers at the address of a known server.
+    StrangerMet { slot: usize },
     /// An input for the shard of a node.
     Input { slot: usize, key: usize, input: Input },
     // To the callers.

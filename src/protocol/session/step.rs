@@ -76,6 +76,8 @@ pub struct Place {
     pub run: Arc<str>,
     /// The epoch under which the Sentinels confirmed that the server is the master.
     pub epoch: Option<u64>,
+    /// The node id of a server of a cluster. Empty if unknown, or if there is no cluster.
+    pub node_id: Arc<str>,
 }
 
 impl Place {
@@ -88,6 +90,7 @@ impl Place {
         };
         let parts = [
             differs(&self.run, &last.run),
+            differs(&self.node_id, &last.node_id),
             self.epoch.zip(last.epoch).map(|(own, other)| own != other),
         ];
         if parts.iter().all(Option::is_none) {
@@ -102,6 +105,11 @@ impl Place {
             Some(last) => Place {
                 run: if self.run.is_empty() { last.run } else { self.run },
                 epoch: self.epoch.or(last.epoch),
+                node_id: if self.node_id.is_empty() {
+                    last.node_id
+                } else {
+                    self.node_id
+                },
                 ..self
             },
             None => self,

@@ -1,33 +1,34 @@
 //! The servers of a Redis Cluster: how the map of their slots is kept up to date, and links to them.
 //!
-//! The map is read by one task of each node, from any server that answers: at the start, every 30 s, and when an
+//! The map is read by one task of each node, from several servers at once: at the start, every 30 s, and when an
 //! answer or a lost connection shows that the map may be old, at most once a second. `MOVED` corrects its slot at once.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use redis::RedisError;
 use redis::aio::MultiplexedConnection;
-use redis::{RedisError, Value, from_redis_value};
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
 use crate::error::{StoreError, StoreErrorKind};
+use crate::protocol::cluster::map::CORRECTION;
+use crate::protocol::cluster::reading::{Doubt, MapReading, Undecided};
+use crate::protocol::cluster::{Address, MapAnswer};
+use crate::protocol::flaw::Sound;
 use crate::store::redis::config::Config;
 use crate::store::redis::connection::{cannot_open, connect};
-use crate::store::redis::decode::{error_text, result};
+use crate::store::redis::decode::error_text;
 use crate::store::redis::link::RedisLink;
-use crate::store::redis::names::SLOTS;
-use crate::store::redis::sentinel::Address;
-use crate::store::redis::slot_map::{ANY, Cluster};
-use crate::store::{MapSink, ServerId};
+use crate::store::redis::map_answer;
+use crate::store::redis::slot_map::Cluster;
+use crate::store::{Link, MapSink, ServerId};
 
 /// How often the map is read if nothing shows that it is old.
 const READ_INTERVAL: Duration = Duration::from_secs(30);
 /// The shortest time between two readings of the map.
 const MIN_READ_INTERVAL: Duration = Duration::from_secs(1);
-
-/// A range of slots, and the address of their master.
-type SlotRange = (usize, usize, Address);
 
 impl Cluster {
     /// Returns the server where the next inbox opens: another one each time.
@@ -62,9 +63,28 @@ impl Cluster {
         let opened = opened.map_err(|_| {
             let text = format_args!("no connection to {}", target.address());
             StoreError::new(StoreErrorKind::Unreachable, text)
-        })??;
+        });
+        let mut opened = opened??;
+        let server = self.map().at(address);
+        if let Some(server) = server {
+            self.check(server, &target, &mut opened).await?;
+        }
         self.targets.lock().await.insert(address.clone(), opened.clone());
         Ok(opened)
+    }
+
+    /// Refuses a connection that leads to another server than the one of the map.
+    pub(super) async fn check(
+        &self,
+        server: ServerId,
+        config: &Config,
+        connection: &mut MultiplexedConnection,
+    ) -> Result<(), StoreError> {
+        let name = map_answer::ask_name(config, connection).await?;
+        match self.confirm(server, &name) {
+            true => Ok(()),
+            false => Err(is_another(config)),
+        }
     }
 
     /// Closes such a connection after an error that is not from the server.
@@ -89,7 +109,8 @@ impl Cluster {
                 () = sleep_until(next) => {
                     // An error shows when a connection is opened.
                     let _ = self.read(&config).await;
-                    next = Instant::now() + READ_INTERVAL;
+                    let is_corrected = self.map().is_corrected(self.now());
+                    next = Instant::now() + if is_corrected { CORRECTION } else { READ_INTERVAL };
                 }
                 () = self.read_wanted.notified() => {
                     let last = self.last_read.lock().await.map(|(at, _)| at + MIN_READ_INTERVAL);
@@ -99,142 +120,154 @@ impl Cluster {
         }
     }
 
-    /// Reads the map from the first server that answers, unless it was read within the last second.
+    /// Reads the map, unless it was read within the last second.
     ///
     /// # Errors
     ///
-    /// Returns why no server told the map.
+    /// Returns why no answer counts.
     pub(super) async fn read(&self, config: &Arc<Config>) -> Result<(), StoreError> {
         let mut last = self.last_read.lock().await;
         let now = Instant::now();
         if last.is_some_and(|(at, well)| well && now < at + MIN_READ_INTERVAL) {
             return Ok(());
         }
-        let ranges = self.ask(config).await;
-        *last = Some((now, ranges.is_ok()));
-        let ranges = ranges?;
-        self.change(|map| {
-            let mut slots = vec![ANY; SLOTS];
-            for (first, last, address) in &ranges {
-                let id = map.id(address);
-                slots[*first..=*last].fill(id);
+        let (urls, began) = (self.urls(), self.now());
+        let mut reading = self.write(|map| map.read(began, &urls, &mut fastrand::Rng::new(), Sound));
+        let failures = self.ask(config, &mut reading).await;
+        let mut decided = Ok(());
+        self.change(|map| match map.decide(began, &reading) {
+            Ok(has_changed) => has_changed,
+            Err(undecided) => {
+                decided = Err(undecided);
+                false
             }
-            let slots: Box<[_]> = slots.into();
-            std::mem::replace(&mut map.slots, slots.clone()) != slots
         });
-        Ok(())
+        *last = Some((now, decided.is_ok()));
+        decided.map_err(|undecided| match undecided {
+            Undecided::NoAnswer => no_answer(&failures),
+            Undecided::TwoClusters(clusters) => two_clusters(clusters),
+        })
     }
 
-    /// Returns the ranges of slots that the first server with an answer tells.
-    async fn ask(&self, config: &Arc<Config>) -> Result<Vec<SlotRange>, StoreError> {
-        let masters = self.map().masters();
-        let known = masters.into_iter().filter_map(|id| self.address(id));
-        let known = known.map(|address| config.at(address));
-        let seeds = self.seeds.iter().map(|seed| {
-            let addr = seed.get_connection_info().addr().clone();
-            config.with_addr(addr)
-        });
+    /// Asks the servers of a reading, each for a quarter of the connect timeout. After twice that time, one answer beyond
+    /// doubt is enough. Returns why others do not count.
+    async fn ask(&self, config: &Arc<Config>, reading: &mut MapReading) -> Vec<StoreError> {
         let limit = config.timeout / 4;
-        let mut failures: Vec<StoreError> = Vec::new();
-        for server in known.chain(seeds) {
-            let server = Arc::new(server.map_err(|error| cannot_open(config, error))?);
-            let silent = || {
-                let text = format_args!("{} is silent", server.address());
-                StoreError::new(StoreErrorKind::Unreachable, text)
+        let end = Instant::now() + 2 * limit;
+        let (mut asked, mut failures) = (JoinSet::new(), Vec::new());
+        loop {
+            while let Some(address) = reading.next_server() {
+                let config = config.clone();
+                asked.spawn(async move {
+                    let answer = timeout(limit, ask_one(&config, &address)).await;
+                    let silent = format!("{}:{} is silent", address.0, address.1);
+                    let silent = |_| Err(StoreError::new(StoreErrorKind::Unreachable, silent));
+                    (address, answer.unwrap_or_else(silent))
+                });
+            }
+            let answered = tokio::select! {
+                answered = asked.join_next() => answered,
+                () = sleep_until(end), if reading.count() > 0 => None,
             };
-            let asked = timeout(limit, slots_of(&server)).await;
-            match asked.unwrap_or_else(|_| Err(silent())) {
-                Ok(ranges) => return Ok(ranges),
-                Err(error) => failures.push(error),
+            match answered {
+                Some(Ok((address, Ok(answer)))) => {
+                    self.hides_epoch
+                        .fetch_or(answer.epoch.is_none(), Ordering::Relaxed);
+                    let doubt = reading.answered(address.clone(), Some(answer));
+                    failures.extend(doubt.and_then(|doubt| doubtful(&address, doubt)));
+                }
+                Some(Ok((address, Err(error)))) => {
+                    reading.answered(address, None);
+                    failures.push(error);
+                }
+                // A TLS provider may panic. Its server then has not answered.
+                Some(Err(_)) => {}
+                None => return failures,
             }
         }
-        let is_refusal = |failure: &StoreError| matches!(failure.kind(), StoreErrorKind::Refused(_));
-        let refusal = failures.iter().find(|failure| is_refusal(failure));
-        let kind = refusal.map_or(StoreErrorKind::Unreachable, |failure| failure.kind().clone());
-        let texts: Vec<_> = failures.iter().map(ToString::to_string).collect();
-        let text = format_args!("no server of the cluster tells its slots: {}", texts.join("; "));
-        Err(StoreError::new(kind, text))
     }
 }
 
-/// Opens a link to a server of the cluster. A link to [`ANY`] leads to one of the servers that the map names.
+/// Asks the server at an address for its map.
+async fn ask_one(config: &Config, address: &Address) -> Result<MapAnswer, StoreError> {
+    let at = config.at(address.clone());
+    let at = Arc::new(at.map_err(|error| cannot_open(config, error))?);
+    map_answer::ask(&at, &mut connect(&at).await?).await
+}
+
+/// Returns the error for an answer that does not count; `None` if it counts where no other does.
+fn doubtful((host, port): &Address, doubt: Doubt) -> Option<StoreError> {
+    let why = match doubt {
+        Doubt::NoSlots => "knows no slots: it was removed from its cluster, or belongs to none",
+        Doubt::Stranger => "belongs to another cluster",
+        Doubt::Failed => return None,
+    };
+    let text = format_args!("{host}:{port} {why}");
+    Some(StoreError::new(StoreErrorKind::Unreachable, text))
+}
+
+/// Returns the error of a reading without an answer that counts.
+fn no_answer(failures: &[StoreError]) -> StoreError {
+    let is_refusal = |failure: &StoreError| matches!(failure.kind(), StoreErrorKind::Refused(_));
+    let refusal = failures.iter().find(|failure| is_refusal(failure));
+    let kind = refusal.map_or(StoreErrorKind::Unreachable, |failure| failure.kind().clone());
+    let texts: Vec<_> = failures.iter().map(ToString::to_string).collect();
+    let text = format_args!("no server of the cluster tells its slots: {}", texts.join("; "));
+    StoreError::new(kind, text)
+}
+
+/// Returns the error for URLs of two clusters.
+fn two_clusters(clusters: [Vec<Address>; 2]) -> StoreError {
+    let [one, other] = clusters.map(|urls| {
+        let urls = urls.iter().map(|(host, port)| format!("{host}:{port}"));
+        urls.collect::<Vec<_>>().join(", ")
+    });
+    StoreError::unsupported(format_args!(
+        "the URLs lead to two clusters: {one} to one, {other} to another. Give those of one cluster"
+    ))
+}
+
+/// Returns the error for a server that took the address of another one.
+fn is_another(config: &Config) -> StoreError {
+    let text = format_args!("another server than before answers at {}", config.address());
+    StoreError::new(StoreErrorKind::Unreachable, text)
+}
+
+/// Opens a link to a server of the cluster. A link to [`ANY`](crate::protocol::cluster::map::ANY) leads to one of the
+/// servers that the map names.
 pub(super) async fn open(
     cluster: &Arc<Cluster>,
     config: &Arc<Config>,
     server: ServerId,
 ) -> Result<RedisLink, StoreError> {
-    let opened = RedisLink::open(config_of(cluster, config, server).await?, None).await;
+    let (server, at) = server_at(cluster, config, server).await?;
+    let opened = RedisLink::open(at.clone(), None).await;
     if opened.is_err() {
         // The server may have been replaced.
         cluster.want_reading();
     }
-    opened
+    let link = opened?;
+    match cluster.confirm(server, &link.opened().place.node_id) {
+        true => Ok(link),
+        false => Err(is_another(&at)),
+    }
 }
 
-/// Returns the configuration for a server of the cluster; for [`ANY`], of one that the map names.
-pub(super) async fn config_of(
+/// Returns a server of the cluster and its configuration; for `ANY`, those of one that the map names.
+pub(super) async fn server_at(
     cluster: &Arc<Cluster>,
     config: &Arc<Config>,
     server: ServerId,
-) -> Result<Arc<Config>, StoreError> {
-    let address = match cluster.address(server) {
-        Some(address) => address,
+) -> Result<(ServerId, Arc<Config>), StoreError> {
+    let (server, address) = match cluster.address(server) {
+        Some(address) => (server, address),
         None => {
             cluster.read(config).await?;
             let first = cluster.map().masters().first().copied();
-            let first = first.and_then(|id| cluster.address(id));
+            let first = first.and_then(|id| Some((id, cluster.address(id)?)));
             first.ok_or_else(|| cluster.no_server())?
         }
     };
     let at = config.at(address).map_err(|error| cannot_open(config, error))?;
-    Ok(Arc::new(at))
-}
-
-/// Returns the ranges of slots that a server tells.
-async fn slots_of(server: &Arc<Config>) -> Result<Vec<SlotRange>, StoreError> {
-    let mut connection = connect(server).await?;
-    let answer = connection
-        .send_packed_command(redis::cmd("CLUSTER").arg("SLOTS"))
-        .await;
-    let answer = answer
-        .and_then(result)
-        .map_err(|error| match error_text(&error) {
-            Some(text) if text.contains("cluster support disabled") => StoreError::unsupported(format_args!(
-                "{} is no server of a cluster (`cluster-enabled no`): use `Locks::redis`",
-                server.address()
-            )),
-            _ => cannot_open(server, error),
-        })?;
-    let asked = match server.address() {
-        redis::ConnectionAddr::Tcp(host, _) | redis::ConnectionAddr::TcpTls { host, .. } => host.clone(),
-        _ => String::new(),
-    };
-    let unreadable = || {
-        let text = format_args!(
-            "{} answered CLUSTER SLOTS with no list of slots",
-            server.address()
-        );
-        StoreError::new(StoreErrorKind::Interrupted, text)
-    };
-    let Value::Array(ranges) = answer else {
-        return Err(unreadable());
-    };
-    let ranges = ranges.iter().map(|range| read_range(range, &asked));
-    ranges.collect::<Option<_>>().ok_or_else(unreadable)
-}
-
-/// Reads a range of slots: its first and last slot, and the host and port of its master. A server that does not know its
-/// own host leaves it empty, and is at the host that was asked.
-fn read_range(range: &Value, asked: &str) -> Option<SlotRange> {
-    let Value::Array(parts) = range else { return None };
-    let [first, last, Value::Array(master), ..] = &parts[..] else {
-        return None;
-    };
-    let number = |value: &Value| from_redis_value::<usize>(value.clone()).ok();
-    let host = from_redis_value::<Option<String>>(master.first()?.clone()).ok()?;
-    let host = host.filter(|host| !host.is_empty() && host != "?");
-    let port = from_redis_value::<u16>(master.get(1)?.clone()).ok()?;
-    let (first, last) = (number(first)?, number(last)?);
-    let address = (host.unwrap_or_else(|| asked.to_owned()), port);
-    (first <= last && last < SLOTS).then_some((first, last, address))
+    Ok((server, Arc::new(at)))
 }

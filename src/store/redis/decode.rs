@@ -204,6 +204,13 @@ pub(super) fn text(value: Value) -> Option<String> {
     }
 }
 
+/// Returns a field of an answer to INFO.
+pub(super) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+        .map(str::trim)
+}
+
 /// Returns the refusal that an error text of the server means.
 ///
 /// In Redis 6.2 an error inside a script begins with the script's line and a dash:

@@ -1,6 +1,7 @@
 //! A connection for commands: the checks when it opens, and the sending of batches and actions.
 
 use std::fmt;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use redis::aio::MultiplexedConnection;
@@ -17,14 +18,14 @@ use crate::protocol::view::Presence;
 use crate::protocol::write::Action;
 use crate::store::redis::config::Config;
 use crate::store::redis::connection::{cannot_open, connect, failure, load_command, read_time, too_slow};
-pub(super) use crate::store::redis::decode::{error_text, result, text};
+pub(super) use crate::store::redis::decode::{error_text, field, result, text};
 use crate::store::redis::masters::Masters;
 use crate::store::redis::run::RunPolicy;
 use crate::store::redis::script::{LuaScript, VOTE};
 use crate::store::redis::sentinel::{SentinelWatch, Sentinels};
 use crate::store::redis::slots::{self, SlotBatch};
 use crate::store::redis::write::{self, ActionCall};
-use crate::store::redis::{decode, encode, format, names, run};
+use crate::store::redis::{decode, encode, format, map_answer, names, run};
 use crate::store::{BoxFuture, Link, WarnSink};
 
 /// The oldest supported version: older servers lack commands that the scripts use.
@@ -115,7 +116,7 @@ impl RedisLink {
         questions.cmd("INFO").arg("replication");
         // On a cluster the key of the run would be in one slot, and a slot that moved looks like a promotion.
         match &store.cluster {
-            Some(_) => questions.cmd("PING"),
+            Some(_) => questions.cmd("CLUSTER").arg("MYID"),
             None => questions.cmd("MGET").arg(names::RUN).arg(names::MASTERS),
         };
         // The name is for operators. A Redis user that may not set it can still use the store.
@@ -132,6 +133,7 @@ impl RedisLink {
         let run_id = run_id(&server);
         let run: Arc<str> = run_of(run_id.as_deref(), &replication).unwrap_or_default().into();
         check_info(store, [server, memory, replication], &mut warnings)?;
+        let node_id = node_id(store, &recorded, &mut warnings)?;
         let [recorded, list] = recorded_texts(recorded);
         match &store.masters {
             Some(masters) => join(masters, store, &mut connection, (list, run_id.as_deref())).await?,
@@ -155,7 +157,12 @@ impl RedisLink {
         let address = store.address().to_string().into();
         let opened = Opened {
             time,
-            place: Place { address, run, epoch },
+            place: Place {
+                address,
+                run,
+                epoch,
+                node_id,
+            },
             link,
             is_unconfirmed: reign == Reign::Unconfirmed,
         };
@@ -286,6 +293,22 @@ async fn join(
     let [left, recorded] = ask_all(store, connection, &questions).await?;
     result(left).map_err(|error| cannot_open(store, error))?;
     masters.compare(&store.client, &contract, text(recorded).as_deref(), run_id)
+}
+
+/// Returns the node id that a server of a cluster answered, and adds a warning if a right is missing.
+fn node_id(store: &Config, answer: &Value, warnings: &mut Vec<String>) -> Result<Arc<str>, StoreError> {
+    let Some(cluster) = &store.cluster else {
+        return Ok(Arc::default());
+    };
+    let name = map_answer::name(result(answer.clone())).map_err(|error| cannot_open(store, error))?;
+    if name.is_empty() || cluster.hides_epoch.load(Ordering::Relaxed) {
+        warnings.push(
+            "the user may not ask the servers of the cluster for CLUSTER MYID and CLUSTER INFO: a server of another \
+             cluster, or one that was cut off, may be believed; allow +cluster|info +cluster|myid"
+                .to_owned(),
+        );
+    }
+    Ok(name)
 }
 
 /// Returns the run and the list of masters that are recorded in a server. A user that may not read these keys has no right for
@@ -608,12 +631,6 @@ fn run_id(server: &Value) -> Option<String> {
 fn run_of(run_id: Option<&str>, replication: &Value) -> Option<String> {
     let replication = text(replication.clone())?;
     Some(format!("{}:{}", run_id?, field(&replication, "master_replid")?))
-}
-
-pub(super) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
-    info.lines()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
-        .map(str::trim)
 }
 
 fn parse_version(version: &str) -> Option<(u32, u32)> {

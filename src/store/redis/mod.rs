@@ -33,6 +33,7 @@ mod format;
 mod inbox;
 mod inspector;
 mod link;
+mod map_answer;
 mod masters;
 mod names;
 #[cfg(feature = "bb8")]

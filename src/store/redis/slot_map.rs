@@ -1,30 +1,32 @@
-//! The map of a cluster's slots: which server serves each of them, as one node knows it.
+//! A cluster: its URLs, and the map of its slots as one node knows it.
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard};
 
-use redis::Client;
 use redis::aio::MultiplexedConnection;
+use redis::{Client, ConnectionAddr};
 use tokio::sync::{Mutex, Notify, watch};
 use tokio::time::Instant;
 
 use crate::error::OptionsError;
-use crate::store::ServerId;
+use crate::protocol::cluster::map::{ANY, ClusterMap};
+use crate::protocol::cluster::{Address, MemberId, ServerId};
+use crate::protocol::flaw::Sound;
+use crate::protocol::time;
 use crate::store::redis::names::SLOTS;
-use crate::store::redis::sentinel::Address;
 use crate::store::redis::url;
 
-/// The server that stands for a slot without a known server: any seed.
-pub(super) const ANY: ServerId = ServerId(0);
 /// The server of the inbox, which is at one of the servers.
 pub(super) const INBOX: ServerId = ServerId(u16::MAX);
 
 /// A cluster, as one node knows it.
 pub(super) struct Cluster {
     pub(super) seeds: Vec<Client>,
-    map: RwLock<SlotMap>,
+    map: RwLock<ClusterMap>,
+    /// The zero of the times of the map.
+    began: Instant,
     /// The number of changes of the map.
     pub(super) changes: watch::Sender<u64>,
     /// Wakes the task that reads the map.
@@ -35,33 +37,8 @@ pub(super) struct Cluster {
     pub(super) inboxes: AtomicUsize,
     /// The connections for commands that no session sends: about slots that are on their way to a server, and presences.
     pub(super) targets: Mutex<HashMap<Address, MultiplexedConnection>>,
-}
-
-/// Which server serves each slot.
-#[derive(Debug)]
-pub(super) struct SlotMap {
-    servers: Vec<Address>,
-    pub(super) slots: Box<[ServerId]>,
-}
-
-impl SlotMap {
-    /// Returns the id of the server at this address. An address keeps its id.
-    pub(super) fn id(&mut self, address: &Address) -> ServerId {
-        let at = self.servers.iter().position(|known| known == address);
-        let at = at.unwrap_or_else(|| {
-            self.servers.push(address.clone());
-            self.servers.len() - 1
-        });
-        ServerId(at as u16 + 1)
-    }
-
-    /// Returns the servers that serve slots.
-    pub(super) fn masters(&self) -> Vec<ServerId> {
-        let mut masters: Vec<_> = self.slots.iter().copied().filter(|id| *id != ANY).collect();
-        masters.sort_unstable();
-        masters.dedup();
-        masters
-    }
+    /// Whether a server refused to tell its epoch, because the Redis user may not ask for it.
+    pub(super) hides_epoch: AtomicBool,
 }
 
 impl Cluster {
@@ -76,26 +53,36 @@ impl Cluster {
         }
         Ok(Cluster {
             seeds,
-            map: RwLock::new(SlotMap {
-                servers: Vec::new(),
-                slots: vec![ANY; SLOTS].into(),
-            }),
+            map: RwLock::new(ClusterMap::new(SLOTS)),
+            began: Instant::now(),
             changes: watch::Sender::new(0),
             read_wanted: Notify::new(),
             last_read: Mutex::default(),
             inboxes: AtomicUsize::new(0),
             targets: Mutex::default(),
+            hides_epoch: AtomicBool::new(false),
         })
     }
 
     /// Returns the map, for reading.
-    pub(super) fn map(&self) -> RwLockReadGuard<'_, SlotMap> {
+    pub(super) fn map(&self) -> RwLockReadGuard<'_, ClusterMap> {
         self.map.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Returns the present time, as the map counts it.
+    pub(super) fn now(&self) -> time::Instant {
+        time::Instant::default() + self.began.elapsed()
+    }
+
+    /// Returns the addresses of the URLs.
+    pub(super) fn urls(&self) -> Vec<Address> {
+        let addresses = self.seeds.iter().map(|seed| seed.get_connection_info().addr());
+        addresses.map(address).collect()
     }
 
     /// Returns the server that serves a slot, as far as the map says.
     pub(super) fn server(&self, slot: u16) -> ServerId {
-        self.map().slots[usize::from(slot) % SLOTS]
+        self.map().server(slot)
     }
 
     /// Returns the servers that serve slots.
@@ -106,8 +93,16 @@ impl Cluster {
 
     /// Returns the address of a server.
     pub(super) fn address(&self, id: ServerId) -> Option<Address> {
-        let at = usize::from(id.0).checked_sub(1)?;
-        self.map().servers.get(at).cloned()
+        Some(self.map().member(id)?.address.clone())
+    }
+
+    /// Returns whether the server that answers for `id` is the one of the map. If it is not, the map may be old.
+    pub(super) fn confirm(&self, id: ServerId, name: &MemberId) -> bool {
+        let is_confirmed = self.write(|map| map.confirm(id, name, Sound));
+        if !is_confirmed {
+            self.want_reading();
+        }
+        is_confirmed
     }
 
     /// Asks for a reading of the map, because it may be old.
@@ -117,22 +112,28 @@ impl Cluster {
 
     /// Notes that a server named the address of a slot's new server.
     pub(super) fn correct(&self, slot: u16, address: &Address) {
-        self.change(|map| {
-            let id = map.id(address);
-            let known = &mut map.slots[usize::from(slot) % SLOTS];
-            std::mem::replace(known, id) != id
-        });
+        self.change(|map| map.correct(self.now(), slot, address));
         self.want_reading();
     }
 
     /// Changes the map, and tells the node if `change` returns that something has changed.
-    pub(super) fn change(&self, change: impl FnOnce(&mut SlotMap) -> bool) {
-        let mut map = self.map.write().unwrap_or_else(PoisonError::into_inner);
-        let has_changed = change(&mut map);
-        drop(map);
-        if has_changed {
+    pub(super) fn change(&self, change: impl FnOnce(&mut ClusterMap) -> bool) {
+        if self.write(change) {
             self.changes.send_modify(|changes| *changes += 1);
         }
+    }
+
+    /// Returns what `write` does with the map.
+    pub(super) fn write<T>(&self, write: impl FnOnce(&mut ClusterMap) -> T) -> T {
+        write(&mut self.map.write().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Returns the host and the port of an address.
+pub(super) fn address(addr: &ConnectionAddr) -> Address {
+    match addr {
+        ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => (host.clone(), *port),
+        other => (other.to_string(), 0),
     }
 }
 

@@ -63,17 +63,21 @@ impl Connections {
             return Ok(open.clone());
         }
         let config = &self.config;
-        let at = match (&config.cluster, &config.sentinels) {
-            (Some(cluster), _) => cluster::config_of(cluster, config, server).await?,
+        let (server_at, at) = match (&config.cluster, &config.sentinels) {
+            (Some(cluster), _) => cluster::server_at(cluster, config, server).await?,
             (None, Some(sentinels)) => {
                 let located = sentinels.watch(config.timeout).locate().await?;
-                Arc::new(config.at(located).map_err(|error| cannot_open(config, error))?)
+                let at = config.at(located).map_err(|error| cannot_open(config, error))?;
+                (server, Arc::new(at))
             }
-            (None, None) => config.master(server),
+            (None, None) => (server, config.master(server)),
         };
         let mut opened = connect(&at).await?;
         // A node of a cluster would show its own slots only, and a replica an older state.
         greet(&at, &mut opened, &mut Vec::new()).await?;
+        if let Some(cluster) = &config.cluster {
+            cluster.check(server_at, &at, &mut opened).await?;
+        }
         self.open.lock().await.insert(server, opened.clone());
         Ok(opened)
     }
