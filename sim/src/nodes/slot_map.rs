@@ -1,7 +1,7 @@
 //! The map of hash slots that a node has, which may be old. Servers of other clusters and old news are among the answers.
 
 use tenure::protocol::cluster::map::ClusterMap;
-use tenure::protocol::cluster::reading::Doubt;
+use tenure::protocol::cluster::reading::{Doubt, MapReading};
 use tenure::protocol::cluster::{Address, MapAnswer, SlotRange};
 use tenure::protocol::message::Name;
 use tenure::protocol::time::Instant;
@@ -33,7 +33,8 @@ impl World {
     pub(crate) fn read_map(&mut self, slot: usize) {
         let (now, urls) = (self.local(slot), self.server_addresses());
         let (mut rng, plant) = (self.cluster.rng.fork(), Planted(self.setup.flaw));
-        let mut reading = self.nodes[slot].map.read(now, &urls, &mut rng, plant);
+        let map = &mut self.nodes[slot].map;
+        let mut reading = MapReading::begin(map, (now, &urls), &mut rng, plant);
         while let Some(address) = reading.next_server() {
             let answer = self.told_by(slot, address.1.into());
             match reading.answered(address, answer) {
@@ -42,7 +43,7 @@ impl World {
                 Some(Doubt::NoSlots) | None => {}
             }
         }
-        if self.nodes[slot].map.decide(now, &reading) == Ok(true) {
+        if reading.decide(now, &mut self.nodes[slot].map) == Ok(true) {
             self.cover(Case::MapRefreshed);
             self.map_changed(slot);
         }
@@ -104,13 +105,13 @@ impl World {
         let now = Instant::default();
         let url = [Cluster::member(0).address];
         let (mut rng, plant) = (self.cluster.rng.fork(), Planted(self.setup.flaw));
-        let mut reading = map.read(now, &url, &mut rng, plant);
+        let mut reading = MapReading::begin(&mut map, (now, &url), &mut rng, plant);
         let asked = reading.next_server().expect("a URL");
         // The others are known as replicas are.
         let mut answer = told(ranges(&owners), (None, false));
         answer.replicas = (0..servers).map(Cluster::member).collect();
         reading.answered(asked, Some(answer));
-        map.decide(now, &reading).expect("a map");
+        reading.decide(now, &mut map).expect("a map");
         map
     }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use tenure::protocol::cluster::Member;
+use tenure::protocol::cluster::ClusterServer;
 use tenure::protocol::ledger::Ledger;
 use tenure::protocol::message::{Batch, Reply};
 use tenure::protocol::session::step::BatchId;
@@ -123,16 +123,16 @@ impl Cluster {
     }
 
     /// Returns a server at its address.
-    pub(crate) fn member(server: usize) -> Member {
-        Member {
+    pub(crate) fn member(server: usize) -> ClusterServer {
+        ClusterServer {
             node_id: format!("server {server}").into(),
             address: (String::new(), server as u16),
         }
     }
 
     /// Returns a server of another cluster, at the address of a server.
-    pub(crate) fn stranger(server: usize) -> Member {
-        Member {
+    pub(crate) fn stranger(server: usize) -> ClusterServer {
+        ClusterServer {
             node_id: "stranger".into(),
             ..Cluster::member(server)
         }

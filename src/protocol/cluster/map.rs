@@ -3,8 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use crate::protocol::cluster::reading::{MapReading, Undecided};
-use crate::protocol::cluster::{Address, MapAnswer, Member, MemberId, ServerId};
+use crate::protocol::cluster::{Address, ClusterNodeId, ClusterServer, MapAnswer, ServerId};
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::time::Instant;
 
@@ -19,7 +18,7 @@ const FORGOTTEN_AFTER: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct ClusterMap {
     /// Every server that was ever named. Its id is its place, counted from 1.
-    servers: Vec<Member>,
+    servers: Vec<ClusterServer>,
     slots: Box<[ServerId]>,
     /// The slots that `MOVED` corrected, and when.
     corrected: HashMap<u16, Instant>,
@@ -47,7 +46,7 @@ impl ClusterMap {
     }
 
     /// Returns a server by its id.
-    pub fn member(&self, id: ServerId) -> Option<&Member> {
+    pub fn member(&self, id: ServerId) -> Option<&ClusterServer> {
         self.servers.get(usize::from(id.0).checked_sub(1)?)
     }
 
@@ -60,7 +59,7 @@ impl ClusterMap {
     }
 
     /// Returns the servers of the map that was believed last, replicas too.
-    pub(crate) fn members(&self) -> impl Iterator<Item = &Member> {
+    pub(super) fn members(&self) -> impl Iterator<Item = &ClusterServer> {
         self.members.iter().filter_map(|id| self.member(*id))
     }
 
@@ -77,8 +76,8 @@ impl ClusterMap {
 
     /// Notes that a server named the address of a slot's new server. Returns whether the map has changed.
     pub fn correct(&mut self, now: Instant, slot: u16, address: &Address) -> bool {
-        let member = |address: &Address| Member {
-            node_id: MemberId::default(),
+        let member = |address: &Address| ClusterServer {
+            node_id: ClusterNodeId::default(),
             address: address.clone(),
         };
         let id = self.at(address).unwrap_or_else(|| self.id(&member(address)));
@@ -89,7 +88,7 @@ impl ClusterMap {
 
     /// Returns whether the server that answers at the address of `id` is the one of the map. An unknown name counts as
     /// equal, and is learned.
-    pub fn confirm(&mut self, id: ServerId, name: &MemberId, plant: impl Plant) -> bool {
+    pub fn confirm(&mut self, id: ServerId, name: &ClusterNodeId, plant: impl Plant) -> bool {
         let known = usize::from(id.0).checked_sub(1);
         let Some(known) = known.and_then(|at| self.servers.get_mut(at)) else {
             return true;
@@ -105,41 +104,23 @@ impl ClusterMap {
         self.corrected.values().any(|at| is_fresh(now, *at))
     }
 
-    /// Begins a reading: returns whom to ask. A map that was not confirmed for a minute is forgotten first.
-    pub fn read<P: Plant>(
-        &mut self,
-        now: Instant,
-        urls: &[Address],
-        rng: &mut fastrand::Rng,
-        plant: P,
-    ) -> MapReading<P> {
+    /// Begins a reading: forgets a map of which no server has answered for a minute.
+    pub(super) fn begin_reading(&mut self, now: Instant) {
         let is_over = |since: Instant| now.since(since) >= FORGOTTEN_AFTER;
         if self.unanswered_since.is_some_and(is_over) {
             self.members.clear();
             self.unanswered_since = None;
         }
-        MapReading::new(self, urls, rng, plant)
     }
 
-    /// Ends a reading, and takes over the answer that counts. Returns whether the map has changed.
-    ///
-    /// # Errors
-    ///
-    /// Returns why no answer counts. The map stays as it is.
-    pub fn decide<P: Plant>(&mut self, now: Instant, reading: &MapReading<P>) -> Result<bool, Undecided> {
-        match reading.decide(self) {
-            Ok(answer) => {
-                self.unanswered_since = None;
-                Ok(self.take(now, answer))
-            }
-            Err(undecided) => {
-                self.unanswered_since.get_or_insert(now);
-                Err(undecided)
-            }
-        }
+    /// Notes that a reading had no answer that counts. The map stays as it is.
+    pub(super) fn note_unanswered(&mut self, now: Instant) {
+        self.unanswered_since.get_or_insert(now);
     }
 
-    fn take(&mut self, now: Instant, answer: &MapAnswer) -> bool {
+    /// Takes over the answer of a reading that counts. Returns whether the map has changed.
+    pub(super) fn take(&mut self, now: Instant, answer: &MapAnswer) -> bool {
+        self.unanswered_since = None;
         let mut members: Vec<_> = answer.members().map(|member| self.id(member)).collect();
         members.sort_unstable();
         members.dedup();
@@ -163,14 +144,14 @@ impl ClusterMap {
     }
 
     /// Returns whether an answer has each slot where this map has it.
-    pub(crate) fn agrees(&self, answer: &MapAnswer) -> bool {
-        let is_at = |slot: u16, member: &Member| self.member(self.server(slot)) == Some(member);
+    pub(super) fn agrees(&self, answer: &MapAnswer) -> bool {
+        let is_at = |slot: u16, member: &ClusterServer| self.member(self.server(slot)) == Some(member);
         let mut ranges = answer.ranges.iter();
         ranges.all(|range| (range.first..=range.last).all(|slot| is_at(slot, &range.master)))
     }
 
     /// Returns the node ids of the map that was believed last.
-    pub(crate) fn names(&self) -> HashSet<MemberId> {
+    pub(super) fn names(&self) -> HashSet<ClusterNodeId> {
         self.members()
             .map(|member| member.node_id.clone())
             .filter(|name| !name.is_empty())
@@ -178,8 +159,8 @@ impl ClusterMap {
     }
 
     /// Returns the id of a server. It keeps its id while it stays at its address. Another server there gets its own.
-    fn id(&mut self, member: &Member) -> ServerId {
-        let is_it = |known: &&Member| known.address == member.address;
+    fn id(&mut self, member: &ClusterServer) -> ServerId {
+        let is_it = |known: &&ClusterServer| known.address == member.address;
         let named = |name: &str| {
             let found = self
                 .servers

@@ -18,13 +18,13 @@ pub struct ServerId(pub u16);
 pub type Address = (String, u16);
 
 /// The node id by which the servers of a cluster know a server. Empty if unknown.
-pub type MemberId = Arc<str>;
+pub type ClusterNodeId = Arc<str>;
 
 /// A server of a cluster: a node id, at an address.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Member {
+pub struct ClusterServer {
     /// Its node id.
-    pub node_id: MemberId,
+    pub node_id: ClusterNodeId,
     /// Where it is.
     pub address: Address,
 }
@@ -37,7 +37,7 @@ pub struct SlotRange {
     /// The last slot, included.
     pub last: u16,
     /// The server.
-    pub master: Member,
+    pub master: ClusterServer,
 }
 
 /// What a server tells of its cluster.
@@ -46,7 +46,7 @@ pub struct MapAnswer {
     /// The slots that are served, sorted.
     pub ranges: Vec<SlotRange>,
     /// The replicas of the masters.
-    pub replicas: Vec<Member>,
+    pub replicas: Vec<ClusterServer>,
     /// Set if the server believes that its cluster serves nothing (`cluster_state:fail`). A server that is cut off
     /// from most masters believes so.
     pub has_failed: bool,
@@ -57,7 +57,7 @@ pub struct MapAnswer {
 
 impl MapAnswer {
     /// Returns the servers that the answer names.
-    pub fn members(&self) -> impl Iterator<Item = &Member> {
+    pub fn members(&self) -> impl Iterator<Item = &ClusterServer> {
         let masters = self.ranges.iter().map(|range| &range.master);
         masters.chain(&self.replicas)
     }

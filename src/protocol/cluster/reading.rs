@@ -4,8 +4,9 @@ use std::cmp::Reverse;
 use std::collections::{HashSet, VecDeque};
 
 use crate::protocol::cluster::map::ClusterMap;
-use crate::protocol::cluster::{Address, MapAnswer, Member, MemberId};
+use crate::protocol::cluster::{Address, ClusterNodeId, ClusterServer, MapAnswer};
 use crate::protocol::flaw::{Flaw, Plant, Sound};
+use crate::protocol::time::Instant;
 
 /// How many servers a reading asks at once, if it knows a map.
 const WITNESSES: usize = 3;
@@ -17,7 +18,7 @@ const WITNESSES: usize = 3;
 #[derive(Debug)]
 pub struct MapReading<P: Plant = Sound> {
     /// The node ids of the known map. Empty: none is known.
-    known: HashSet<MemberId>,
+    known: HashSet<ClusterNodeId>,
     /// The servers that were not asked yet.
     waiting: VecDeque<Address>,
     /// The number of servers that were asked and have not answered.
@@ -47,7 +48,14 @@ pub enum Undecided {
 }
 
 impl<P: Plant> MapReading<P> {
-    pub(super) fn new(map: &ClusterMap, urls: &[Address], rng: &mut fastrand::Rng, plant: P) -> Self {
+    /// Begins a reading. A map of which no server has answered for a minute is forgotten first.
+    pub fn begin(
+        map: &mut ClusterMap,
+        (now, urls): (Instant, &[Address]),
+        rng: &mut fastrand::Rng,
+        plant: P,
+    ) -> Self {
+        map.begin_reading(now);
         let known = map.names();
         let waiting = match known.is_empty() {
             true => urls.to_vec(),
@@ -97,7 +105,8 @@ impl<P: Plant> MapReading<P> {
     }
 
     fn doubt(&self, answer: &MapAnswer) -> Option<Doubt> {
-        let shares = |member: &Member| self.known.contains(&member.node_id) || member.node_id.is_empty();
+        let shares =
+            |member: &ClusterServer| self.known.contains(&member.node_id) || member.node_id.is_empty();
         if answer.ranges.is_empty() {
             Some(Doubt::NoSlots)
         } else if self.plant.planted(Flaw::OneWitnessBelieved) {
@@ -109,9 +118,24 @@ impl<P: Plant> MapReading<P> {
         }
     }
 
+    /// Ends the reading, and takes over the answer that counts. Returns whether the map has changed.
+    ///
+    /// # Errors
+    ///
+    /// Returns why no answer counts. The map stays as it is.
+    pub fn decide(&self, now: Instant, map: &mut ClusterMap) -> Result<bool, Undecided> {
+        match self.decided(map) {
+            Ok(answer) => Ok(map.take(now, answer)),
+            Err(undecided) => {
+                map.note_unanswered(now);
+                Err(undecided)
+            }
+        }
+    }
+
     /// Returns the answer that counts: under the highest epoch, then with the same owners as most others, then at the
     /// addresses that most others name, then the known map.
-    pub(super) fn decide(&self, map: &ClusterMap) -> Result<&MapAnswer, Undecided> {
+    fn decided(&self, map: &ClusterMap) -> Result<&MapAnswer, Undecided> {
         let counts = |doubt| matches!(doubt, None | Some(Doubt::Failed));
         let answers = self
             .answers
@@ -174,7 +198,7 @@ type Answers<'a> = Vec<&'a (Address, MapAnswer)>;
 
 /// Returns the answers by cluster. Answers that name the same server are of one cluster.
 fn clusters<'a>(answers: impl Iterator<Item = &'a (Address, MapAnswer)>) -> Vec<Answers<'a>> {
-    let mut clusters: Vec<(HashSet<&MemberId>, Answers<'_>)> = Vec::new();
+    let mut clusters: Vec<(HashSet<&ClusterNodeId>, Answers<'_>)> = Vec::new();
     for told in answers {
         let mut names: HashSet<_> = told.1.members().map(|member| &member.node_id).collect();
         let mut joined = vec![told];

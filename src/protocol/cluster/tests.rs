@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::map::{ANY, ClusterMap};
 use super::reading::{Doubt, MapReading, Undecided};
-use super::{Address, MapAnswer, Member, MemberId, ServerId, SlotRange};
+use super::{Address, ClusterNodeId, ClusterServer, MapAnswer, ServerId, SlotRange};
 use crate::protocol::flaw::Sound;
 use crate::protocol::time::Instant;
 
@@ -14,8 +14,8 @@ fn at(name: &str) -> Address {
     (name.to_owned(), 6379)
 }
 
-fn member(node_id: &str, address: &str) -> Member {
-    Member {
+fn member(node_id: &str, address: &str) -> ClusterServer {
+    ClusterServer {
         node_id: node_id.into(),
         address: at(address),
     }
@@ -49,14 +49,14 @@ fn read(
 ) -> (Vec<String>, Result<bool, Undecided>) {
     let urls: Vec<_> = urls.iter().map(|url| at(url)).collect();
     let mut rng = fastrand::Rng::with_seed(7);
-    let mut reading = map.read(later(seconds), &urls, &mut rng, Sound);
+    let mut reading = MapReading::begin(map, (later(seconds), &urls), &mut rng, Sound);
     let mut asked = Vec::new();
     while let Some(address) = reading.next_server() {
         asked.push(address.0.clone());
         let answer = answers(&address.0);
         reading.answered(address, answer);
     }
-    (asked, map.decide(later(seconds), &reading))
+    (asked, reading.decide(later(seconds), map))
 }
 
 /// Returns a map of the servers `a`, `b` and `c`.
@@ -233,6 +233,22 @@ fn the_cluster_of_most_urls_is_the_first_map_and_a_tie_is_refused() {
 }
 
 #[test]
+fn servers_may_be_replaced_one_by_one_or_be_at_new_addresses_at_once() {
+    let mut map = known();
+    for (masters, second) in [(["d", "b", "c"], 1), (["d", "e", "c"], 2), (["d", "e", "f"], 3)] {
+        let answers = |name: &str| masters.contains(&name).then(|| told(&masters));
+        assert_eq!(read(&mut map, (&["url"], second), answers).1, Ok(true));
+    }
+    let mut moved = told(&["d", "e", "f"]);
+    for range in &mut moved.ranges {
+        range.master.address.1 = 7_000;
+    }
+    let answers = |name: &str| (name == "url").then(|| moved.clone());
+    assert_eq!(read(&mut map, (&["url"], 4), answers).1, Ok(true));
+    assert_eq!(map.member(map.server(0)), Some(&moved.ranges[0].master));
+}
+
+#[test]
 fn a_map_is_forgotten_when_no_server_of_it_answers_for_a_minute() {
     let rebuilt = |_: &str| Some(told(&["x", "y"]));
     let mut map = known();
@@ -263,7 +279,7 @@ fn a_slot_stays_where_moved_said_for_two_seconds() {
 
 #[test]
 fn a_server_is_a_node_id_at_an_address() {
-    let confirm = |map: &mut ClusterMap, id, name: &str| map.confirm(id, &MemberId::from(name), Sound);
+    let confirm = |map: &mut ClusterMap, id, name: &str| map.confirm(id, &ClusterNodeId::from(name), Sound);
     let mut map = known();
     let first = map.server(0);
     assert!(confirm(&mut map, first, "a") && confirm(&mut map, first, ""));
@@ -291,7 +307,8 @@ fn a_server_is_a_node_id_at_an_address() {
 #[test]
 fn doubts_are_told() {
     let mut map = known();
-    let mut reading: MapReading = map.read(later(1), &[], &mut fastrand::Rng::with_seed(1), Sound);
+    let mut rng = fastrand::Rng::with_seed(1);
+    let mut reading = MapReading::begin(&mut map, (later(1), &[]), &mut rng, Sound);
     let mut doubt = |answer| {
         let from = reading.next_server().expect("a server to ask");
         reading.answered(from, answer)

@@ -132,10 +132,11 @@ impl Cluster {
             return Ok(());
         }
         let (urls, began) = (self.urls(), self.now());
-        let mut reading = self.write(|map| map.read(began, &urls, &mut fastrand::Rng::new(), Sound));
+        let mut rng = fastrand::Rng::new();
+        let mut reading = self.write(|map| MapReading::begin(map, (began, &urls), &mut rng, Sound));
         let failures = self.ask(config, &mut reading).await;
         let mut decided = Ok(());
-        self.change(|map| match map.decide(began, &reading) {
+        self.change(|map| match reading.decide(began, map) {
             Ok(has_changed) => has_changed,
             Err(undecided) => {
                 decided = Err(undecided);

@@ -4,7 +4,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{ConnectionAddr, RedisResult, Value, from_redis_value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
-use crate::protocol::cluster::{MapAnswer, Member, MemberId, SlotRange};
+use crate::protocol::cluster::{ClusterNodeId, ClusterServer, MapAnswer, SlotRange};
 use crate::store::redis::config::Config;
 use crate::store::redis::connection::cannot_open;
 use crate::store::redis::decode::{self, error_text, field, result, text};
@@ -42,7 +42,7 @@ pub(super) async fn ask(
 pub(super) async fn ask_name(
     server: &Config,
     connection: &mut MultiplexedConnection,
-) -> Result<MemberId, StoreError> {
+) -> Result<ClusterNodeId, StoreError> {
     let answer = connection
         .send_packed_command(redis::cmd("CLUSTER").arg("MYID"))
         .await;
@@ -50,10 +50,12 @@ pub(super) async fn ask_name(
 }
 
 /// Reads the answer to `CLUSTER MYID`.
-pub(super) fn name(answer: RedisResult<Value>) -> RedisResult<MemberId> {
+pub(super) fn name(answer: RedisResult<Value>) -> RedisResult<ClusterNodeId> {
     let is_forbidden = |said: &str| decode::refusal(said) == StoreRefusal::NoPermission;
     match answer {
-        Err(error) if error_text(&error).is_some_and(|said| is_forbidden(&said)) => Ok(MemberId::default()),
+        Err(error) if error_text(&error).is_some_and(|said| is_forbidden(&said)) => {
+            Ok(ClusterNodeId::default())
+        }
         answer => Ok(text(answer?).unwrap_or_default().into()),
     }
 }
@@ -90,7 +92,7 @@ fn read_map(slots: &Value, info: &str, server: &Config) -> Option<MapAnswer> {
 
 /// Reads host, port and node id of a server. A server that does not know its own host leaves it empty, and is at the
 /// host that was asked.
-fn read_member(value: &Value, asked: &str) -> Option<Member> {
+fn read_member(value: &Value, asked: &str) -> Option<ClusterServer> {
     let Value::Array(parts) = value else { return None };
     let [host, port, rest @ ..] = &parts[..] else {
         return None;
@@ -99,7 +101,7 @@ fn read_member(value: &Value, asked: &str) -> Option<Member> {
     let host = host.filter(|host| !host.is_empty() && host != "?");
     let port = from_redis_value::<u16>(port.clone()).ok()?;
     let node_id = rest.first().cloned().and_then(text).unwrap_or_default();
-    Some(Member {
+    Some(ClusterServer {
         node_id: node_id.into(),
         address: (host.unwrap_or_else(|| asked.to_owned()), port),
     })

@@ -16,6 +16,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use crate::error::{OptionsError, StoreError, StoreErrorKind, StoreRefusal};
+pub(super) use crate::protocol::cluster::Address;
 use crate::protocol::flaw::Sound;
 use crate::protocol::sentinels::{KnownMaster, NamedMaster, Reign, SentinelAnswer};
 use crate::store::WarnSink;
@@ -27,9 +28,6 @@ const ANSWER_TIMEOUT: Duration = Duration::from_millis(500);
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
 /// The shortest time between two warnings that too few Sentinels answer.
 const WARN_INTERVAL: Duration = Duration::from_secs(60);
-
-/// Host and port of a master.
-pub(super) type Address = (String, u16);
 
 /// The Sentinels that know a master by a name. Their settings come from their URLs.
 pub(super) struct Sentinels {

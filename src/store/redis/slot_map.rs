@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::error::OptionsError;
 use crate::protocol::cluster::map::{ANY, ClusterMap};
-use crate::protocol::cluster::{Address, MemberId, ServerId};
+use crate::protocol::cluster::{Address, ClusterNodeId, ServerId};
 use crate::protocol::flaw::Sound;
 use crate::protocol::time;
 use crate::store::redis::names::SLOTS;
@@ -97,7 +97,7 @@ impl Cluster {
     }
 
     /// Returns whether the server that answers for `id` is the one of the map. If it is not, the map may be old.
-    pub(super) fn confirm(&self, id: ServerId, name: &MemberId) -> bool {
+    pub(super) fn confirm(&self, id: ServerId, name: &ClusterNodeId) -> bool {
         let is_confirmed = self.write(|map| map.confirm(id, name, Sound));
         if !is_confirmed {
             self.want_reading();
