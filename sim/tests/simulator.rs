@@ -721,13 +721,13 @@ fn finds_gone_that_is_believed_from_the_server_that_a_slot_leaves() {
     finds(
         with(Flaw::GoneBelievedFromSource),
         Violation::ValidLeaseReportedGone,
-        975,
+        505,
     );
 }
 
 #[test]
 fn finds_a_renewal_with_the_record_alone_that_creates() {
-    finds(with(Flaw::AloneCreates), Violation::OrphanRecord, 2_125);
+    finds(with(Flaw::AloneCreates), Violation::OrphanRecord, 260);
 }
 
 #[test]

@@ -36,7 +36,7 @@ impl World {
         match self.cluster.rng.u8(0..10) {
             0 if is_faulty && self.profile.members_fail => self.replace_later(target),
             0 | 1 if is_faulty => self.cut_bus(target),
-            2 if is_faulty => self.replace_by_stranger(target),
+            9 if is_faulty => self.replace_by_stranger(target),
             0..4 => self.begin_move(hash, target),
             _ => self.move_at_once(hash, target),
         }
