@@ -708,7 +708,7 @@ fn finds_an_unsent_request_that_is_forgotten_when_the_map_changes() {
 
 #[test]
 fn finds_a_clock_that_stays_behind_when_its_slot_moves() {
-    finds(with(Flaw::ClockLeftBehind), Violation::FenceOrder, 760);
+    finds(with(Flaw::ClockLeftBehind), Violation::FenceOrder, 1_680);
 }
 
 #[test]
@@ -732,7 +732,7 @@ fn finds_a_renewal_with_the_record_alone_that_creates() {
 
 #[test]
 fn finds_a_redirected_claim_with_the_not_after_of_the_first_server() {
-    finds(with(Flaw::ForwardedByLink), Violation::OrphanRecord, 790);
+    finds(with(Flaw::ForwardedByLink), Violation::OrphanRecord, 1_460);
 }
 
 #[test]
