@@ -126,6 +126,10 @@ impl World {
             let reign = self.is_clock_ahead().then_some(self.promotions);
             let is_again =
                 reign.is_some() && std::mem::replace(&mut self.server.recovered_after, reign) == reign;
+            if at != self.master {
+                // The clock of a former master may now be ahead of the master's.
+                self.server_at_mut(self.master).recovered_after = None;
+            }
             if is_again && why == RecoveryCause::Number {
                 self.report(Violation::RecoveryRepeated, None, || {
                     format!("server {at} begins a recovery for a number of an earlier reign")

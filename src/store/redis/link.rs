@@ -20,9 +20,9 @@ use crate::store::redis::config::Config;
 use crate::store::redis::connection::{cannot_open, connect, failure, load_command, read_time, too_slow};
 pub(super) use crate::store::redis::decode::{error_text, field, result, text};
 use crate::store::redis::masters::Masters;
-use crate::store::redis::run::RunPolicy;
+use crate::store::redis::run::{Comparison, RunPolicy};
 use crate::store::redis::script::{LuaScript, VOTE};
-use crate::store::redis::sentinel::{SentinelWatch, Sentinels};
+use crate::store::redis::sentinel::SentinelWatch;
 use crate::store::redis::slots::{self, SlotBatch};
 use crate::store::redis::write::{self, ActionCall};
 use crate::store::redis::{decode, encode, format, map_answer, names, run};
@@ -140,20 +140,24 @@ impl RedisLink {
             None => warnings.extend(list.map(|_| is_master_of_quorum(store))),
         }
         let epoch = reign.epoch();
-        let compared = LinkRequest {
-            run: &run,
-            epoch,
-            number: highest,
-            recovery_ms: 0,
+        let comparison = Comparison {
+            link: LinkRequest {
+                run: &run,
+                epoch,
+                number: highest,
+                recovery_ms: 0,
+            },
+            master: watch.as_ref().map(SentinelWatch::name),
+            recorded,
         };
         let link = match &store.cluster {
             Some(_) => LinkReply::default(),
-            None => compare_run(store, &mut connection, compared, recorded).await?,
+            None => compare_run(store, &mut connection, comparison).await?,
         };
         let refusals = watch.as_mut().map(|watch| std::mem::take(&mut watch.refusals));
         warnings.extend(refusals.into_iter().flatten());
         let mut warnings = store.warned.new_warnings(warnings);
-        warnings.extend(too_few);
+        warnings.extend(too_few.filter(|_| watch.as_ref().is_some_and(SentinelWatch::may_warn)));
         let address = store.address().to_string().into();
         let opened = Opened {
             time,
@@ -234,16 +238,17 @@ async fn reign(store: &Config, watch: &mut SentinelWatch) -> Result<(Reign, Opti
 ///
 /// A node that recovers on evidence only asks for this if a run was recorded, by a node that always recovers. Each node
 /// asks before its first request, so no node grants at a server that lost writes.
-async fn compare_run(
+pub(super) async fn compare_run(
     store: &Config,
     connection: &mut MultiplexedConnection,
-    link: LinkRequest<'_>,
-    recorded: Option<String>,
+    comparison: Comparison<'_>,
 ) -> Result<LinkReply, StoreError> {
     let Some(policy) = store.run_policy else {
         return Ok(LinkReply::default());
     };
-    if policy.longest.is_none() && recorded.is_none_or(|recorded| recorded == link.run) {
+    let Comparison { link, recorded, .. } = &comparison;
+    let is_equal = |recorded: &String| recorded == link.run && link.epoch.is_none();
+    if policy.longest.is_none() && recorded.as_ref().is_none_or(is_equal) {
         return Ok(LinkReply::default());
     }
     if link.run.is_empty() {
@@ -256,12 +261,7 @@ async fn compare_run(
     }
     let mut questions = redis::pipe();
     load(&run::SCRIPT, &mut questions);
-    let link = LinkRequest {
-        recovery_ms: policy.recovery.as_millis() as u64,
-        ..link
-    };
-    let master = store.sentinels.as_deref().filter(|_| link.epoch.is_some());
-    questions.add_command(run::compare(&link, policy, master.map(Sentinels::name)));
+    questions.add_command(run::compare(&comparison, policy));
     let answers: [Value; 2] = ask_all(store, connection, &questions).await?;
     let answer = second_answer(answers.into()).map_err(|error| cannot_open(store, error))?;
     let Some((longest, reply)) = run::read(answer) else {
@@ -313,7 +313,7 @@ fn node_id(store: &Config, answer: &Value, warnings: &mut Vec<String>) -> Result
 
 /// Returns the run and the list of masters that are recorded in a server. A user that may not read these keys has no right for
 /// them in the scripts either.
-fn recorded_texts(answer: Value) -> [Option<String>; 2] {
+pub(super) fn recorded_texts(answer: Value) -> [Option<String>; 2] {
     match result(answer) {
         Ok(Value::Array(values)) => <[Value; 2]>::try_from(values).unwrap_or_default().map(text),
         _ => [None, None],
@@ -321,7 +321,7 @@ fn recorded_texts(answer: Value) -> [Option<String>; 2] {
 }
 
 /// Returns the warning of a client that uses one master of a quorum alone.
-fn is_master_of_quorum(store: &Config) -> String {
+pub(super) fn is_master_of_quorum(store: &Config) -> String {
     format!(
         "{} is a master of a quorum: locks on it alone do not exclude those of the quorum. Use `Locks::quorum`; or \
          `DEL {}`, if there is no quorum any more",
@@ -622,13 +622,13 @@ fn check_info(store: &Config, info: [Value; 3], warnings: &mut Vec<String>) -> R
 }
 
 /// Returns the server's run id, if the Redis user may send INFO.
-fn run_id(server: &Value) -> Option<String> {
+pub(super) fn run_id(server: &Value) -> Option<String> {
     let server = text(server.clone())?;
     field(&server, "run_id").map(str::to_owned)
 }
 
 /// Returns the run of a server: the run id, which a restart changes, and the replication id, which a promotion changes.
-fn run_of(run_id: Option<&str>, replication: &Value) -> Option<String> {
+pub(super) fn run_of(run_id: Option<&str>, replication: &Value) -> Option<String> {
     let replication = text(replication.clone())?;
     Some(format!("{}:{}", run_id?, field(&replication, "master_replid")?))
 }

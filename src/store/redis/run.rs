@@ -55,9 +55,20 @@ impl RunPolicy {
     }
 }
 
+/// What is compared when a link opens.
+pub(super) struct Comparison<'a> {
+    pub(super) link: LinkRequest<'a>,
+    /// The Sentinels' name of the server, if they are asked.
+    pub(super) master: Option<&'a str>,
+    /// The run that is recorded in the server.
+    pub(super) recorded: Option<String>,
+}
+
 /// Returns the call that compares the runs and the epochs. It changes nothing if the server has another longest lease than this
-/// node. `master`: the Sentinels' name of the server, if they confirmed the link.
-pub(super) fn compare(link: &LinkRequest<'_>, policy: RunPolicy, master: Option<&str>) -> Cmd {
+/// node.
+pub(super) fn compare(comparison: &Comparison<'_>, policy: RunPolicy) -> Cmd {
+    let Comparison { link, master, .. } = comparison;
+    let master = master.filter(|_| link.epoch.is_some());
     let mut keys: Vec<_> = [names::RUN, names::RECOVERING, names::LONGEST]
         .map(str::to_owned)
         .into();
@@ -67,7 +78,7 @@ pub(super) fn compare(link: &LinkRequest<'_>, policy: RunPolicy, master: Option<
     call.arg(&SCRIPT.sha).arg(keys.len()).arg(keys);
     call.arg(link.run)
         .arg(policy.contract())
-        .arg(link.recovery_ms)
+        .arg(policy.recovery.as_millis() as u64)
         .arg(link.number.unwrap_or_default().0)
         .arg(link.epoch);
     call

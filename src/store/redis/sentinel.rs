@@ -106,31 +106,31 @@ impl Sentinels {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the name by which the Sentinels know the master.
-    pub(super) fn name(&self) -> &str {
-        &self.name
-    }
-
     /// Notes that a link to the master could not be opened.
     pub(super) fn note_link_failed(&self) {
         self.known().note_link_failed();
     }
 
-    /// Returns the warning that too few Sentinels answer, at most once a minute.
-    fn too_few(&self, named: &NamedMaster<Address>) -> Option<String> {
+    /// Returns whether it is time to warn that too few Sentinels answer: at most once a minute.
+    fn may_warn(&self) -> bool {
         let mut warned_at = self.warned_at.lock().unwrap_or_else(PoisonError::into_inner);
-        if warned_at.is_some_and(|at| at.elapsed() < WARN_INTERVAL) {
-            return None;
+        let is_due = warned_at.is_none_or(|at| at.elapsed() >= WARN_INTERVAL);
+        if is_due {
+            *warned_at = Some(Instant::now());
         }
-        *warned_at = Some(Instant::now());
+        is_due
+    }
+
+    /// Says that too few Sentinels answer.
+    fn too_few(&self, named: &NamedMaster<Address>) -> String {
         let (host, port) = &named.address;
-        Some(format!(
+        format!(
             "{} of {} Sentinels of `{}` answers under one epoch, {} must: nothing is granted at {host}:{port} until then",
             named.votes,
             named.sentinels,
             self.name,
             named.majority(),
-        ))
+        )
     }
 
     /// Returns the error if no Sentinel has ever answered. If all of them refuse, another attempt is of no use.
@@ -172,8 +172,18 @@ impl SentinelWatch {
         Ok(address)
     }
 
+    /// Returns the name by which the Sentinels know the master.
+    pub(super) fn name(&self) -> &str {
+        &self.sentinels.name
+    }
+
+    /// Returns whether it is time to warn that too few Sentinels answer.
+    pub(super) fn may_warn(&self) -> bool {
+        self.sentinels.may_warn()
+    }
+
     /// Asks the Sentinels **again**, after the first answer of the server at `address`. [`sentinels`](crate::protocol::sentinels)
-    /// says why. Returns the reign of the link, and a warning if too few Sentinels answer.
+    /// says why. Returns the reign of the link, and what to say if too few Sentinels answer.
     ///
     /// # Errors
     ///
@@ -187,10 +197,7 @@ impl SentinelWatch {
         }
         let reign = named.reign(Sound);
         let is_unconfirmed = reign == Reign::Unconfirmed;
-        Ok((
-            reign,
-            is_unconfirmed.then(|| self.sentinels.too_few(&named)).flatten(),
-        ))
+        Ok((reign, is_unconfirmed.then(|| self.sentinels.too_few(&named))))
     }
 
     /// Resolves when the link to the master at `address` must end: the master has moved, another reign has begun there, or the
@@ -204,8 +211,8 @@ impl SentinelWatch {
             if named.address != address || named.ends(reign, Sound) {
                 return;
             }
-            if reign == Reign::Unconfirmed {
-                self.sentinels.too_few(&named).into_iter().for_each(&*warn);
+            if reign == Reign::Unconfirmed && self.sentinels.may_warn() {
+                warn(self.sentinels.too_few(&named));
             }
         }
     }
