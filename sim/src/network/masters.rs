@@ -48,9 +48,10 @@ impl World {
 
     /// Asks the Sentinels. Returns `None` if there are none, or if none has ever answered.
     fn ask_sentinels(&mut self, slot: usize) -> Option<NamedMaster<usize>> {
+        let at = (self.now, !self.in_fault_period());
         let sentinels = self.sentinels.as_mut()?;
         let seen = &mut self.nodes[slot].sentinels;
-        let answers = sentinels.answers(self.now, seen);
+        let answers = sentinels.answers(at, seen);
         seen.known.decide(&answers, SENTINELS)
     }
 

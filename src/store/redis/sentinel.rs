@@ -106,6 +106,11 @@ impl Sentinels {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Returns the name by which the Sentinels know the master.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
     /// Notes that a link to the master could not be opened.
     pub(super) fn note_link_failed(&self) {
         self.known().note_link_failed();
@@ -174,7 +179,7 @@ impl SentinelWatch {
 
     /// Returns the name by which the Sentinels know the master.
     pub(super) fn name(&self) -> &str {
-        &self.sentinels.name
+        self.sentinels.name()
     }
 
     /// Returns whether it is time to warn that too few Sentinels answer.

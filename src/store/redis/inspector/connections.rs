@@ -9,17 +9,30 @@ use tokio::sync::Mutex;
 use tokio::time::timeout;
 
 use crate::error::{StoreError, StoreErrorKind};
+use crate::protocol::message::{GrantNumber, LinkRequest};
 use crate::store::ServerId;
 use crate::store::redis::cluster;
 use crate::store::redis::config::Config;
 use crate::store::redis::connection::{cannot_open, connect, failure, too_slow};
 use crate::store::redis::inspector::answers::unreadable;
-use crate::store::redis::link::greet;
+use crate::store::redis::link::{compare_run, greet, is_master_of_quorum, recorded_texts, run_id, run_of};
+use crate::store::redis::names;
+use crate::store::redis::run::{Comparison, RunPolicy};
+use crate::store::redis::sentinel::Sentinels;
 
 /// Connections that open at their first use.
 pub(super) struct Connections {
     pub(super) config: Arc<Config>,
-    open: Mutex<HashMap<ServerId, MultiplexedConnection>>,
+    open: Mutex<HashMap<ServerId, OpenConnection>>,
+}
+
+/// A connection, and where it leads.
+#[derive(Clone)]
+struct OpenConnection {
+    connection: MultiplexedConnection,
+    at: Arc<Config>,
+    /// Set when it was checked that leases may be taken here.
+    is_checked: bool,
 }
 
 impl Connections {
@@ -43,7 +56,7 @@ impl Connections {
         }
         let config = &self.config;
         let asking = async {
-            let mut connection = self.connection(server).await?;
+            let mut connection = self.connection(server).await?.connection;
             let answers = connection.send_packed_commands(pipe, 0, pipe.len()).await;
             answers.map_err(|error| failure(error).error)
         };
@@ -58,7 +71,79 @@ impl Connections {
         answered
     }
 
-    async fn connection(&self, server: ServerId) -> Result<MultiplexedConnection, StoreError> {
+    /// Checks before a steal, once for each connection, what a link of a node checks: the Sentinels must confirm the server, and
+    /// another run or reign than the recorded one begins a recovery.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if too few Sentinels answer, or if the server is a master of a quorum.
+    pub(super) async fn check_reign(&self, server: ServerId) -> Result<(), StoreError> {
+        let open = self.connection(server).await?;
+        if open.is_checked || self.config.cluster.is_some() {
+            return Ok(());
+        }
+        let checked = timeout(self.config.timeout, self.compare_reign(open.clone())).await;
+        checked.map_err(|_| too_slow(&self.config))??;
+        let is_checked = true;
+        self.open
+            .lock()
+            .await
+            .insert(server, OpenConnection { is_checked, ..open });
+        Ok(())
+    }
+
+    async fn compare_reign(&self, open: OpenConnection) -> Result<(), StoreError> {
+        let OpenConnection {
+            mut connection, at, ..
+        } = open;
+        let mut epoch = None;
+        // After the first answer on the connection, as a link does.
+        if let (Some(sentinels), Some(address)) = (&self.config.sentinels, at.tcp_address()) {
+            let (reign, too_few) = sentinels.watch(self.config.timeout).confirm(&address).await?;
+            if let Some(too_few) = too_few {
+                return Err(StoreError::new(StoreErrorKind::Unreachable, too_few));
+            }
+            epoch = reign.epoch();
+        }
+        let mut questions = redis::pipe();
+        questions.cmd("MGET").arg(names::RUN).arg(names::MASTERS);
+        questions.cmd("INFO").arg("server");
+        questions.cmd("INFO").arg("replication");
+        let answers = connection
+            .send_packed_commands(&questions, 0, questions.len())
+            .await;
+        let answers = answers.map_err(|error| failure(error).error)?;
+        let [recorded, server, replication] = answers.try_into().map_err(unreadable)?;
+        let [recorded, list] = recorded_texts(recorded);
+        if list.is_some() {
+            return Err(StoreError::unsupported(is_master_of_quorum(&at)));
+        }
+        let run = run_of(run_id(&server).as_deref(), &replication).unwrap_or_default();
+        let comparison = Comparison {
+            link: LinkRequest {
+                run: &run,
+                epoch,
+                number: Some(GrantNumber::default()),
+                recovery_ms: 0,
+            },
+            master: self.config.sentinels.as_deref().map(Sentinels::name),
+            recorded,
+        };
+        // An operator has no longest lease, so the recorded one counts.
+        let policy = self.config.run_policy.map(|policy| RunPolicy {
+            longest: None,
+            ..policy
+        });
+        let operator = Config {
+            run_policy: policy,
+            ..(*at).clone()
+        };
+        compare_run(&operator, &mut connection, comparison)
+            .await
+            .map(drop)
+    }
+
+    async fn connection(&self, server: ServerId) -> Result<OpenConnection, StoreError> {
         if let Some(open) = self.open.lock().await.get(&server) {
             return Ok(open.clone());
         }
@@ -78,7 +163,12 @@ impl Connections {
         if let Some(cluster) = &config.cluster {
             cluster.check(server_at, &at, &mut opened).await?;
         }
-        self.open.lock().await.insert(server, opened.clone());
-        Ok(opened)
+        let open = OpenConnection {
+            connection: opened,
+            at,
+            is_checked: false,
+        };
+        self.open.lock().await.insert(server, open.clone());
+        Ok(open)
     }
 }

@@ -31,6 +31,7 @@ impl Stealer<'_> {
         }
         let names = &self.connections.config.names;
         let server = self.server_of(names.slot(&steal.name)).await?;
+        self.connections.check_reign(server).await?;
         let answer = self.run(server, &REVOKE, self.revoke_call(steal)).await?;
         let (mut time, reply): (u64, String) = read(Ok(answer))?;
         let reply = steal_reply(&reply).ok_or_else(|| malformed("the script's answer to a steal").error)?;
