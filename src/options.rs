@@ -47,8 +47,8 @@ pub enum Recovery {
     /// A recovery lasts for the lease of the builder and its [margin](crate::locks::Builder::margin), as the node has them
     /// that noticed the loss. Longer leases are not protected.
     OnEvidence,
-    /// A server recovers after each restart or promotion, also the first time that it is used. The default behind
-    /// Sentinels. It has no effect in memory.
+    /// A server recovers after each restart or promotion, in each reign that the Sentinels count, and the first time that it is
+    /// used. The default behind Sentinels. It has no effect in memory.
     ///
     /// A recovery lasts for `longest`, its [margin](crate::locks::Builder::margin) and `lag`. Opening a connection takes
     /// one more round trip. The Redis user needs the right `+info`.
@@ -65,6 +65,9 @@ pub enum Recovery {
         /// How long an old master may accept writes after a replica was promoted; default 3 s. With
         /// `min-replicas-to-write`, it is at least `min-replicas-max-lag` and 2 s. After `SENTINEL FAILOVER` an old master
         /// took writes for 10.8 s.
+        ///
+        /// Within `lag` after the begin of a recovery a renewal does not move a deadline: the old master may still grant the key.
+        /// A lease outlives a failover if it is longer than 3/2 of the time to detect it and `lag` together.
         lag: Duration,
     },
 }

@@ -67,12 +67,13 @@ impl Locks {
     }
 
     /// Makes locks on the master that Sentinels watch under this name, with defaults. Each URL leads to a Sentinel, as
-    /// `redis://:password@host:port`; without a port it means 26379. List all of them: some decisions need a majority.
+    /// `redis://:password@host:port`; without a port it means 26379. List all of them by their own addresses: a new connection
+    /// grants only if a majority confirms the master.
     ///
     /// The master is used without a password, without TLS and with database 0. [`Builder::sentinel`] has other settings.
     ///
-    /// After a failover the locks are at the new master. The Sentinels are asked for it once a second; unreachable
-    /// Sentinels are no outage. A server that was just promoted grants nothing for a while, see [`Builder::recovery`].
+    /// After a failover the locks are at the new master. The Sentinels are asked for it once a second; while they are
+    /// unreachable, open connections go on. A server that was just promoted grants nothing for a while, see [`Builder::recovery`].
     ///
     /// # Errors
     /// [`ConnectError`] if a URL is wrong, no Sentinel knows the name, or the master does not answer or refuses.

@@ -296,6 +296,29 @@ async fn works(kind: Kind, guard: Guard) -> Duration {
 }
 
 /// Two hundred steals: no two callers hold one key at once, whatever the first one does.
+/// An operator that has the URL of one master would otherwise free a lease at that master alone.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_master_of_a_quorum_gives_no_lease_away_alone() {
+    let masters = masters(3).await;
+    let locks = soon(Locks::quorum(urls(&masters))).await.unwrap();
+    let guard = soon(locks.mutex("a").lock()).await.unwrap();
+    for master in &masters {
+        let operator = node(&master.url(), LEASE).await;
+        let entry = show(&operator, "a").await.remove(0);
+        for now in [true, false] {
+            let steal = operator.inspect().steal(&entry);
+            let steal = if now { steal.now() } else { steal };
+            let error = soon(steal.into_future()).await.unwrap_err();
+            let StealError::Store(Error::Connect { source, .. }) = &error else {
+                panic!("{error:?}")
+            };
+            assert!(source.to_string().contains("is a master of a quorum"), "{error}");
+        }
+    }
+    soon(guard.renew()).await.unwrap();
+    soon(guard.release()).await.unwrap();
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_holder_holds_beside_the_next() {
     let server = RedisServer::start();
