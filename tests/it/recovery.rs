@@ -1,8 +1,8 @@
 //! A server that may have lost grants: what its waiters and its holders learn.
 
 use tenure::error::{LostCause, StoreErrorKind, StoreRefusal};
-use tenure::protocol::message::{ClaimId, GrantNumber, LeaseTimes, Name, Reply, Unanswered, Verb};
-use tenure::protocol::step::{AcquireError, Effect, Input, LockOptions, Rules, Ticket};
+use tenure::protocol::message::{ClaimId, Grant, GrantNumber, LeaseTimes, Name, Reply, Unanswered, Verb};
+use tenure::protocol::step::{AcquireError, Effect, FormerMaster, Input, LockOptions, Rules, Ticket};
 use tenure::{Error, Locks, MemoryStore};
 
 use crate::help::{ms, soon, two};
@@ -171,6 +171,107 @@ fn a_connection_to_another_place_renews_every_lease_at_once() {
     assert_eq!(machine.sent().request.term.lease_ms, 1_000);
     machine.answer(Reply::Granted(GRANT));
     assert_eq!(machine.remaining(holder), Some(ms(1_000)));
+}
+
+/// Connects to the successor of a master that may still grant keys for this long.
+fn succeed(machine: &mut Machine, rest_ms: u64) {
+    machine.shard.note_former_master(FormerMaster {
+        until: Some(machine.now + ms(rest_ms)),
+        highest: GrantNumber(100),
+    });
+    machine.moved();
+}
+
+#[test]
+fn a_renewal_moves_no_deadline_while_a_former_master_may_grant_the_key() {
+    let (mut machine, holder) = holding(false);
+    machine.later(ms(100));
+    succeed(&mut machine, 400);
+    machine.answer(Reply::Granted(GRANT));
+    assert_eq!(machine.remaining(holder), Some(ms(900)));
+    // The next renewal comes after that time, and moves the deadline.
+    assert!(machine.passes() >= ms(400));
+    assert_eq!(machine.sent().request.verb, Verb::Renew { number: Some(GRANT) });
+    machine.answer(Reply::Granted(GRANT));
+    assert_eq!(machine.remaining(holder), Some(ms(1_000)));
+}
+
+#[test]
+fn a_renewal_that_was_sent_before_and_executed_after_moves_no_deadline() {
+    let (mut machine, holder) = holding(false);
+    machine.later(ms(100));
+    succeed(&mut machine, 400);
+    let (renewal, sent) = (machine.sent(), machine.now);
+    machine.later(ms(500));
+    machine.answer_to(&renewal, sent, Reply::Granted(GRANT));
+    assert_eq!(machine.remaining(holder), Some(ms(400)));
+}
+
+#[test]
+fn a_lease_that_ends_while_a_former_master_may_grant_the_key_is_lost() {
+    let (mut machine, holder) = holding(false);
+    succeed(&mut machine, 2_000);
+    machine.answer(Reply::Granted(GRANT));
+    assert_eq!(machine.passes(), ms(1_000));
+    assert!(!machine.holds(holder));
+    let mut effects = machine.effects.iter();
+    assert!(effects.any(|effect| matches!(effect, Effect::Lost(_, LostCause::Deadline))));
+}
+
+#[test]
+fn a_yield_beside_a_former_master_lasts_no_longer_than_the_lease_before() {
+    let mut machine = Machine::yielding();
+    let holder = machine.claim_id(1_000);
+    let next = [machine.enter(options(1_000)), machine.enter(options(1_000))];
+    machine.tell(Input::Release(holder));
+    assert!(machine.take_up(next[0]));
+    machine.later(ms(100));
+    succeed(&mut machine, 400);
+    machine.answer(Reply::Granted(GRANT));
+    machine.tell(Input::Release(next[0]));
+    assert!(matches!(machine.sent().request.verb, Verb::Yield { .. }));
+    machine.answer(Reply::Granted(GrantNumber(101)));
+    assert_eq!(machine.remaining(next[1]), Some(ms(900)));
+}
+
+#[test]
+fn a_downgrade_beside_a_former_master_lasts_no_longer_than_the_lease_before() {
+    let (mut machine, holder) = holding(false);
+    machine.later(ms(100));
+    succeed(&mut machine, 400);
+    machine.answer(Reply::Granted(GRANT));
+    let reader = machine.shard.issue();
+    machine.tell(Input::Downgrade(holder, reader));
+    assert!(matches!(machine.sent().request.verb, Verb::Pass { .. }));
+    machine.answer(Reply::Granted(GrantNumber(101)));
+    assert_eq!(machine.remaining(reader), Some(ms(900)));
+}
+
+/// The successor answers "queued" after the former master granted the key, so the answer proves nothing about that grant.
+#[test]
+fn a_push_of_a_former_master_is_confirmed_before_use() {
+    let mut machine = Machine::new(Rules::default());
+    let waiter = machine.enter(options(1_000));
+    let claim_id = machine.sent().request.claim_id;
+    succeed(&mut machine, 400);
+    machine.answer(Reply::Recovering(5_000));
+    let push = |number| {
+        Input::Pushed(Grant {
+            name: Name::lock("a".into()),
+            claim_id,
+            number: GrantNumber(number),
+            lease_ms: 1_000,
+            attempt: 0,
+        })
+    };
+    let sends = machine.sends();
+    machine.tell(push(100));
+    assert!(!machine.is_granted(waiter));
+    assert_eq!(machine.sends(), sends + 1);
+    machine.answer(Reply::Recovering(4_000));
+    // The push of the successor has a higher number.
+    machine.tell(push(101));
+    assert!(machine.is_granted(waiter));
 }
 
 #[test]
