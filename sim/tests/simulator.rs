@@ -61,7 +61,9 @@ fn explores() {
 
 /// Seeds of worlds that violated a law once: with code of that time, each a fault of the code or of the law. The tests of
 /// `tests/it` and of the laws rebuild what these worlds showed, because a change of the machines changes the worlds.
-const FAILED_SEEDS: [u64; 8] = [
+const FAILED_SEEDS: [u64; 10] = [
+    77_004_958,
+    77_010_281,
     52_004_102,
     240_003_377,
     555_001_788,
@@ -590,6 +592,31 @@ fn finds_a_loss_whose_evidence_is_ignored() {
 }
 
 #[test]
+fn finds_a_reign_of_another_server_that_is_not_noticed() {
+    finds(with(Flaw::EpochNotCompared), Violation::TwoHolders, 2_490);
+}
+
+#[test]
+fn finds_a_grant_on_a_link_that_is_not_confirmed() {
+    finds(with(Flaw::UnconfirmedGrants), Violation::TwoHolders, 1_430);
+}
+
+#[test]
+fn finds_a_link_that_one_sentinel_confirms() {
+    finds(with(Flaw::OneSentinelBelieved), Violation::TwoHolders, 8_380);
+}
+
+#[test]
+fn finds_a_recovery_that_leaves_the_clock_behind() {
+    finds(with(Flaw::ClockNotRaised), Violation::RecoveryRepeated, 1_270);
+}
+
+#[test]
+fn finds_a_deadline_that_moves_beside_a_former_master() {
+    finds(with(Flaw::RenewedBesideFormerMaster), Violation::TwoHolders, 17_910);
+}
+
+#[test]
 fn finds_an_assertion_after_its_not_after() {
     finds(with(Flaw::AssertedLate), Violation::OrphanRecord, 250);
 }
@@ -622,6 +649,11 @@ fn finds_a_transfer_that_is_adopted_again_at_a_server_that_recovers() {
 #[test]
 fn finds_an_inbox_that_stays_at_the_former_master() {
     finds(with(Flaw::InboxLeftBehind), Violation::InboxLeftBehind, 1);
+}
+
+#[test]
+fn finds_an_inbox_that_is_compared_by_its_address() {
+    finds(with(Flaw::InboxComparedByAddress), Violation::InboxLeftBehind, 1_680);
 }
 
 #[test]

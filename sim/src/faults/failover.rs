@@ -113,9 +113,17 @@ impl World {
         } else {
             lag
         };
-        let lasts = self.rng.u64(0..=lasts * MS);
+        let early = self.early_node();
+        let lasts = match early {
+            Some(_) => lasts * MS,
+            None => self.rng.u64(0..=lasts * MS),
+        };
         self.old_master = Some((old, self.now + lasts));
         self.after(lasts, Event::Demoted);
+        if let Some((slot, learns)) = early {
+            let life = self.nodes[slot].life;
+            return self.after(learns, Event::MasterMoved { slot, life });
+        }
         for slot in 0..self.nodes.len() {
             if self.chance(60) {
                 let life = self.nodes[slot].life;

@@ -2,7 +2,9 @@
 
 use crate::time::MS;
 use crate::world::World;
+use crate::world::caller::CallerState;
 use crate::world::event::Event;
+use crate::world::node::Node;
 use crate::world::sentinels::{SENTINELS, View};
 
 impl World {
@@ -19,7 +21,7 @@ impl World {
             return true;
         }
         let learns = others.map(|sentinel| {
-            let hellos = [50, 2_000, 4_000][sentinels.rng.usize(0..3)];
+            let hellos = [50, 2_000, 10_000][sentinels.rng.usize(0..3)];
             (sentinel, sentinels.rng.u64(0..hellos * MS))
         });
         for (sentinel, after) in learns {
@@ -66,13 +68,32 @@ impl World {
         }
     }
 
+    /// Returns the one node that leaves the former master soon after a promotion, and when: one that holds a lease. The other
+    /// nodes stay there to its end.
+    pub(crate) fn early_node(&mut self) -> Option<(usize, u64)> {
+        let sentinels = self.sentinels.as_mut()?;
+        let (is_early, learns) = (sentinels.rng.u8(0..3) == 0, sentinels.rng.u64(0..50 * MS));
+        let holds = |node: &Node| {
+            let mut live = node.live.iter().map(|caller| &node.callers[*caller]);
+            live.any(|caller| caller.state == CallerState::Holding)
+        };
+        let slot = self.nodes.iter().position(holds).filter(|_| is_early)?;
+        self.nodes[slot].sentinels.only = None;
+        Some((slot, learns))
+    }
+
     /// A process takes the place of another one. It knows no grant, and sometimes it reaches one Sentinel only.
     pub(crate) fn replace_process(&mut self) {
         let Some(sentinels) = &mut self.sentinels else {
             return;
         };
         let slot = sentinels.rng.usize(0..self.nodes.len());
-        let only = (sentinels.rng.usize(0..SENTINELS), self.now + 2_000 * MS);
+        // Mostly the one that knows the least.
+        let stale = (0..SENTINELS)
+            .min_by_key(|at| sentinels.views[*at].epoch)
+            .unwrap_or_default();
+        let any = sentinels.rng.usize(0..2 * SENTINELS);
+        let only = (if any < SENTINELS { any } else { stale }, self.now + 2_000 * MS);
         let only = (sentinels.rng.u8(0..3) == 0 && !sentinels.is_staged).then_some(only);
         if self.draining || self.now >= self.profile.fault_period.1 {
             return;
