@@ -613,7 +613,11 @@ fn finds_a_recovery_that_leaves_the_clock_behind() {
 
 #[test]
 fn finds_a_deadline_that_moves_beside_a_former_master() {
-    finds(with(Flaw::RenewedBesideFormerMaster), Violation::TwoHolders, 17_910);
+    finds(
+        with(Flaw::RenewedBesideFormerMaster),
+        Violation::TwoHolders,
+        17_910,
+    );
 }
 
 #[test]
@@ -653,7 +657,11 @@ fn finds_an_inbox_that_stays_at_the_former_master() {
 
 #[test]
 fn finds_an_inbox_that_is_compared_by_its_address() {
-    finds(with(Flaw::InboxComparedByAddress), Violation::InboxLeftBehind, 1_680);
+    finds(
+        with(Flaw::InboxComparedByAddress),
+        Violation::InboxLeftBehind,
+        1_680,
+    );
 }
 
 #[test]

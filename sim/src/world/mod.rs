@@ -160,6 +160,10 @@ impl World {
         for (at, offset) in cluster.offsets().into_iter().enumerate() {
             let of = if at == 0 { &mut server } else { &mut servers[at] };
             of.offset = offset;
+            // The masters of a quorum were used before.
+            if profile.quorum > 0 {
+                of.note_run();
+            }
         }
         World {
             cluster,

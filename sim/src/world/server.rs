@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use tenure::protocol::ledger::{Branch, JobRecord, Ledger};
-use tenure::protocol::message::Push;
+use tenure::protocol::message::{LinkRequest, Push};
 use tenure::protocol::session::step::Attempt;
 
 use crate::planted::Planted;
@@ -87,6 +87,17 @@ impl Server {
     /// Returns when a message may be handled that is held until `held`, at the earliest.
     pub(crate) fn look_at(now: u64, held: u64) -> u64 {
         if held == STOPPED { now + STOPPED_LOOK } else { held }
+    }
+
+    /// Records its run, as the first client did.
+    pub(crate) fn note_run(&mut self) {
+        let link = LinkRequest {
+            run: &self.run(),
+            epoch: None,
+            number: None,
+            recovery_ms: 0,
+        };
+        self.ledger.link(0, &link);
     }
 
     /// Returns the text of its run.
