@@ -121,6 +121,20 @@ impl<A> Default for KnownMaster<A> {
     }
 }
 
+/// Returns whether a majority has answered under one epoch, the highest so far. The other answers would change nothing: a
+/// majority that answers under e knows no later reign, and each reign that granted is known to a majority.
+pub fn has_majority<A>(answers: &[SentinelAnswer<A>], listed: usize) -> bool {
+    let highest = answers.iter().map(|answer| answer.epoch).max();
+    let votes = answers.iter().filter(|answer| Some(answer.epoch) == highest);
+    2 * votes.count() > sentinels(answers, listed)
+}
+
+/// Returns the number of Sentinels: the listed ones, or more if a Sentinel knows more.
+fn sentinels<A>(answers: &[SentinelAnswer<A>], listed: usize) -> usize {
+    let known = answers.iter().map(|answer| answer.others + 1).max();
+    listed.max(known.unwrap_or_default())
+}
+
 impl<A: Clone + Ord> KnownMaster<A> {
     /// Returns where the master is, by the last decision.
     pub fn address(&self) -> Option<&A> {
@@ -144,8 +158,7 @@ impl<A: Clone + Ord> KnownMaster<A> {
     /// of the last link wins, unless that link failed: two Sentinels may name one server by two addresses. Without an answer
     /// that counts, the master stays where it was.
     pub fn decide(&mut self, answers: &[SentinelAnswer<A>], listed: usize) -> Option<NamedMaster<A>> {
-        let others = answers.iter().map(|answer| answer.others + 1).max();
-        let sentinels = listed.max(others.unwrap_or_default());
+        let sentinels = sentinels(answers, listed);
         let key = |answer: &SentinelAnswer<A>| (answer.address.clone(), answer.epoch);
         let votes = |answer| answers.iter().filter(|other| key(other) == key(answer)).count();
         let counting = answers
@@ -268,6 +281,9 @@ mod tests {
         // All Sentinels were replaced.
         assert_eq!(name([("a", 0), ("a", 0)], 3).reign(Sound).epoch(), Some(0));
         assert_eq!(name([], 3).reign(Sound).epoch(), None);
+        for (answers, is_enough) in [([("a", 3), ("a", 3)], true), ([("a", 3), ("a", 4)], false)] {
+            assert_eq!(has_majority(&answers.map(answer), 3), is_enough);
+        }
     }
 
     #[test]

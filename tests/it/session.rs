@@ -6,20 +6,21 @@ use std::time::Duration;
 use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
 use tenure::key::Key;
 use tenure::protocol::message::{
-    Batch, BatchReply, ClaimId, ClaimNumber, Executed, Failure, GrantNumber, LeaseTimes, Mode, Name, NodeId,
-    Reply, Request, TickTime, Unanswered, Verb,
+    Batch, BatchReply, ClaimId, ClaimNumber, Executed, Failure, GrantNumber, LeaseTimes, LinkReply, Mode,
+    Name, NodeId, RecoveryCause, Reply, Request, TickTime, Unanswered, Verb,
 };
 use tenure::protocol::session::Session;
 use tenure::protocol::session::step::{
     Attempt, BatchId, InboxEffect, MAX_SILENCE, Opened, Place, Probe, SessionEffect, SessionInput,
     SessionOptions, SessionRole,
 };
-use tenure::protocol::step::{Class, InboxState, Input, Outgoing, Tag};
+use tenure::protocol::step::{Class, FormerMaster, InboxState, Input, Outgoing, Tag};
 use tenure::protocol::time::Instant;
 
 use crate::help::ms;
 
 const TIMEOUT: Duration = Duration::from_secs(2);
+const LAG: Duration = Duration::from_secs(3);
 
 /// A session, a clock, and the effects of the session.
 struct Bench {
@@ -43,7 +44,7 @@ impl Bench {
             can_fail: true,
             poll_gap: Duration::ZERO,
             recovery: Duration::from_secs(10),
-            lag: Duration::ZERO,
+            lag: LAG,
             seed: 7,
             role,
         });
@@ -835,6 +836,91 @@ fn a_connection_to_another_server_is_reported() {
         bench.effects.clear();
         bench.pass(Duration::from_secs(2));
     }
+}
+
+#[test]
+fn an_unconfirmed_link_grants_nothing_and_a_former_master_may_still_grant() {
+    let mut bench = Bench::new();
+    bench.ask("a", 1, 10_000, Class::Claim);
+    bench.step();
+    let attempt = bench.attempts()[0];
+    let opened = Opened {
+        is_unconfirmed: true,
+        ..Opened::default()
+    };
+    bench.tell(SessionInput::Connected { attempt, opened });
+    let former = bench.effects.iter().find_map(|effect| match effect {
+        SessionEffect::Reachable { former, .. } => Some(*former),
+        _ => None,
+    });
+    let expected = FormerMaster {
+        until: Some(bench.now + LAG),
+        highest: GrantNumber(u64::MAX),
+    };
+    assert_eq!(former, Some(expected));
+    assert!(bench.sent()[0].2.is_unconfirmed);
+}
+
+#[test]
+fn a_former_master_may_grant_for_the_lag_after_the_begin_of_a_recovery() {
+    // Of a recovery of 10 s.
+    for (left_ms, rest_ms) in [(10_000, 3_000), (9_000, 2_000), (7_000, 0), (100, 0)] {
+        let mut bench = Bench::new();
+        bench.ask("a", 1, 10_000, Class::Claim);
+        bench.step();
+        let attempt = bench.attempts()[0];
+        let link = LinkReply {
+            clock: GrantNumber(9),
+            recovering: Some((left_ms, RecoveryCause::Epoch)),
+        };
+        let opened = Opened {
+            link,
+            ..Opened::default()
+        };
+        bench.tell(SessionInput::Connected { attempt, opened });
+        let former = bench.effects.iter().find_map(|effect| match effect {
+            SessionEffect::Reachable { former, .. } => Some(*former),
+            _ => None,
+        });
+        let until = (rest_ms > 0).then(|| bench.now + ms(rest_ms));
+        let highest = GrantNumber(9);
+        assert_eq!(former, Some(FormerMaster { until, highest }), "{left_ms}");
+        // The clock is handed on.
+        assert_eq!(bench.session.highest(), Some(highest));
+    }
+}
+
+#[test]
+fn an_inbox_at_another_server_is_replaced_and_at_last_seldom() {
+    let mut bench = Bench::new();
+    bench.is_inbox_there = Some(false);
+    bench.ask("a", 1, 10_000, Class::Claim);
+    bench.connect();
+    bench.tell(SessionInput::InboxWanted);
+    let mut pauses = Vec::new();
+    for _ in 0..5 {
+        let since = bench.now;
+        let attempt = loop {
+            let opens = bench.effects.iter().find_map(|effect| match effect {
+                SessionEffect::Inbox(InboxEffect::Open(attempt)) => Some(*attempt),
+                _ => None,
+            });
+            match opens {
+                Some(attempt) => break attempt,
+                None => bench.pass(ms(100)),
+            }
+        };
+        pauses.push(bench.now.since(since) >= Duration::from_secs(9));
+        bench.effects.clear();
+        let address = Arc::default();
+        bench.tell(SessionInput::InboxOpened { attempt, address });
+    }
+    assert_eq!(pauses, [false, false, false, true, true]);
+    let state = bench.effects.iter().rev().find_map(|effect| match effect {
+        SessionEffect::InboxState(state) => Some(*state),
+        _ => None,
+    });
+    assert_eq!(state, Some(InboxState::Unconfirmed));
 }
 
 #[test]

@@ -97,8 +97,10 @@ impl World {
     /// yet goes on.
     fn kill_connections(&mut self, server: usize) {
         for conn in 0..self.conns.len() {
-            if self.conns[conn].to == server && self.conns[conn].server {
-                self.conns[conn].server = false;
+            let of = &mut self.conns[conn];
+            of.killed |= of.to == server;
+            if of.to == server && of.server {
+                of.server = false;
                 let notice = self.rng.u64(0..20 * MS);
                 self.after(notice, Event::ResetSeen { conn });
             }

@@ -40,6 +40,7 @@ impl World {
             reign,
             link: LinkReply::default(),
             stranger: false,
+            killed: false,
             attempt,
             client: true,
             opened: false,

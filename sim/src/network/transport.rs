@@ -125,7 +125,7 @@ impl World {
             }
             return;
         }
-        if self.server.down || is_dead && id.is_some() {
+        if self.server.down || is_dead && (id.is_some() || self.conns[conn].killed) {
             return;
         }
         let held = self.server.stall.max(self.conns[conn].stall);

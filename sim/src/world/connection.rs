@@ -24,6 +24,8 @@ pub(crate) struct Connection {
     pub(crate) link: LinkReply,
     /// Whether a server of another cluster accepted it.
     pub(crate) stranger: bool,
+    /// Whether its server closed it. Copies of batches in its pipe are lost, too.
+    pub(crate) killed: bool,
     /// The session's name for it.
     pub(crate) attempt: Attempt,
     /// Whether the client reads it.

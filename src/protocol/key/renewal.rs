@@ -165,8 +165,11 @@ impl<P: Plant> KeyState<P> {
                 }
                 Some((claim, ..)) => {
                     let first = claim.unanswered.as_deref().or(self.error.as_ref());
-                    AcquireError::Store(first.cloned().unwrap_or_else(|| {
-                        StoreError::new(StoreErrorKind::Interrupted, "the store did not renew the lease")
+                    AcquireError::Store(first.cloned().unwrap_or_else(|| match cx.shard.former.until {
+                        Some(until) if cx.now < until => StoreError::recovering(until.since(cx.now)),
+                        _ => {
+                            StoreError::new(StoreErrorKind::Interrupted, "the store did not renew the lease")
+                        }
                     }))
                 }
                 None => AcquireError::Lost(LostCause::Deadline),
@@ -284,8 +287,11 @@ impl<P: Plant> KeyState<P> {
             return;
         };
         let spread = held.deadline.since(until.max(cx.now)) / 4;
+        let overdue = held.local().and_then(|local| local.hold.until());
         let pause = cx.shard.between((Duration::ZERO, spread.min(MAX_RETRY_PAUSE)));
-        self.schedule_request(cx, number, until.since(cx.now) + pause);
+        let next = until.max(cx.now) + pause;
+        let next = overdue.map_or(next, |overdue| next.min(overdue));
+        self.schedule_request(cx, number, next.since(cx.now));
     }
 
     /// Schedules the renewal of a waiting claim, when the owner's record should be over. The pause is at most a third

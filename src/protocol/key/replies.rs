@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::error::{LostCause, StoreError};
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::key::claim::{Claimant, Leaving, Phase, RequestKind, Yielded};
+use crate::protocol::key::claim::{Claimant, Leaving, Origin, Phase, RequestKind, Yielded};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::key::line::Caller;
@@ -201,6 +201,9 @@ impl<P: Plant> KeyState<P> {
         };
         claim.unanswered = None;
         // A fixed lease does not start again when its writer becomes a reader.
+        // A writer that becomes a reader beside a former master goes on with what is left.
+        let is_downgrade = |origin: &Origin| origin.held_as_writer(claim.mode).is_some();
+        let goes_on = !moves && claim.origin.as_ref().is_some_and(is_downgrade);
         let origin = claim.origin.as_ref().filter(|_| claim.fixed);
         let ends = origin.and_then(|origin| Some(origin.held_as_writer(claim.mode)?.deadline));
         let deadline = ends.map_or(deadline, |ends| deadline.min(ends));
@@ -243,7 +246,7 @@ impl<P: Plant> KeyState<P> {
                         cx.deny(caller.ticket, AcquireError::Lost(LostCause::Ended));
                     }
                     self.leave(cx, number, None);
-                } else if deadline.since(cx.now) < lease / 3 && ends.is_none() {
+                } else if deadline.since(cx.now) < lease / 3 && ends.is_none() && !goes_on {
                     self.grant_too_old(cx, number);
                 } else {
                     self.start(cx, number, grant, deadline);

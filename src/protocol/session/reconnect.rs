@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::message::{LinkReply, Name, Redirect, Unanswered};
+use crate::protocol::message::{GrantNumber, LinkReply, Name, Redirect, Unanswered};
 use crate::protocol::session::backoff::part_of_pause;
 use crate::protocol::session::connection::{Connection, next_attempt};
 use crate::protocol::session::in_flight::{InFlight, UnansweredRequest};
@@ -104,18 +104,30 @@ impl<P: Plant> Session<P> {
     /// Notes what the server answered to the link. Returns what a former master of the server may still do.
     ///
     /// A recovery begins in each reign after its promotion. The former master may accept writes for `lag` after the promotion,
-    /// so surely no longer than for `lag` after the begin of the recovery.
+    /// so surely no longer than for `lag` after the begin of the recovery. An unconfirmed link does not know of a reign, but it
+    /// opened after the promotion.
     fn note_link(&mut self, link: LinkReply, cx: &mut SessionContext<'_>) -> FormerMaster {
         self.note_grant(link.clock);
-        let until = link.recovering.and_then(|(left, cause)| {
+        if let Some((left, cause)) = link.recovering {
             self.note_recovery(ms(left), cause, cx);
-            let after_lag = self.options.recovery.saturating_sub(self.options.lag);
-            let rest = ms(left).saturating_sub(after_lag);
-            (!rest.is_zero()).then(|| cx.now + rest)
-        });
+        }
+        let (recovery, lag) = (self.options.recovery, self.options.lag);
+        let after_lag = recovery.saturating_sub(lag);
+        let of_recovery = link
+            .recovering
+            .map(|(left, _)| ms(left).saturating_sub(after_lag));
+        let of_link = self.is_unconfirmed.then_some(lag);
+        let rest = of_recovery
+            .max(of_link)
+            .filter(|rest| !rest.is_zero() && !lag.is_zero());
         FormerMaster {
-            until,
-            highest: link.clock,
+            until: rest.map(|rest| cx.now + rest),
+            // Nothing is granted on an unconfirmed link, so each push comes from elsewhere.
+            highest: if self.is_unconfirmed {
+                GrantNumber(u64::MAX)
+            } else {
+                link.clock
+            },
         }
     }
 

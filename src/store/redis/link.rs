@@ -3,11 +3,12 @@
 use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
 
-use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
+use crate::error::{StoreError, StoreErrorKind, StoreRefusal, Trouble};
 use crate::protocol::message::{
     Batch, BatchReply, Executed, Failure, GrantNumber, LinkReply, LinkRequest, Name, NodeId, Reply,
     WriteAnswer,
@@ -47,6 +48,8 @@ pub(super) struct RedisLink {
     watch: Mutex<Option<(SentinelWatch, Reign)>>,
 }
 
+/// The pause before a server is asked again for the subscription of an inbox, after an error that passes.
+const SEEK_PAUSE: Duration = Duration::from_secs(1);
 /// How long a server keeps what a node told of itself, in milliseconds.
 const PRESENCE_MS: u64 = 60_000;
 
@@ -416,9 +419,18 @@ impl Link for RedisLink {
         Box::pin(async move {
             let mut ask = redis::cmd("PUBSUB");
             ask.arg("NUMSUB").arg(&*channel);
-            let answer = connection.send_packed_command(&ask).await.and_then(result).ok()?;
-            let (_, subscribers): (String, u64) = redis::from_redis_value(answer).ok()?;
-            Some(subscribers > 0)
+            loop {
+                match connection.send_packed_command(&ask).await.and_then(result) {
+                    Ok(answer) => {
+                        let (_, subscribers): (String, u64) = redis::from_redis_value(answer).ok()?;
+                        return Some(subscribers > 0);
+                    }
+                    Err(error) => match failure(error).error.trouble() {
+                        Trouble::Passing => tokio::time::sleep(SEEK_PAUSE).await,
+                        _ => return None,
+                    },
+                }
+            }
         })
     }
 

@@ -18,7 +18,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 use crate::error::{OptionsError, StoreError, StoreErrorKind, StoreRefusal};
 pub(super) use crate::protocol::cluster::Address;
 use crate::protocol::flaw::Sound;
-use crate::protocol::sentinels::{KnownMaster, NamedMaster, Reign, SentinelAnswer};
+use crate::protocol::sentinels::{KnownMaster, NamedMaster, Reign, SentinelAnswer, has_majority};
 use crate::store::WarnSink;
 use crate::store::redis::{decode, tls, url};
 
@@ -46,6 +46,14 @@ pub(super) struct SentinelWatch {
     /// Why Sentinels refused to answer last time.
     pub(super) refusals: Vec<String>,
     timeout: Duration,
+}
+
+/// How many answers are awaited.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    /// A majority under one epoch: a Sentinel that is away does not delay a link.
+    ForMajority,
+    ForAll,
 }
 
 /// The reason why a Sentinel gave no address.
@@ -87,7 +95,7 @@ impl Sentinels {
         let known = self.known().address().cloned();
         match known {
             Some(known) => Ok(known),
-            None => Ok(self.watch(limit).find().await?.address),
+            None => Ok(self.watch(limit).find(Wait::ForMajority).await?.address),
         }
     }
 
@@ -172,7 +180,7 @@ impl fmt::Display for Sentinels {
 impl SentinelWatch {
     /// Asks the Sentinels where the master is, for a link that opens there. If none answers, returns where it was.
     pub(super) async fn locate(&mut self) -> Result<Address, StoreError> {
-        let address = self.find().await?.address;
+        let address = self.find(Wait::ForMajority).await?.address;
         self.sentinels.known().note_link(address.clone());
         Ok(address)
     }
@@ -194,7 +202,7 @@ impl SentinelWatch {
     ///
     /// Returns an error if the Sentinels name another address.
     pub(super) async fn confirm(&mut self, address: &Address) -> Result<(Reign, Option<String>), StoreError> {
-        let named = self.find().await?;
+        let named = self.find(Wait::ForMajority).await?;
         if named.address != *address {
             let ((host, port), (to, at)) = (address, &named.address);
             let text = format_args!("{host}:{port} is no longer the master: the Sentinels name {to}:{at}");
@@ -212,7 +220,9 @@ impl SentinelWatch {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            let Ok(named) = self.find().await else { continue };
+            let Ok(named) = self.find(Wait::ForAll).await else {
+                continue;
+            };
             if named.address != address || named.ends(reign, Sound) {
                 return;
             }
@@ -222,8 +232,8 @@ impl SentinelWatch {
         }
     }
 
-    async fn find(&mut self) -> Result<NamedMaster<Address>, StoreError> {
-        let (answers, failures) = self.ask().await;
+    async fn find(&mut self, wait: Wait) -> Result<NamedMaster<Address>, StoreError> {
+        let (answers, failures) = self.ask(wait).await;
         let refusals = failures.iter();
         let refusals = refusals.filter(|failure| matches!(failure.kind, StoreErrorKind::Refused(_)));
         self.refusals = refusals.map(|failure| failure.text.clone()).collect();
@@ -233,7 +243,7 @@ impl SentinelWatch {
     }
 
     /// Returns the answers that arrive in time, and why the other Sentinels gave none, in the order of the list.
-    async fn ask(&mut self) -> (Vec<SentinelAnswer<Address>>, Vec<NoAddress>) {
+    async fn ask(&mut self, wait: Wait) -> (Vec<SentinelAnswer<Address>>, Vec<NoAddress>) {
         let mut asked = JoinSet::new();
         for (at, client) in self.sentinels.clients.iter().enumerate() {
             let (sentinels, client) = (self.sentinels.clone(), client.clone());
@@ -257,6 +267,9 @@ impl SentinelWatch {
                 Ok((connection, answer)) => {
                     self.connections[at] = Some(connection);
                     answers.push(answer);
+                    if wait == Wait::ForMajority && has_majority(&answers, self.sentinels.clients.len()) {
+                        break;
+                    }
                 }
                 Err(failure) => failures.push((at, failure)),
             }

@@ -78,18 +78,22 @@ impl Connections {
     ///
     /// Returns an error if too few Sentinels answer, or if the server is a master of a quorum.
     pub(super) async fn check_reign(&self, server: ServerId) -> Result<(), StoreError> {
-        let open = self.connection(server).await?;
-        if open.is_checked || self.config.cluster.is_some() {
-            return Ok(());
+        let checking = async {
+            let open = self.connection(server).await?;
+            if !open.is_checked && self.config.cluster.is_none() {
+                self.compare_reign(open.clone()).await?;
+                let is_checked = true;
+                let mut known = self.open.lock().await;
+                known.insert(server, OpenConnection { is_checked, ..open });
+            }
+            Ok(())
+        };
+        let checked = timeout(self.config.timeout, checking).await;
+        let checked = checked.unwrap_or_else(|_| Err(too_slow(&self.config)));
+        if checked.is_err() {
+            self.open.lock().await.remove(&server);
         }
-        let checked = timeout(self.config.timeout, self.compare_reign(open.clone())).await;
-        checked.map_err(|_| too_slow(&self.config))??;
-        let is_checked = true;
-        self.open
-            .lock()
-            .await
-            .insert(server, OpenConnection { is_checked, ..open });
-        Ok(())
+        checked
     }
 
     async fn compare_reign(&self, open: OpenConnection) -> Result<(), StoreError> {

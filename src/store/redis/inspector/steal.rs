@@ -38,6 +38,7 @@ impl Stealer<'_> {
         if let (StealAct::HandOver, StealReply::Done(claim)) = (&steal.act, &reply) {
             let batch = steal.leave(*claim);
             let call = encode::batch(&batch, names, self.connections.config.probe);
+            self.connections.check_reign(server).await?;
             let answer = self.run(server, encode::script_of(&batch), call).await?;
             time = decode::batch(answer, 1).map_err(|failure| failure.error)?.time;
         }
