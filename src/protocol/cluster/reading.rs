@@ -133,20 +133,25 @@ impl<P: Plant> MapReading<P> {
         }
     }
 
-    /// Returns the answer that counts: under the highest epoch, then with the same owners as most others, then at the
-    /// addresses that most others name, then the known map.
+    /// Returns the answer that counts: of the cluster nearest to the known map, under the highest epoch, then with the
+    /// same owners as most others, then at the addresses that most others name, then the known map.
     fn decided(&self, map: &ClusterMap) -> Result<&MapAnswer, Undecided> {
         let counts = |doubt| matches!(doubt, None | Some(Doubt::Failed));
         let answers = self
             .answers
             .iter()
             .filter(|(_, answer)| counts(self.doubt(answer)));
+        let is_well = |(_, answer): &&(_, MapAnswer)| !answer.has_failed;
+        let is_any_well = answers.clone().any(|answer| is_well(&answer));
         let answers = match self.known.is_empty() {
             true => largest(clusters(answers))?,
-            false => answers.collect(),
+            false => self.nearest(clusters(answers)),
         };
-        let is_well = |(_, answer): &&(_, MapAnswer)| !answer.has_failed;
-        let has_well = answers.iter().copied().any(|answer| is_well(&answer));
+        let has_well = answers.iter().any(is_well);
+        // One of the clusters serves nothing, and the other may be a strange one.
+        if is_any_well && !has_well && !self.known.is_empty() {
+            return Err(Undecided::NoAnswer);
+        }
         let answers = answers.into_iter().filter(|answer| is_well(answer) || !has_well);
         let answers: Vec<_> = answers.map(|(_, answer)| answer).collect();
         let highest = answers.iter().filter_map(|answer| answer.epoch).max();
@@ -163,6 +168,21 @@ impl<P: Plant> MapReading<P> {
             (owners, addresses, map.agrees(answer), Reverse(*at))
         });
         best.map(|(_, answer)| **answer).ok_or(Undecided::NoAnswer)
+    }
+
+    /// Returns the answers of the cluster with most servers of the known map, then of most answers; of all such.
+    ///
+    /// Epochs of two clusters cannot be compared. A server that left for another cluster keeps its node id.
+    fn nearest<'a>(&self, clusters: Vec<Cluster<'a>>) -> Answers<'a> {
+        let rank = |(names, answers): &Cluster<'_>| {
+            let known = names.iter().filter(|name| self.known.contains(**name));
+            (known.count(), answers.len())
+        };
+        let highest = clusters.iter().map(rank).max();
+        let nearest = clusters
+            .into_iter()
+            .filter(|cluster| Some(rank(cluster)) == highest);
+        nearest.flat_map(|(_, answers)| answers).collect()
     }
 }
 
@@ -196,9 +216,12 @@ fn has_same_owners(one: &MapAnswer, other: &MapAnswer) -> bool {
 /// The answers of one cluster.
 type Answers<'a> = Vec<&'a (Address, MapAnswer)>;
 
+/// The node ids that the answers of one cluster name, and the answers.
+type Cluster<'a> = (HashSet<&'a ClusterNodeId>, Answers<'a>);
+
 /// Returns the answers by cluster. Answers that name the same server are of one cluster.
-fn clusters<'a>(answers: impl Iterator<Item = &'a (Address, MapAnswer)>) -> Vec<Answers<'a>> {
-    let mut clusters: Vec<(HashSet<&ClusterNodeId>, Answers<'_>)> = Vec::new();
+fn clusters<'a>(answers: impl Iterator<Item = &'a (Address, MapAnswer)>) -> Vec<Cluster<'a>> {
+    let mut clusters: Vec<Cluster<'_>> = Vec::new();
     for told in answers {
         let mut names: HashSet<_> = told.1.members().map(|member| &member.node_id).collect();
         let mut joined = vec![told];
@@ -211,11 +234,12 @@ fn clusters<'a>(answers: impl Iterator<Item = &'a (Address, MapAnswer)>) -> Vec<
         }
         clusters.push((names, joined));
     }
-    clusters.into_iter().map(|(_, answers)| answers).collect()
+    clusters
 }
 
 /// Returns the cluster of most answers.
-fn largest(mut clusters: Vec<Answers<'_>>) -> Result<Answers<'_>, Undecided> {
+fn largest(clusters: Vec<Cluster<'_>>) -> Result<Answers<'_>, Undecided> {
+    let mut clusters: Vec<_> = clusters.into_iter().map(|(_, answers)| answers).collect();
     clusters.sort_by_key(|answers| Reverse(answers.len()));
     if let [first, second, ..] = &clusters[..]
         && first.len() == second.len()

@@ -190,6 +190,57 @@ fn the_highest_epoch_wins_then_most_answers_then_the_known_map() {
 }
 
 #[test]
+fn a_server_that_left_for_another_cluster_does_not_lead_there() {
+    let with_replica = |masters: &[&str]| MapAnswer {
+        replicas: vec![member("r", "url")],
+        ..told(masters)
+    };
+    let elsewhere = || MapAnswer {
+        epoch: Some(9),
+        ..told(&["r", "x"])
+    };
+    let mut map = known();
+    let own = |_: &str| Some(with_replica(&["a", "b", "c"]));
+    assert_eq!(read(&mut map, (&["url"], 1), own).1, Ok(false));
+    let (_, decided) = read(&mut map, (&["url"], 2), |name| match name {
+        "url" => Some(elsewhere()),
+        _ => Some(told(&["a", "b", "c"])),
+    });
+    assert_eq!((decided, owner(&map, 0)), (Ok(false), "a"));
+    // Its own cluster serves nothing for a while.
+    let mut map = known();
+    assert_eq!(read(&mut map, (&["url"], 1), own).1, Ok(false));
+    let (_, decided) = read(&mut map, (&["url"], 2), |name| match name {
+        "url" => Some(elsewhere()),
+        _ => Some(MapAnswer {
+            has_failed: true,
+            ..told(&["a", "b", "c"])
+        }),
+    });
+    assert_eq!((decided, owner(&map, 0)), (Err(Undecided::NoAnswer), "a"));
+    // All servers were replaced but for the replica, and a removed one is left, cut off: the old map is given up in time.
+    let replaced = |name: &str| match name {
+        "url" => Some(elsewhere()),
+        "a" => Some(MapAnswer {
+            has_failed: true,
+            ..told(&["a", "b", "c"])
+        }),
+        _ => None,
+    };
+    assert_eq!(
+        read(&mut map, (&["url"], 61), replaced).1,
+        Err(Undecided::NoAnswer)
+    );
+    assert_eq!(read(&mut map, (&["url"], 62), replaced).1, Ok(true));
+    assert_eq!(owner(&map, 0), "r");
+    // Without the removed one, at once.
+    let mut map = known();
+    assert_eq!(read(&mut map, (&["url"], 1), own).1, Ok(false));
+    let alone = |name: &str| (name == "url").then(&elsewhere);
+    assert_eq!(read(&mut map, (&["url"], 2), alone).1, Ok(true));
+}
+
+#[test]
 fn two_spellings_of_an_address_do_not_split_the_vote() {
     let spelled = |address: &str| {
         let mut answer = told(&["a", "d"]);
