@@ -37,11 +37,24 @@ pub struct Deployment {
 impl Deployment {
     /// Starts them, and waits until all know all.
     pub fn start() -> Self {
+        Self::with_priority("100")
+    }
+
+    /// The same, but the Sentinels never promote the third server. So a master that returns is promoted when its successor is
+    /// gone.
+    pub fn of_two_masters() -> Self {
+        Self::with_priority("0")
+    }
+
+    /// `third`: the priority of the third server, by which the Sentinels choose the next master.
+    fn with_priority(third: &str) -> Self {
         let master = RedisServer::with_args(&SERVER);
         let port = master.port();
         let follows = port.to_string();
-        let replica = || RedisServer::with_args(&replica_of(&follows));
-        let servers = vec![master, replica(), replica()];
+        let second = RedisServer::with_args(&replica_of(&follows));
+        let priority = ["--replica-priority", third];
+        let third = RedisServer::with_args(&[&replica_of(&follows)[..], &priority].concat());
+        let servers = vec![master, second, third];
         let lines = [
             format!("sentinel monitor {NAME} 127.0.0.1 {port} 2"),
             format!("sentinel down-after-milliseconds {NAME} 1000"),
@@ -105,6 +118,36 @@ impl Deployment {
         let master = self.master();
         self.servers[master].kill();
         master
+    }
+
+    /// Stops the process of the master. Returns which server that was: it is not demoted, and will not know that it was
+    /// replaced.
+    pub fn stop_master(&self) -> usize {
+        let master = self.master();
+        self.servers[master].freeze();
+        master
+    }
+
+    /// Kills the master, and lets the server that it replaced go on. Returns which server was killed.
+    ///
+    /// The Sentinels then promote the other one again. They demote a returning master only after its successor and it were
+    /// well for 8 s.
+    pub fn return_master(&mut self, stopped: usize) -> usize {
+        eventually("the failover is over", || {
+            // Until then the Sentinel that leads it has the former master in its list.
+            let port = self.servers[self.agreed()?].port().to_string();
+            let is_over = |sentinel: &RedisServer| {
+                let master: HashMap<String, String> = query(sentinel, &["SENTINEL", "MASTER", NAME]).ok()?;
+                Some(master.get("port") == Some(&port) && master.get("flags")? == "master")
+            };
+            self.sentinels
+                .iter()
+                .all(|sentinel| is_over(sentinel) == Some(true))
+                .then_some(())
+        });
+        let killed = self.kill_master();
+        self.servers[stopped].thaw();
+        killed
     }
 
     /// Lets a Sentinel promote a replica while the master is well. Returns the old master.

@@ -75,14 +75,14 @@ struct Scene {
     dead: Option<usize>,
 }
 
-async fn node(urls: Vec<String>, lease: Duration, recovery: Recovery) -> Locks {
+pub async fn node(urls: Vec<String>, lease: Duration, recovery: Recovery) -> Locks {
     let like = redis::Client::open("redis://127.0.0.1/").unwrap();
     let builder = Locks::builder().lease(lease).recovery(recovery).lazy();
     builder.sentinel(NAME, urls, like).await.unwrap()
 }
 
 /// Ends the recovery that begins when a server is used for the first time: there are no earlier leases.
-async fn skip_first_recovery(deployment: &Deployment, locks: &Locks) {
+pub async fn skip_first_recovery(deployment: &Deployment, locks: &Locks) {
     in_time(async { while locks.ping().await.is_err() {} }).await;
     tell(
         &deployment.servers[deployment.master()],
@@ -91,7 +91,7 @@ async fn skip_first_recovery(deployment: &Deployment, locks: &Locks) {
 }
 
 /// Acquires the lock, however often the servers are away or refuse.
-async fn at_last(mutex: Mutex) -> Guard {
+pub async fn at_last(mutex: Mutex) -> Guard {
     loop {
         match mutex.lock().await {
             Ok(guard) => return guard,
@@ -101,7 +101,7 @@ async fn at_last(mutex: Mutex) -> Guard {
 }
 
 /// Awaits the future for longer than a failover with a second vote and a recovery take.
-async fn in_time<T>(future: impl Future<Output = T>) -> T {
+pub async fn in_time<T>(future: impl Future<Output = T>) -> T {
     let timeout = tokio::time::timeout(Duration::from_secs(90), future);
     timeout.await.expect("the future finishes in time")
 }

@@ -51,6 +51,7 @@ mod many_ticks;
 mod masters;
 #[cfg(feature = "metrics")]
 mod metrics;
+mod moved_address;
 mod multi;
 mod mutexes;
 mod outages;
@@ -65,6 +66,7 @@ mod quorums_list;
 mod reconnect;
 mod recovery;
 mod refusals;
+mod reigns;
 #[cfg(feature = "axum")]
 mod requests;
 mod retries;

@@ -303,7 +303,7 @@ impl Variant {
                 "tenure1:longest",
                 "tenure1:masters",
             ];
-            let prefixes = ["tenure1:clock:{", "tenure1:i:", notes::PREFIX];
+            let prefixes = ["tenure1:clock:{", "tenure1:epoch:", "tenure1:i:", notes::PREFIX];
             let is_left = |key: &String| {
                 !stays.contains(&&**key) && !prefixes.iter().any(|prefix| key.starts_with(prefix))
             };

@@ -4,8 +4,13 @@
 //! differ after a failover is in `promotions.rs`. After each failover two processes must hand over by push again, and in a
 //! run nodes must assert leases that a new master lacks.
 //!
-//! `TENURE_FAILOVER_SECONDS` is the length of the run, with a failover every 20 s. Without it there are two: `kill -9` of a
-//! master whose last grants no replica has, and `SENTINEL FAILOVER`. `TENURE_SEED` replays what the nodes draw.
+//! Masters also return: a master is stopped, its successor grants and is killed, and the Sentinels promote the first again.
+//! It was never demoted, so nothing at that server shows that there was another reign. A process that knows nothing starts
+//! then. It must be told that the server recovers because of the Sentinels' epoch.
+//!
+//! `TENURE_FAILOVER_SECONDS` is the length of the run, with a failover every 20 s. Without it there are six: `kill -9` of a
+//! master whose last grants no replica has, `SENTINEL FAILOVER`, and two masters that are stopped and return. `TENURE_SEED`
+//! replays what the nodes draw.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -36,8 +41,10 @@ const LONGEST_SWITCH: Duration = Duration::from_secs(8);
 const LONGEST_RECOVERY: Duration = Duration::from_secs(15);
 /// So many batches of the nodes contain claims of all their tasks.
 const ENOUGH_SCRIPTS: u64 = 20;
-/// The number of failovers in a run without a length, if no lease is asserted.
-const MOST_FAILOVERS: u32 = 6;
+/// The number of failovers in a run without a length: two masters return.
+const LEAST_FAILOVERS: u32 = 6;
+/// The same, if no lease is asserted.
+const MOST_FAILOVERS: u32 = 8;
 /// A holding that has lasted this long probably goes on.
 const LONG_HOLDING: Duration = ms(200);
 
@@ -51,9 +58,21 @@ enum Failover {
     Planned,
     /// `kill -9` of the master.
     Kill,
+    /// The process of the master is stopped.
+    Stop,
+    /// `kill -9` of the successor of a master that was stopped, which goes on and is promoted again.
+    Return,
 }
 
-const FAILOVERS: [Failover; 3] = [Failover::KillUnreplicated, Failover::Planned, Failover::Kill];
+const FAILOVERS: [Failover; 7] = [
+    Failover::KillUnreplicated,
+    Failover::Stop,
+    Failover::Return,
+    Failover::Planned,
+    Failover::Stop,
+    Failover::Return,
+    Failover::Kill,
+];
 
 #[test]
 fn torture_with_failovers() {
@@ -115,6 +134,14 @@ impl Variant {
         if scene.asserted() == 0 {
             findings.add("no lease was asserted", String::new());
         }
+        for causes in scene.causes_of_returns() {
+            if causes.iter().any(|cause| cause != "epoch") {
+                findings.add(
+                    "a master returned and not because of the epoch",
+                    format!("{causes:?}"),
+                );
+            }
+        }
         let summary = scene.summary(self, &case, &tally, stall);
         if findings.is_empty() {
             let _ = std::fs::remove_dir_all(&dir);
@@ -155,6 +182,8 @@ struct Scene {
     nodes: Nodes,
     ears: Ears,
     deployment: Deployment,
+    /// The master that is stopped, and the first write that it lacks.
+    stopped: Option<(usize, u64)>,
     promotions: Vec<Promotion>,
     /// The number of promotions that the test did not cause.
     unplanned: u32,
@@ -171,12 +200,14 @@ struct Report {
     asserted: usize,
     /// Grants that were pushed after that, until two processes had one.
     pushes: usize,
+    /// Why the server recovered, as a process was told that knew nothing.
+    causes: Vec<String>,
 }
 
 impl Scene {
     /// Starts the servers and the nodes.
     fn start(variant: &Variant, seed: u64, dir: &Path) -> Scene {
-        let deployment = Deployment::start();
+        let deployment = Deployment::of_two_masters();
         deployment.servers.iter().for_each(publish_keys);
         let orders = Orders {
             sentinels: deployment.urls(),
@@ -186,6 +217,7 @@ impl Scene {
             ears: Ears::on(deployment.servers.iter().chain(&deployment.sentinels)),
             nodes: Nodes::start(orders, dir.to_owned(), None, NODES),
             deployment,
+            stopped: None,
             promotions: Vec::new(),
             unplanned: 0,
             reports: Vec::new(),
@@ -205,16 +237,16 @@ impl Scene {
         self.until_pushed(to);
     }
 
-    /// Replaces masters for this span, or twice. More failovers follow if no lease was asserted in two: an election with a
-    /// second vote outlasts all leases.
+    /// Replaces masters for this span, or six times. More failovers follow if no lease was asserted: an election with a second
+    /// vote outlasts all leases.
     fn fail_over_repeatedly(&mut self, span: Option<Duration>) {
         let start = Instant::now();
         for n in 0.. {
             let is_over = match span {
                 Some(span) => start.elapsed() >= span,
-                None => n >= 2 && self.asserted() > 0 || n == MOST_FAILOVERS,
+                None => n >= LEAST_FAILOVERS && self.asserted() > 0 || n == MOST_FAILOVERS,
             };
-            if is_over {
+            if is_over && self.stopped.is_none() {
                 return;
             }
             if span.is_some() {
@@ -226,35 +258,48 @@ impl Scene {
     }
 
     fn fail_over(&mut self, failover: Failover) {
-        self.deployment.settle();
+        let returning = self.stopped.take();
+        if returning.is_none() {
+            self.deployment.settle();
+        }
         let unreplicated = now() - MAX_LAG.as_nanos() as u64;
-        let stopped = match failover {
+        let held_by = match failover {
             Failover::KillUnreplicated => self.hold_unreplicated(),
-            Failover::Planned | Failover::Kill => None,
+            Failover::Planned | Failover::Kill | Failover::Stop | Failover::Return => None,
         };
-        let before = self.scripts();
+        // A server that is stopped does not say how many scripts it ran.
+        let held_by = held_by.map(|node| (node, self.scripts()));
         let from = now();
         let since = || Duration::from_nanos(now() - from);
         let old = match failover {
             Failover::KillUnreplicated | Failover::Kill => self.deployment.kill_master(),
             Failover::Planned => self.deployment.fail_over(),
+            Failover::Stop => self.deployment.stop_master(),
+            Failover::Return => self
+                .deployment
+                .return_master(returning.expect("a master is stopped").0),
         };
         if failover == Failover::KillUnreplicated {
             self.deployment.heal_replication();
         }
         self.deployment.promoted(old);
         let promoted = since();
-        if let Some(node) = stopped {
+        if let Some((node, before)) = held_by {
             self.until_asked(&before);
             // The lease was renewed at most a third of it before the kill, so it goes on for another moment.
             sleep((self.nodes.orders.lease / 2).saturating_sub(since()));
             self.nodes.resume(node);
         }
+        let causes = match failover {
+            Failover::Return => self.causes_told_to_another_node(),
+            _ => Vec::new(),
+        };
         let new = self.until_granting();
         let granting = since();
         let to = now();
         self.promotions.push(Promotion {
-            unreplicated,
+            // A master that returns lacks all that was written since it was stopped.
+            unreplicated: returning.map_or(unreplicated, |(_, since)| since),
             from,
             to,
         });
@@ -266,11 +311,41 @@ impl Scene {
             granting,
             asserted,
             pushes,
+            causes,
         });
-        if failover != Failover::Planned {
-            self.deployment.rejoin(old);
-            publish_keys(&self.deployment.servers[old]);
+        match failover {
+            Failover::Planned => {}
+            Failover::Stop => self.stopped = Some((old, unreplicated)),
+            Failover::KillUnreplicated | Failover::Kill | Failover::Return => {
+                self.deployment.rejoin(old);
+                publish_keys(&self.deployment.servers[old]);
+            }
         }
+    }
+
+    /// Kills a node, and starts another in its place, which knows nothing. Returns why the server recovers, as the new node
+    /// is told.
+    fn causes_told_to_another_node(&mut self) -> Vec<String> {
+        let journal = self.nodes.replace(self.promotions.len() % NODES);
+        eventually("the node is told of the recovery", || {
+            let text = std::fs::read_to_string(&journal).ok()?;
+            let told = text
+                .lines()
+                .filter(|line| line.contains(" event server_recovering "));
+            let causes =
+                told.filter_map(|line| Some(line.split_once("why=\"")?.1.trim_end_matches('"').to_owned()));
+            let causes: Vec<String> = causes.collect();
+            (!causes.is_empty()).then_some(causes)
+        })
+    }
+
+    /// Returns why the server recovered, for each master that returned.
+    fn causes_of_returns(&self) -> Vec<&[String]> {
+        let returns = self
+            .reports
+            .iter()
+            .filter(|report| report.failover == Failover::Return);
+        returns.map(|report| &*report.causes).collect()
     }
 
     /// Stops replication, waits until a holding that no replica knows probably goes on, and stops the process that holds.
@@ -365,10 +440,11 @@ impl Scene {
                 granting,
                 asserted,
                 pushes,
+                causes,
             } = report;
             format!(
-                "\n\x20 {failover:?}: promoted after {promoted:?}, granting after {granting:?}; {asserted} asserted, \
-                 then {pushes} grants pushed"
+                "\n\x20 {failover:?}: promoted after {promoted:?}, granting after {granting:?} {causes:?}; {asserted} \
+                 asserted, then {pushes} grants pushed"
             )
         });
         let (seed, asserted, run) = (self.nodes.orders.seed, self.asserted(), case.run);

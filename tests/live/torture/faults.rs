@@ -221,6 +221,17 @@ impl Nodes {
         self.nodes[node].signal("-CONT");
     }
 
+    /// Kills a node, and starts another in its place, which knows nothing. Returns the new node's journal.
+    pub fn replace(&mut self, number: usize) -> PathBuf {
+        self.nodes[number].kill();
+        self.restart(number);
+        self.journals
+            .last()
+            .expect("the journal of the new node")
+            .1
+            .clone()
+    }
+
     fn restart(&mut self, number: usize) {
         let mut node = self.nodes.remove(number);
         node.incarnation += 1;
