@@ -16,8 +16,9 @@ use crate::server::RedisServer;
 pub const NAME: &str = "orders-db";
 /// How many replicas and how many other Sentinels each Sentinel knows.
 const OTHERS: u64 = 2;
-/// Longer than two failovers in a row: Sentinel begins the second after twice the failover timeout.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than two failovers in a row: Sentinel begins the second after twice the failover timeout. A Sentinel that was not run
+/// for 2 s does nothing for the next 30 s (TILT), and that may happen twice.
+const PATIENCE: Duration = Duration::from_secs(120);
 /// A write needs a replica that was heard within the last second. A replica joins at once.
 const SERVER: [&str; 6] = [
     "--min-replicas-to-write",
