@@ -30,7 +30,7 @@ impl World {
             Some(server) => Replica::Returning(server),
             None => {
                 self.note(None, None, || "the replica stops to follow".into());
-                Replica::Copy(self.server.ledger.clone())
+                Replica::Copy(Box::new(self.server.ledger.clone()))
             }
         });
         let behind = [0, 50, 800][self.rng.usize(0..3)] * MS;
@@ -50,7 +50,7 @@ impl World {
         self.cover(Case::FailedOver);
         let old = self.master;
         let new = match replica {
-            Replica::Copy(ledger) => self.add_replica(ledger),
+            Replica::Copy(ledger) => self.add_replica(*ledger),
             Replica::Returning(server) => {
                 self.cover(Case::MasterReturned);
                 server

@@ -115,7 +115,7 @@ impl Server {
 #[derive(Debug)]
 pub(crate) enum Replica {
     /// A replica with this copy of its master's data.
-    Copy(Ledger<Planted>),
+    Copy(Box<Ledger<Planted>>),
     /// A former master that was cut off and never demoted, with its own data.
     Returning(usize),
 }

@@ -186,19 +186,11 @@ impl<P: Plant> KeyState<P> {
         (sent, time): (Instant, u64),
         grant: GrantNumber,
     ) {
-        let continued_until = self.claims[number].continued_until();
-        self.finish_yield(cx, number);
-        let from_reply = self.plant.planted(Flaw::DeadlineFromReply);
         let moves = !self.is_beside_former_master(cx, sent);
+        let deadline = self.deadline_by_answer(cx, number, (sent, moves));
+        self.finish_yield(cx, number);
         let claim = &mut self.claims[number];
         let (lease, hold) = (claim.lease(), claim.record_lifetime());
-        let deadline = if from_reply { cx.now } else { sent } + lease;
-        let is_certain =
-            |until: Instant| moves && (cx.now < until || cx.shard.former.until <= Some(claim.created_at));
-        let deadline = match continued_until {
-            Some(until) if !is_certain(until) => deadline.min(until),
-            _ => deadline,
-        };
         claim.unanswered = None;
         // A fixed lease does not start again when its writer becomes a reader.
         // A writer that becomes a reader beside a former master goes on with what is left.
@@ -252,6 +244,25 @@ impl<P: Plant> KeyState<P> {
                     self.start(cx, number, grant, deadline);
                 }
             }
+        }
+    }
+
+    /// Returns the deadline of a lease that was granted to a request sent at `sent`. A lease that continues another one lasts no
+    /// longer than that one, unless it surely lasted when no former master could grant the key any more.
+    fn deadline_by_answer(
+        &self,
+        cx: &StepContext<'_>,
+        number: ClaimNumber,
+        (sent, moves): (Instant, bool),
+    ) -> Instant {
+        let from_reply = self.plant.planted(Flaw::DeadlineFromReply);
+        let claim = &self.claims[number];
+        let deadline = if from_reply { cx.now } else { sent } + claim.lease();
+        let is_certain =
+            |until: Instant| moves && (cx.now < until || cx.shard.former.until <= Some(claim.created_at));
+        match claim.continued_until() {
+            Some(until) if !is_certain(until) => deadline.min(until),
+            _ => deadline,
         }
     }
 

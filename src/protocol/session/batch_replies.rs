@@ -79,10 +79,7 @@ impl<P: Plant> Session<P> {
                     cx.effects.extend((!over).then_some(failed));
                     continue;
                 }
-                // An unconfirmed link holds claims back without a recovery. The link told of a real one.
-                Reply::Recovering(left) if !self.is_unconfirmed => {
-                    self.note_recovery(ms(*left), RecoveryCause::Number, cx);
-                }
+                Reply::Recovering(left) => self.note_held_back(ms(*left), cx),
                 _ => {}
             }
             if !over {
@@ -123,6 +120,13 @@ impl<P: Plant> Session<P> {
     ) -> SessionEffect {
         let why = self.why_unanswered(failure.executed, &failure.error, connection);
         self.unanswered(request, why, failure.error.clone())
+    }
+
+    /// Notes that a claim is held back. An unconfirmed link does so without a recovery, and has told of a real one.
+    fn note_held_back(&mut self, left: Duration, cx: &mut SessionContext<'_>) {
+        if !self.is_unconfirmed {
+            self.note_recovery(left, RecoveryCause::Number, cx);
+        }
     }
 
     /// Reports a recovery of the server, once.

@@ -413,10 +413,8 @@ impl<P: Plant> Session<P> {
         }
         // A batch has one not-after: the latest deadline of its requests, but no later than its connection is given
         // up.
-        let (not_after, late_after) = match &self.clock {
-            Some(clock) => clock.bounds(latest.min(gives_up_at)),
-            None => (u64::MAX, latest + timeout),
-        };
+        let bounds = self.clock.map(|clock| clock.bounds(latest.min(gives_up_at)));
+        let (not_after, late_after) = bounds.unwrap_or((u64::MAX, latest + timeout));
         let is_too_early = self.plant.planted(Flaw::LateAfterTooEarly);
         self.in_flight.push_back(InFlight {
             id,

@@ -111,28 +111,7 @@ impl RedisLink {
             None => (Reign::Ignored, None),
         };
 
-        let mut questions = redis::pipe();
-        for script in store.scripts() {
-            load(script, &mut questions);
-        }
-        questions.cmd("INFO").arg("memory");
-        questions.cmd("INFO").arg("replication");
-        // On a cluster the key of the run would be in one slot, and a slot that moved looks like a promotion.
-        match &store.cluster {
-            Some(_) => questions.cmd("CLUSTER").arg("MYID"),
-            None => questions.cmd("MGET").arg(names::RUN).arg(names::MASTERS),
-        };
-        // The name is for operators. A Redis user that may not set it can still use the store.
-        questions
-            .cmd("CLIENT")
-            .arg("SETNAME")
-            .arg(&*store.connection_name);
-        let mut loaded = ask(store, &mut connection, &questions).await?;
-        let answers = loaded.split_off(loaded.len().saturating_sub(4));
-        let [memory, replication, recorded, _] = answered(answers)?;
-        for loaded in loaded {
-            result(loaded).map_err(|error| cannot_open(store, error))?;
-        }
+        let [memory, replication, recorded] = prepare(store, &mut connection).await?;
         let run_id = run_id(&server);
         let run: Arc<str> = run_of(run_id.as_deref(), &replication).unwrap_or_default().into();
         check_info(store, [server, memory, replication], &mut warnings)?;
@@ -182,6 +161,34 @@ impl RedisLink {
             watch: Mutex::new(watch.map(|watch| (watch, reign))),
         })
     }
+}
+
+/// Loads the scripts and names the connection. Returns the sections `memory` and `replication` of INFO, and what is recorded in
+/// the server: its run and a list of masters, or the node id of a server of a cluster.
+async fn prepare(store: &Config, connection: &mut MultiplexedConnection) -> Result<[Value; 3], StoreError> {
+    let mut questions = redis::pipe();
+    for script in store.scripts() {
+        load(script, &mut questions);
+    }
+    questions.cmd("INFO").arg("memory");
+    questions.cmd("INFO").arg("replication");
+    // On a cluster the key of the run would be in one slot, and a slot that moved looks like a promotion.
+    match &store.cluster {
+        Some(_) => questions.cmd("CLUSTER").arg("MYID"),
+        None => questions.cmd("MGET").arg(names::RUN).arg(names::MASTERS),
+    };
+    // The name is for operators. A Redis user that may not set it can still use the store.
+    questions
+        .cmd("CLIENT")
+        .arg("SETNAME")
+        .arg(&*store.connection_name);
+    let mut loaded = ask(store, connection, &questions).await?;
+    let answers = loaded.split_off(loaded.len().saturating_sub(4));
+    let [memory, replication, recorded, _] = answered(answers)?;
+    for loaded in loaded {
+        result(loaded).map_err(|error| cannot_open(store, error))?;
+    }
+    Ok([memory, replication, recorded])
 }
 
 /// Returns a server's answers to the `N` commands of a pipeline.
