@@ -11,13 +11,19 @@
 -- ARGV[3]  length of a recovery in ms, for a server where longest is missing
 -- ARGV[4]  highest grant number that the node has seen
 -- ARGV[5]  epoch under which the Sentinels confirmed the link
--- returns  {longest as the server has it, or an empty string; the clock; what is left of a recovery in ms, -1 without one; why
---          it recovers}; if longest is not the node's, nothing was done
+-- returns  {longest as the server has it, or an empty string; the clock; what is left of a recovery in ms, negative without
+--          one; why it recovers}; if longest is not the node's, nothing was done; an error, and nothing was done, if the
+--          clock is unusable
 local call, format = redis.call, string.format
 local longest = call('GET', KEYS[3])
 if longest and ARGV[2] ~= '' and longest ~= ARGV[2] then return { longest, '0', -1, '' } end
 local length = (longest and string.match(longest, ':(%d+)$') or ARGV[3]) + 0
-local clock = KEYS[4] and tonumber(call('GET', KEYS[4]) or '0') or 0
+-- As in open.lua: a clock that is no number is neither used nor overwritten, and fences must not restart after it.
+local clock = KEYS[4] and redis.pcall('GET', KEYS[4])
+clock = clock and (tonumber(clock) or -1) or 0
+if not (clock >= 0 and clock % 1 == 0 and clock < 9007199254740990) then
+  return redis.error_reply('TENURECLOCK ' .. KEYS[4] .. ' is no grant number: delete it')
+end
 local is_first = not longest and ARGV[2] ~= ''
 
 local why
@@ -50,4 +56,6 @@ if why then
   call('SET', KEYS[1], ARGV[1])
 end
 local left = call('PTTL', KEYS[2])
-return { longest or '', format('%d', clock), left < 0 and -1 or left, call('GET', KEYS[2]) or '' }
+-- Only a user writes the key without an end.
+if left == -1 then left = length end
+return { longest or '', format('%d', clock), left, call('GET', KEYS[2]) or '' }
