@@ -12,9 +12,13 @@ use std::time::Duration;
 use crate::error::OptionsError;
 use crate::error::{StoreError, StoreErrorKind};
 #[cfg(feature = "redis")]
+use crate::protocol::message::{LinkReply, LinkRequest};
+#[cfg(feature = "redis")]
 use crate::store::Store;
 #[cfg(feature = "redis")]
 use crate::store::redis::RedisStore;
+#[cfg(feature = "redis")]
+use crate::store::redis::run::{self, Comparison, RunPolicy};
 
 #[cfg(feature = "scheduler")]
 mod engine;
@@ -77,4 +81,27 @@ pub fn quorum_store(urls: &[&str], timeout: Duration) -> Result<Arc<dyn Store>, 
     let clients = urls.iter().map(|url| RedisStore::client_of(url));
     let store = RedisStore::of_quorum(clients.collect::<Result<_, _>>()?)?;
     Ok(Arc::new(store.with_connect_timeout(timeout)))
+}
+
+/// Sends what the store sends when a link opens, to compare runs and epochs. `longest`: as in `Recovery::Always`; `None`: the
+/// node recovers on evidence only. Returns the longest lease and the length of a recovery as the server has them, and its answer.
+///
+/// # Errors
+/// The server refuses the script.
+#[cfg(feature = "redis")]
+#[doc(hidden)]
+pub fn compare_run(
+    connection: &mut redis::Connection,
+    link: &LinkRequest<'_>,
+    longest: Option<Duration>,
+) -> redis::RedisResult<(String, LinkReply)> {
+    let recovery = Duration::from_millis(link.recovery_ms);
+    let comparison = Comparison {
+        link: *link,
+        master: Some("mymaster"),
+        recorded: None,
+    };
+    let questions = run::compare(&comparison, RunPolicy { longest, recovery });
+    let (_, answer): (String, redis::Value) = questions.query(connection)?;
+    Ok(run::read(answer).expect("the answer of the script"))
 }

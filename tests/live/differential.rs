@@ -19,6 +19,7 @@ mod comparing;
 mod draws;
 mod elections;
 mod latches;
+mod links;
 mod losses;
 mod meddling;
 mod slots;
@@ -108,6 +109,11 @@ async fn the_script_gives_the_replies_of_the_ledger() {
             ("recovery begun", 1),
             ("recovery by the clock", 2),
             ("recovery by an owner", 1),
+            ("recovery by an owner, unconfirmed", 0),
+            ("claim held back, unconfirmed", 10),
+            ("waiter held back, unconfirmed", 2),
+            ("owner renewed, unconfirmed", 2),
+            ("left, unconfirmed", 2),
             ("claim held back", 10),
             ("held back alone", 1),
             ("left while recovering", 1),
@@ -203,6 +209,11 @@ async fn the_script_shares_locks_as_the_ledger_does() {
             ("recovery begun", 1),
             ("recovery by the clock", 2),
             ("recovery by an owner", 1),
+            ("recovery by an owner, unconfirmed", 0),
+            ("claim held back, unconfirmed", 10),
+            ("waiter held back, unconfirmed", 2),
+            ("owner renewed, unconfirmed", 2),
+            ("left, unconfirmed", 2),
             ("claim held back", 10),
             ("held back alone", 1),
             ("left while recovering", 1),
@@ -282,6 +293,11 @@ async fn the_script_for_jobs_gives_the_replies_of_the_ledger() {
             ("recovery begun", 1),
             ("recovery by the clock", 2),
             ("recovery by an owner", 1),
+            ("recovery by an owner, unconfirmed", 0),
+            ("claim held back, unconfirmed", 10),
+            ("waiter held back, unconfirmed", 2),
+            ("owner renewed, unconfirmed", 2),
+            ("left, unconfirmed", 2),
             ("claim held back", 10),
             ("held back alone", 1),
             ("left while recovering", 1),
@@ -342,6 +358,11 @@ async fn the_script_for_semaphores_gives_the_replies_of_the_ledger() {
             ("recovery begun", 1),
             ("recovery by the clock", 2),
             ("recovery by an owner", 1),
+            ("recovery by an owner, unconfirmed", 0),
+            ("claim held back, unconfirmed", 10),
+            ("waiter held back, unconfirmed", 2),
+            ("owner renewed, unconfirmed", 2),
+            ("left, unconfirmed", 2),
             ("claim held back", 10),
             ("held back alone", 1),
             ("left while recovering", 1),
@@ -548,7 +569,7 @@ impl Run {
             highest: self.draw_highest(),
             not_after,
             poll_gap_ms: self.gaps[self.rng.usize(..self.gaps.len())],
-            is_unconfirmed: false,
+            is_unconfirmed: self.draw_is_unconfirmed(),
             recovery_ms: self.draw_recovery_ms(),
             rule: if is_together { Rule::AllOrNone } else { Rule::Each },
             requests,
@@ -617,6 +638,7 @@ impl Run {
                 Branch::LeftFree => "left free",
                 Branch::MetLeftFree => "met left free",
                 Branch::RecoveryByClock => "recovery by the clock",
+                Branch::RecoveryByOwner if batch.is_unconfirmed => "recovery by an owner, unconfirmed",
                 Branch::RecoveryByOwner => "recovery by an owner",
                 Branch::Asserted => "asserted",
                 Branch::AssertionLate => "late assertion",

@@ -9,6 +9,7 @@ use tenure::{Error, Locks, Recovery};
 use crate::bad_input::{options, refused, tells};
 use crate::help::{Eyes, held, ms, soon};
 use crate::server::RedisServer;
+use crate::store::acl;
 use crate::support::events::Watch;
 
 const NAME: &str = "stock-db";
@@ -203,4 +204,28 @@ async fn a_user_without_the_right_to_info_is_refused_if_the_server_always_recove
     let builder = Locks::builder().lease(ms(1_000));
     let locks = builder.recovery(always(ms(1_000))).redis(&url).await;
     soon(locks.unwrap().ping()).await.unwrap();
+}
+
+/// The rights of the README are enough for a link that a Sentinel confirms, and for the recovery of a new reign.
+#[tokio::test]
+async fn the_documented_users_are_enough_with_a_sentinel() {
+    let master = RedisServer::start();
+    let _: String = Eyes::on(&master).text(&format!("ACL SETUSER app on >secret {}", acl()));
+    let sentinel = RedisServer::sentinel(NAME, master.port());
+    let readme = include_str!("../../README.md");
+    let (_, rights) = readme.split_once("the user of each Sentinel needs `").unwrap();
+    let rights = rights.split_once('`').unwrap().0;
+    let user = format!("ACL SETUSER app on >secret -@all +hello +auth +ping {rights}");
+    let _: String = Eyes::on(&sentinel).text(&user);
+    let url = |server: &RedisServer| format!("redis://app:secret@127.0.0.1:{}/", server.port());
+    let builder = Locks::builder().lease(ms(1_000)).recovery(always(ms(1_000)));
+    let like = redis::Client::open(url(&master)).unwrap();
+    let locks = builder.sentinel(NAME, [url(&sentinel)], like).await.unwrap();
+    soon(locks.ping()).await.unwrap();
+    let mut eyes = Eyes::on(&master);
+    assert_eq!(eyes.text::<String>(&format!("GET tenure1:epoch:{NAME}")), "0");
+    for server in [&master, &sentinel] {
+        let log: redis::Value = Eyes::on(server).text("ACL LOG");
+        assert_eq!(log, redis::Value::Array(Vec::new()));
+    }
 }

@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use tenure::Key;
 use tenure::error::{StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{
-    Call, Executed, GrantNumber, Name, NodeId, Payload, Reply, Request, TickTime, Verb, Version,
+    Call, Executed, GrantNumber, LinkRequest, Name, NodeId, Payload, Reply, Request, TickTime, Verb, Version,
 };
 use tenure::store::Link;
+use tenure::testing::compare_run;
 
 use crate::server::RedisServer;
 use crate::tools::{CLAIM, Inbox, PATIENCE, TERM, WAIT, ask, batch, claim_id, connect, request, store, tick};
@@ -515,6 +516,18 @@ async fn the_documented_acl_is_enough() {
             link.apply(next).await.unwrap();
         }
         questions_and_permits(&link, &store_url(&server, protocol)).await;
+        // A link compares the runs, and begins a recovery.
+        let mut client = redis::Client::open(store_url(&server, protocol))
+            .unwrap()
+            .get_connection()
+            .unwrap();
+        let link = LinkRequest {
+            run: "another",
+            epoch: Some(1),
+            number: Some(GrantNumber(number)),
+            recovery_ms: 1_000,
+        };
+        compare_run(&mut client, &link, Some(PATIENCE)).unwrap();
         // No command was denied, not even one whose denial only degrades the service.
         let denied: Vec<redis::Value> = command("ACL LOG").query(&mut server.client()).unwrap();
         // Except for the library's name.

@@ -1,15 +1,14 @@
-//! A connection to a server: how it opens, how a script is loaded, and what an error means.
+//! A connection to a server: how it opens, and what an error means.
 
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Cmd, ErrorKind, RedisError, RedisResult, Value};
+use redis::{AsyncConnectionConfig, ErrorKind, RedisError, RedisResult, Value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::message::{Executed, Failure};
 use crate::store::redis::config::Config;
 use crate::store::redis::decode::{self, error_text};
-use crate::store::redis::script::LuaScript;
 use crate::store::redis::tls;
 
 /// Opens a connection to a server.
@@ -23,13 +22,6 @@ pub(super) async fn connect(store: &Arc<Config>) -> Result<MultiplexedConnection
     let opening = async move { client.get_multiplexed_async_connection_with_config(&config).await };
     let opened = tls::open(store.address(), opening).await;
     opened.map_err(|error| cannot_open(store, error))
-}
-
-/// Returns the command that loads a script.
-pub(super) fn load_command(script: &LuaScript) -> Cmd {
-    let mut command = redis::cmd("SCRIPT");
-    command.arg("LOAD").arg(&*script.text);
-    command
 }
 
 /// Returns what a failed call means: whether it was executed, and the error.

@@ -18,7 +18,7 @@ use crate::protocol::session::step::{Opened, Place};
 use crate::protocol::view::Presence;
 use crate::protocol::write::Action;
 use crate::store::redis::config::Config;
-use crate::store::redis::connection::{cannot_open, connect, failure, load_command, read_time, too_slow};
+use crate::store::redis::connection::{cannot_open, connect, failure, read_time, too_slow};
 pub(super) use crate::store::redis::decode::{error_text, field, result, text};
 use crate::store::redis::masters::Masters;
 use crate::store::redis::run::{Comparison, RunPolicy};
@@ -168,7 +168,7 @@ impl RedisLink {
 async fn prepare(store: &Config, connection: &mut MultiplexedConnection) -> Result<[Value; 3], StoreError> {
     let mut questions = redis::pipe();
     for script in store.scripts() {
-        load(script, &mut questions);
+        questions.add_command(script.load_command());
     }
     questions.cmd("INFO").arg("memory");
     questions.cmd("INFO").arg("replication");
@@ -269,9 +269,7 @@ pub(super) async fn compare_run(
         );
         return Err(StoreError::new(refusal, why));
     }
-    let mut questions = redis::pipe();
-    load(&run::SCRIPT, &mut questions);
-    questions.add_command(run::compare(&comparison, policy));
+    let questions = run::compare(&comparison, policy);
     let answers: [Value; 2] = ask_all(store, connection, &questions).await?;
     let answer = second_answer(answers.into()).map_err(|error| cannot_open(store, error))?;
     let Some((longest, reply)) = run::read(answer) else {
@@ -338,10 +336,6 @@ pub(super) fn is_master_of_quorum(store: &Config) -> String {
         store.address(),
         names::MASTERS
     )
-}
-
-fn load(script: &LuaScript, pipeline: &mut Pipeline) {
-    pipeline.add_command(load_command(script));
 }
 
 impl Link for RedisLink {
@@ -480,8 +474,7 @@ async fn send(
         return Ok(answer);
     }
     let mut reload = Pipeline::with_capacity(2);
-    load(script, &mut reload);
-    reload.add_command(call);
+    reload.add_command(script.load_command()).add_command(call);
     let answers = connection.send_packed_commands(&reload, 0, 2).await;
     Ok(second_answer(answers.map_err(failure)?))
 }

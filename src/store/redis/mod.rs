@@ -19,7 +19,7 @@ use crate::store::redis::masters::Masters;
 use crate::store::redis::names::Names;
 #[cfg(feature = "bb8")]
 pub(crate) use crate::store::redis::pool::Pool;
-pub(crate) use crate::store::redis::run::RunPolicy;
+use crate::store::redis::run::RunPolicy;
 use crate::store::redis::sentinel::Sentinels;
 use crate::store::redis::slot_map::Cluster;
 use crate::store::{Abilities, BoxFuture, Inbox, Inspect, Link, MapSink, ServerId, Sink, Store, sealed};
@@ -39,7 +39,7 @@ mod names;
 #[cfg(feature = "bb8")]
 mod pool;
 
-mod run;
+pub(crate) mod run;
 mod script;
 mod sentinel;
 mod slot_map;

@@ -5,15 +5,14 @@ use std::fmt;
 use std::sync::LazyLock;
 use std::time::Duration;
 
-use redis::{Cmd, Value, from_redis_value};
+use redis::{Pipeline, Value, from_redis_value};
 
 use crate::protocol::message::{GrantNumber, LinkReply, LinkRequest};
 use crate::store::redis::names;
 use crate::store::redis::script::LuaScript;
 
 /// The script that compares the runs.
-pub(super) static SCRIPT: LazyLock<LuaScript> =
-    LazyLock::new(|| LuaScript::new(include_str!("lua/run.lua").to_owned()));
+static SCRIPT: LazyLock<LuaScript> = LazyLock::new(|| LuaScript::new(include_str!("lua/run.lua").to_owned()));
 
 /// What a node does about another run of the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,36 +55,42 @@ impl RunPolicy {
 }
 
 /// What is compared when a link opens.
-pub(super) struct Comparison<'a> {
-    pub(super) link: LinkRequest<'a>,
+pub(crate) struct Comparison<'a> {
+    pub(crate) link: LinkRequest<'a>,
     /// The Sentinels' name of the server, if they are asked.
-    pub(super) master: Option<&'a str>,
+    pub(crate) master: Option<&'a str>,
     /// The run that is recorded in the server.
-    pub(super) recorded: Option<String>,
+    pub(crate) recorded: Option<String>,
 }
 
-/// Returns the call that compares the runs and the epochs. It changes nothing if the server has another longest lease than this
+/// Returns the commands that load and call the script. The call changes nothing if the server has another longest lease than this
 /// node.
-pub(super) fn compare(comparison: &Comparison<'_>, policy: RunPolicy) -> Cmd {
+pub(crate) fn compare(comparison: &Comparison<'_>, policy: RunPolicy) -> Pipeline {
     let Comparison { link, master, .. } = comparison;
-    let master = master.filter(|_| link.epoch.is_some());
     let mut keys: Vec<_> = [names::RUN, names::RECOVERING, names::LONGEST]
         .map(str::to_owned)
         .into();
     keys.extend(link.number.map(|_| names::CLOCK.to_owned()));
+    let master = master.filter(|_| link.epoch.is_some());
     keys.extend(master.map(|master| format!("{}{master}", names::EPOCH)));
-    let mut call = redis::cmd("EVALSHA");
-    call.arg(&SCRIPT.sha).arg(keys.len()).arg(keys);
-    call.arg(link.run)
+    let mut questions = redis::pipe();
+    questions.add_command(SCRIPT.load_command());
+    questions
+        .cmd("EVALSHA")
+        .arg(&SCRIPT.sha)
+        .arg(keys.len())
+        .arg(keys);
+    questions
+        .arg(link.run)
         .arg(policy.contract())
         .arg(policy.recovery.as_millis() as u64)
         .arg(link.number.unwrap_or_default().0)
         .arg(link.epoch);
-    call
+    questions
 }
 
 /// Reads the answer to the call: the longest lease as the server has it, and what the server answers to the link.
-pub(super) fn read(answer: Value) -> Option<(String, LinkReply)> {
+pub(crate) fn read(answer: Value) -> Option<(String, LinkReply)> {
     let (longest, clock, left, why): (String, u64, i64, String) = from_redis_value(answer).ok()?;
     let left = u64::try_from(left).ok();
     let reply = LinkReply {

@@ -7,6 +7,8 @@
 
 use std::sync::LazyLock;
 
+use redis::Cmd;
+
 use crate::protocol::message::Kind;
 
 /// The largest power of two up to which a number in Lua represents every integer.
@@ -70,6 +72,13 @@ impl LuaScript {
     pub(super) fn new(text: String) -> Self {
         let sha = redis::Script::new(&text).get_hash().to_owned();
         LuaScript { text, sha }
+    }
+
+    /// Returns the command that loads the script.
+    pub(super) fn load_command(&self) -> Cmd {
+        let mut command = redis::cmd("SCRIPT");
+        command.arg("LOAD").arg(&*self.text);
+        command
     }
 }
 

@@ -13,7 +13,7 @@ use crate::protocol::flaw::Sound;
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Redirect, Reply, Request};
 use crate::protocol::redirects::{Fallback, Side, SlotRefusal, after_alone, after_script, is_believed};
 use crate::store::redis::config::Config;
-use crate::store::redis::connection::{failure, load_command, read_time};
+use crate::store::redis::connection::{failure, read_time};
 use crate::store::redis::decode::{self, result};
 use crate::store::redis::encode;
 use crate::store::redis::script::ALONE;
@@ -140,7 +140,7 @@ impl SlotBatch {
         }
         let mut again = Vec::with_capacity(2 * missing.len());
         for at in &missing {
-            again.push(load_command(encode::script_of(&parts[*at].batch)));
+            again.push(encode::script_of(&parts[*at].batch).load_command());
             again.push(encode(&parts[*at]));
         }
         let answered = self.send(&again).await?;
@@ -166,7 +166,7 @@ impl SlotBatch {
     async fn apply_alone(&mut self, alone: Vec<Alone>, replies: &mut [Option<Reply>]) -> Result<(), Failure> {
         let names = &self.store.names;
         let mut calls = Vec::with_capacity(alone.len() + 1);
-        calls.push(load_command(&ALONE));
+        calls.push(ALONE.load_command());
         calls.extend(alone.iter().map(|alone| encode::alone(&alone.request, names)));
         let answers = self.send(&calls).await?.into_iter().skip(1);
         for (alone, answer) in alone.into_iter().zip(answers) {
@@ -205,7 +205,7 @@ impl SlotBatch {
         let mut connection = self.cluster.connection(&self.store, address).await?;
         // SCRIPT LOAD ends what ASKING begins, so it comes first.
         let mut pipeline = Pipeline::with_capacity(3);
-        pipeline.add_command(load_command(&ALONE));
+        pipeline.add_command(ALONE.load_command());
         pipeline.cmd("ASKING");
         pipeline.add_command(call);
         let answers = connection.send_packed_commands(&pipeline, 0, 3).await;

@@ -69,6 +69,11 @@ async fn the_script_for_elections_gives_the_replies_of_the_ledger() {
         ("recovery begun", 1),
         ("recovery by the clock", 2),
         ("recovery by an owner", 1),
+        ("recovery by an owner, unconfirmed", 0),
+        ("claim held back, unconfirmed", 10),
+        ("waiter held back, unconfirmed", 2),
+        ("owner renewed, unconfirmed", 2),
+        ("left, unconfirmed", 2),
         ("claim held back", 10),
         ("waiter held back", 2),
         ("holder without its number", 0),
@@ -298,7 +303,7 @@ impl Run {
             highest: self.base.draw_highest(),
             not_after: if self.base.rng.u8(..12) == 0 { 1 } else { u64::MAX },
             poll_gap_ms: 0,
-            is_unconfirmed: false,
+            is_unconfirmed: self.base.draw_is_unconfirmed(),
             recovery_ms: self.base.draw_recovery_ms(),
             rule: Rule::Each,
             requests,
@@ -332,6 +337,7 @@ impl Run {
         for branch in branches {
             self.base.saw(match branch {
                 Branch::RecoveryByClock => "recovery by the clock",
+                Branch::RecoveryByOwner if batch.is_unconfirmed => "recovery by an owner, unconfirmed",
                 Branch::RecoveryByOwner => "recovery by an owner",
                 Branch::Asserted => "asserted",
                 Branch::AssertionLate => "late assertion",

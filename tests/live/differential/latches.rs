@@ -179,7 +179,7 @@ impl Run {
             }),
             not_after: if self.rng.u8(..20) == 0 { 1 } else { u64::MAX },
             poll_gap_ms: 0,
-            is_unconfirmed: false,
+            is_unconfirmed: self.rng.u8(..8) == 0,
             recovery_ms: 600_000,
             rule: Rule::Each,
             requests,

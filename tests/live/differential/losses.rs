@@ -5,7 +5,7 @@ use tenure::protocol::message::{Batch, ClaimId, GrantNumber, Kind, LeaseTimes, R
 
 use super::{CLOCK, Run, TOLERANCE_MS};
 
-const RECOVERING: &str = "tenure1:recovering";
+pub(super) const RECOVERING: &str = "tenure1:recovering";
 /// The lengths of recoveries. They do not end by themselves during a run, and differ by more than the tolerance.
 const RECOVERIES_MS: [u64; 3] = [600_000, 1_300_000, 2_900_000];
 
@@ -46,7 +46,7 @@ impl Run {
         self.saw("recovery begun");
     }
 
-    fn end_recovery(&mut self) {
+    pub(super) fn end_recovery(&mut self) {
         redis::cmd("DEL").arg(RECOVERING).exec(&mut self.client).unwrap();
         self.ledger.end_recovery();
         self.lost.clear();
@@ -146,6 +146,11 @@ impl Run {
         })
     }
 
+    /// Returns whether too few Sentinels confirmed the link of a batch: often if an owner may show a loss, which is rare.
+    pub(super) fn draw_is_unconfirmed(&mut self) -> bool {
+        self.rng.u8(..if self.lost.is_empty() { 8 } else { 2 }) == 0
+    }
+
     /// Returns whether each claim of the batch waits.
     pub(super) fn queued(&self, batch: &Batch) -> Vec<bool> {
         let waits = |request: &Request| self.ledger.waiters(&request.name).contains(&request.claim_id);
@@ -166,6 +171,7 @@ impl Run {
             }
             let is_granted = reply.number().is_some();
             let what = match (request.verb, reply) {
+                _ if batch.is_unconfirmed && !recovers => self.note_unconfirmed(request, reply),
                 _ if !recovers => continue,
                 (Verb::Claim { .. }, Reply::Recovering(_)) if batch.requests.len() == 1 => "held back alone",
                 (Verb::Claim { .. }, _) if is_granted => "owner claims again",
@@ -187,6 +193,22 @@ impl Run {
                 _ => continue,
             };
             self.saw(what);
+        }
+    }
+
+    /// Returns what a request met that came on an unconfirmed link, while the server did not recover.
+    fn note_unconfirmed(&self, request: &Request, reply: &Reply) -> &'static str {
+        let is_granted = reply.number().is_some();
+        match (request.verb, reply) {
+            (Verb::Claim { .. }, Reply::Recovering(_)) => "claim held back, unconfirmed",
+            (Verb::Renew { .. }, Reply::Recovering(_)) => "waiter held back, unconfirmed",
+            (Verb::Yield { .. }, Reply::Recovering(_)) => "yield held back, unconfirmed",
+            (Verb::Pass { .. }, Reply::Recovering(_)) => "adoption held back, unconfirmed",
+            (Verb::Renew { .. }, _) if is_granted => "owner renewed, unconfirmed",
+            (Verb::Yield { .. }, _) if is_granted => "yielded, unconfirmed",
+            (Verb::Pass { .. }, _) if is_granted => "passed, unconfirmed",
+            (Verb::Leave | Verb::Finish { .. }, Reply::Done) => "left, unconfirmed",
+            _ => "unconfirmed",
         }
     }
 

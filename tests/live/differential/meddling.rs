@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant};
 
 use tenure::protocol::ledger::{Record, RecordOwner};
-use tenure::protocol::message::{Executed, GrantNumber, Kind, Mode, NodeId, Permits, Reply};
+use tenure::protocol::message::{Executed, GrantNumber, Kind, LinkRequest, Mode, NodeId, Permits, Reply};
 use tenure::protocol::write::Action;
+use tenure::testing::compare_run;
 
 use super::{AGES, CLOCK, LONG_MS, NODES, POLL_GAP_AGES_MS, Run, wall_us};
 use crate::tools::{Inbox, PATIENCE, batch};
@@ -22,6 +23,18 @@ impl Run {
         let requests = places.iter().map(|&at| self.request(at)).collect();
         let failure = self.link.apply(batch(requests)).await.unwrap_err();
         assert_eq!(failure.executed, Executed::No, "step {step}: {bad}: {failure:?}");
+        let (run, number) = ("another run", Some(GrantNumber(self.last)));
+        let link = LinkRequest {
+            run,
+            number,
+            epoch: Some(9),
+            recovery_ms: 1_000,
+        };
+        let refused = compare_run(&mut self.client, &link, None).unwrap_err();
+        assert!(
+            refused.to_string().contains("is no grant number"),
+            "step {step}: {bad}: {refused}"
+        );
         let after: Vec<u8> = redis::cmd("DUMP").arg(CLOCK).query(&mut self.client).unwrap();
         assert_eq!(spoiled, after, "step {step}: {bad} was overwritten");
         let () = redis::cmd("DEL").arg(CLOCK).query(&mut self.client).unwrap();
@@ -179,6 +192,10 @@ impl Run {
         let Some(dead) = self.rng.choice(&shares).copied() else {
             return;
         };
+        // As in `age`: the ledger ages both.
+        if self.ledger.waiters(&self.names[at]).contains(&dead.claim_id) {
+            return;
+        }
         let permits = match dead.mode {
             Mode::Permits(Permits { weight, capacity }) => format!("{weight}/{capacity}"),
             _ => String::new(),

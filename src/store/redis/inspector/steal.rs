@@ -7,7 +7,6 @@ use crate::key::Key;
 use crate::protocol::message::{ClaimId, Kind, NodeId};
 use crate::protocol::steal::{AuditEntry, MAX_AUDIT, StealAct, StealReply, StealRequest, StealTarget};
 use crate::store::ServerId;
-use crate::store::redis::connection::load_command;
 use crate::store::redis::decode::{self, malformed, result};
 use crate::store::redis::inspector::answers::read;
 use crate::store::redis::inspector::connections::Connections;
@@ -87,7 +86,7 @@ impl Stealer<'_> {
     /// Loads a script and calls it.
     async fn run(&self, server: ServerId, script: &LuaScript, call: redis::Cmd) -> Result<Value, StoreError> {
         let mut pipe = redis::pipe();
-        pipe.add_command(load_command(script)).add_command(call);
+        pipe.add_command(script.load_command()).add_command(call);
         self.last_answer(server, &pipe).await
     }
 
