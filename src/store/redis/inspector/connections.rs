@@ -23,12 +23,12 @@ use crate::store::redis::sentinel::Sentinels;
 /// Connections that open at their first use.
 pub(super) struct Connections {
     pub(super) config: Arc<Config>,
-    open: Mutex<HashMap<ServerId, OpenConnection>>,
+    open: Mutex<HashMap<ServerId, InspectorConnection>>,
 }
 
 /// A connection, and where it leads.
 #[derive(Clone)]
-struct OpenConnection {
+struct InspectorConnection {
     connection: MultiplexedConnection,
     at: Arc<Config>,
     /// Set when it was checked that leases may be taken here.
@@ -84,7 +84,7 @@ impl Connections {
                 self.compare_reign(open.clone()).await?;
                 let is_checked = true;
                 let mut known = self.open.lock().await;
-                known.insert(server, OpenConnection { is_checked, ..open });
+                known.insert(server, InspectorConnection { is_checked, ..open });
             }
             Ok(())
         };
@@ -96,8 +96,8 @@ impl Connections {
         checked
     }
 
-    async fn compare_reign(&self, open: OpenConnection) -> Result<(), StoreError> {
-        let OpenConnection {
+    async fn compare_reign(&self, open: InspectorConnection) -> Result<(), StoreError> {
+        let InspectorConnection {
             mut connection, at, ..
         } = open;
         let mut epoch = None;
@@ -147,7 +147,7 @@ impl Connections {
             .map(drop)
     }
 
-    async fn connection(&self, server: ServerId) -> Result<OpenConnection, StoreError> {
+    async fn connection(&self, server: ServerId) -> Result<InspectorConnection, StoreError> {
         if let Some(open) = self.open.lock().await.get(&server) {
             return Ok(open.clone());
         }
@@ -167,7 +167,7 @@ impl Connections {
         if let Some(cluster) = &config.cluster {
             cluster.check(server_at, &at, &mut opened).await?;
         }
-        let open = OpenConnection {
+        let open = InspectorConnection {
             connection: opened,
             at,
             is_checked: false,
