@@ -18,7 +18,9 @@ use crate::store::Store;
 use crate::store::memory::MemoryStore;
 #[cfg(feature = "redis")]
 use crate::store::redis::RedisStore;
+#[cfg(feature = "redis")]
 use crate::store::redis::run::RunPolicy;
+
 /// Limits how long `redis`, `client` and `pool` wait for the inbox. Without an inbox waiters use timers.
 #[cfg(feature = "redis")]
 const MAX_INBOX_WAIT: Duration = Duration::from_millis(500);

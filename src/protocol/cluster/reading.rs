@@ -173,8 +173,8 @@ impl<P: Plant> MapReading<P> {
     /// Returns the answers of the cluster with most servers of the known map, then of most answers; of all such.
     ///
     /// Epochs of two clusters cannot be compared. A server that left for another cluster keeps its node id.
-    fn nearest<'a>(&self, clusters: Vec<Cluster<'a>>) -> Answers<'a> {
-        let rank = |(names, answers): &Cluster<'_>| {
+    fn nearest<'a>(&self, clusters: Vec<AnswerGroup<'a>>) -> Answers<'a> {
+        let rank = |(names, answers): &AnswerGroup<'_>| {
             let known = names.iter().filter(|name| self.known.contains(**name));
             (known.count(), answers.len())
         };
@@ -217,11 +217,11 @@ fn has_same_owners(one: &MapAnswer, other: &MapAnswer) -> bool {
 type Answers<'a> = Vec<&'a (Address, MapAnswer)>;
 
 /// The node ids that the answers of one cluster name, and the answers.
-type Cluster<'a> = (HashSet<&'a ClusterNodeId>, Answers<'a>);
+type AnswerGroup<'a> = (HashSet<&'a ClusterNodeId>, Answers<'a>);
 
 /// Returns the answers by cluster. Answers that name the same server are of one cluster.
-fn clusters<'a>(answers: impl Iterator<Item = &'a (Address, MapAnswer)>) -> Vec<Cluster<'a>> {
-    let mut clusters: Vec<Cluster<'_>> = Vec::new();
+fn clusters<'a>(answers: impl Iterator<Item = &'a (Address, MapAnswer)>) -> Vec<AnswerGroup<'a>> {
+    let mut clusters: Vec<AnswerGroup<'_>> = Vec::new();
     for told in answers {
         let mut names: HashSet<_> = told.1.members().map(|member| &member.node_id).collect();
         let mut joined = vec![told];
@@ -238,7 +238,7 @@ fn clusters<'a>(answers: impl Iterator<Item = &'a (Address, MapAnswer)>) -> Vec<
 }
 
 /// Returns the cluster of most answers.
-fn largest(clusters: Vec<Cluster<'_>>) -> Result<Answers<'_>, Undecided> {
+fn largest(clusters: Vec<AnswerGroup<'_>>) -> Result<Answers<'_>, Undecided> {
     let mut clusters: Vec<_> = clusters.into_iter().map(|(_, answers)| answers).collect();
     clusters.sort_by_key(|answers| Reverse(answers.len()));
     if let [first, second, ..] = &clusters[..]
