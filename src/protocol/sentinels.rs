@@ -121,12 +121,15 @@ impl<A> Default for KnownMaster<A> {
     }
 }
 
-/// Returns whether a majority has answered under one epoch, the highest so far. The other answers would change nothing: a
-/// majority that answers under e knows no later reign, and each reign that granted is known to a majority.
-pub fn has_majority<A>(answers: &[SentinelAnswer<A>], listed: usize) -> bool {
-    let highest = answers.iter().map(|answer| answer.epoch).max();
-    let votes = answers.iter().filter(|answer| Some(answer.epoch) == highest);
-    2 * votes.count() > sentinels(answers, listed)
+/// Returns whether a majority has answered with one address under one epoch, the highest so far. The other answers would change
+/// nothing: a majority that answers under e knows no later reign, and each reign that granted is known to a majority.
+pub fn has_majority<A: PartialEq>(answers: &[SentinelAnswer<A>], listed: usize) -> bool {
+    let Some(highest) = answers.iter().max_by_key(|answer| answer.epoch) else {
+        return false;
+    };
+    let is_equal =
+        |answer: &&SentinelAnswer<A>| (answer.epoch, &answer.address) == (highest.epoch, &highest.address);
+    2 * answers.iter().filter(is_equal).count() > sentinels(answers, listed)
 }
 
 /// Returns the number of Sentinels: the listed ones, or more if a Sentinel knows more.

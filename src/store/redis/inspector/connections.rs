@@ -80,7 +80,7 @@ impl Connections {
     pub(super) async fn check_reign(&self, server: ServerId) -> Result<(), StoreError> {
         let checking = async {
             let open = self.connection(server).await?;
-            if !open.is_checked && self.config.cluster.is_none() {
+            if !open.is_checked && self.config.sentinels.is_some() {
                 self.compare_reign(open.clone()).await?;
                 let is_checked = true;
                 let mut known = self.open.lock().await;

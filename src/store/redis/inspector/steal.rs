@@ -10,8 +10,9 @@ use crate::store::ServerId;
 use crate::store::redis::decode::{self, malformed, result};
 use crate::store::redis::inspector::answers::read;
 use crate::store::redis::inspector::connections::Connections;
+use crate::store::redis::link::is_master_of_quorum;
 use crate::store::redis::script::{LuaScript, REVOKE};
-use crate::store::redis::{encode, format};
+use crate::store::redis::{encode, format, names};
 
 /// The number of entries that one command reads. An entry has at most 2,300 bytes.
 const AUDIT_PAGE: usize = 25;
@@ -33,6 +34,11 @@ impl Stealer<'_> {
         self.connections.check_reign(server).await?;
         let answer = self.run(server, &REVOKE, self.revoke_call(steal)).await?;
         let (mut time, reply): (u64, String) = read(Ok(answer))?;
+        if reply == "M" {
+            return Err(StoreError::unsupported(is_master_of_quorum(
+                &self.connections.config,
+            )));
+        }
         let reply = steal_reply(&reply).ok_or_else(|| malformed("the script's answer to a steal").error)?;
         if let (StealAct::HandOver, StealReply::Done(claim)) = (&steal.act, &reply) {
             let batch = steal.leave(*claim);
@@ -73,11 +79,18 @@ impl Stealer<'_> {
         };
         words.push(b' ');
         let mut call = redis::cmd("EVALSHA");
+        let masters = self
+            .connections
+            .config
+            .cluster
+            .is_none()
+            .then_some(names::MASTERS);
         call.arg(&*REVOKE.sha)
-            .arg(3)
+            .arg(3 + usize::from(masters.is_some()))
             .arg(record)
             .arg(recovering)
-            .arg(memory);
+            .arg(memory)
+            .arg(masters);
         call.arg(act).arg(steal.name.kind.word()).arg(number).arg(which);
         call.arg(u8::from(steal.tells)).arg(words);
         call

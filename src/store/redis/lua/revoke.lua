@@ -3,6 +3,7 @@
 -- KEYS[1]  record      string or zset, see open.lua and weighted.lua
 -- KEYS[2]  recovering  string, exists while the server recovers
 -- KEYS[3]  memory of an election, see elect.lua
+-- KEYS[4]  masters     string, exists on a master of a quorum; missing on a cluster
 -- ARGV[1]  act: a = ask, r = revoke, h = revoke as the first half of a hand-over
 -- ARGV[2]  kind
 -- ARGV[3]  grant number; empty for the record of a foreign client, and for a share that is revoked already
@@ -12,12 +13,14 @@
 -- ARGV[6]  words of the push before the record: of ask <grace ms> <by> <why>, else the mode; and a space
 -- returns  {time in µs, reply}: the holder, <node>:<claim>:<nonce>:, empty for a foreign client; X = the lease is over, or is
 --          another one; F = the record has no end; R<ms> = the server recovers for so many ms
+--          M = the server is a master of a quorum
 local call, find, sub, match = redis.call, string.find, string.sub, string.match
 local key, act, kind, number, which = KEYS[1], ARGV[1], ARGV[2], ARGV[3], ARGV[4]
 local time = call('TIME')
 local us = time[1] * 1000000 + time[2]
 local ms = (us - us % 1000) / 1000
 
+if KEYS[4] and call('EXISTS', KEYS[4]) == 1 then return { us, 'M' } end
 local recovering = act == 'h' and call('PTTL', KEYS[2]) or -2
 -- Only a user writes the key without an end.
 if recovering ~= -2 then return { us, 'R' .. (recovering > 0 and recovering or 0) } end
