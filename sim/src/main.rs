@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
+use strum::VariantArray;
 use tenure::protocol::flaw::Flaw;
 use tenure_sim::explore::{Limits, explore};
 use tenure_sim::{Setup, Violation, run};
@@ -70,7 +71,7 @@ fn arguments() -> Result<Command, String> {
             "--seed" => seed = Some(number(value()?)?),
             "--history" => history = Some(value()?),
             "--flaw" => flaws = named_flaws(&value()?)?,
-            "--only" => only = Some(named(&Violation::ALL, &value()?)?),
+            "--only" => only = Some(named(Violation::VARIANTS, &value()?)?),
             "--help" | "-h" => return Ok(Command::Help),
             _ => return Err(format!("unknown option {word}")),
         }

@@ -56,6 +56,8 @@ pub(crate) struct Profile {
     pub(crate) has_sentinels: bool,
     /// The server may come back empty.
     pub(crate) forgetful: bool,
+    /// The server comes back empty again and again, so that holders assert their leases.
+    pub(crate) forgets_often: bool,
     /// One contended key, with frequent process stops and slow inboxes, so that old messages meet young ones.
     pub(crate) pauses_often: bool,
     /// The server's clock may step by more than the margin.
@@ -127,6 +129,7 @@ impl Profile {
         let pauses_often = fault_period.1 > 0 && rng.u8(0..3) == 0;
         // Derived, not drawn, so the other worlds stay the same.
         let has_failovers = setup.seed % 8 == 6 && fault_period.1 > 0;
+        let forgets_often = setup.seed % 16 == 12 && fault_period.1 > 0;
         let cluster = setup.seed % 8 == 1;
         let quorum = match setup.seed % 16 {
             11 => [3, 3, 5][(setup.seed / 16 % 3) as usize],
@@ -169,7 +172,8 @@ impl Profile {
             probe: rng.u8(0..8) > 0 && !cluster,
             failover_lag,
             has_sentinels: failover_lag.is_some() && setup.seed / 8 % 4 != 2,
-            forgetful: rng.bool() && !cluster,
+            forgetful: rng.bool() && !cluster || forgets_often,
+            forgets_often,
             wild_clock: rng.u8(0..4) == 0 && failover_lag.is_none() && !cluster && quorum == 0,
             cluster,
             quorum,
@@ -221,6 +225,7 @@ impl Profile {
             failover_lag: None,
             has_sentinels: false,
             forgetful: false,
+            forgets_often: false,
             wild_clock: false,
             cluster: false,
             quorum: 0,

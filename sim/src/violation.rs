@@ -1,7 +1,9 @@
 //! The list of violations: what must never happen.
 
+use strum::VariantArray;
+
 /// What must never happen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, VariantArray)]
 #[non_exhaustive]
 pub enum Violation {
     /// Two guards of one key answer *held* at one instant, and at least one of them is exclusive.
@@ -125,66 +127,4 @@ pub enum Violation {
     ExecutedCallReportedRefused,
     /// A holder was told that its lease is gone, and the store still had it.
     ValidLeaseReportedGone,
-}
-
-impl Violation {
-    /// All violations.
-    pub const ALL: [Violation; 56] = [
-        Violation::HeldTooLong,
-        Violation::TwoHolders,
-        Violation::TooManyPermits,
-        Violation::QueueJumped,
-        Violation::AdoptedTwice,
-        Violation::RecoveryRepeated,
-        Violation::WriterBetween,
-        Violation::RecordOfAnother,
-        Violation::TwoRuns,
-        Violation::TickRunAgain,
-        Violation::TickEarly,
-        Violation::TickOrder,
-        Violation::TickNotRun,
-        Violation::StandbyNotTold,
-        Violation::TickGivenUp,
-        Violation::TickAbandoned,
-        Violation::LossNotMended,
-        Violation::FenceOrder,
-        Violation::ChangedByNonOwner,
-        Violation::ClaimNumberReused,
-        Violation::LostLeaseRevived,
-        Violation::WrongAnswer,
-        Violation::OrphanRecord,
-        Violation::DeadWaiterGranted,
-        Violation::WaiterAsleep,
-        Violation::SilentInboxTrusted,
-        Violation::LostInboxTrusted,
-        Violation::CountedTwice,
-        Violation::CountedLate,
-        Violation::LatchSetTwice,
-        Violation::NotCounted,
-        Violation::ZeroToldTooEarly,
-        Violation::ZeroNotTold,
-        Violation::ProclaimedByAnother,
-        Violation::LeaderNewsOutOfOrder,
-        Violation::LeaderWithoutValue,
-        Violation::LeaderNotTold,
-        Violation::RestIgnored,
-        Violation::NeverLeftFree,
-        Violation::LeftOver,
-        Violation::EndlessRequests,
-        Violation::OldConnectionUsed,
-        Violation::LeaveOvertaken,
-        Violation::CallOvertaken,
-        Violation::SentAgain,
-        Violation::Unanswered,
-        Violation::LostInCalm,
-        Violation::SoloLeaseShared,
-        Violation::GroupSplit,
-        Violation::DeniedInCalm,
-        Violation::OwnerQueued,
-        Violation::InboxLeftBehind,
-        Violation::SilentConnectionKept,
-        Violation::WriteOrder,
-        Violation::ExecutedCallReportedRefused,
-        Violation::ValidLeaseReportedGone,
-    ];
 }

@@ -1,12 +1,14 @@
 //! A server that may have lost grants: what its waiters and its holders learn.
 
 use tenure::error::{LostCause, StoreErrorKind, StoreRefusal};
-use tenure::protocol::message::{ClaimId, Grant, GrantNumber, LeaseTimes, Name, Reply, Unanswered, Verb};
+use tenure::protocol::message::{
+    Call, ClaimId, ClaimNumber, Grant, GrantNumber, LeaseTimes, Name, NodeId, Reply, Unanswered, Verb,
+};
 use tenure::protocol::step::{AcquireError, Effect, FormerMaster, Input, LockOptions, Rules, Ticket};
 use tenure::{Error, Locks, MemoryStore};
 
 use crate::help::{ms, soon, two};
-use crate::machine::{Machine, options};
+use crate::machine::{Machine, asks, options};
 
 const GRANT: GrantNumber = GrantNumber(7);
 
@@ -245,6 +247,61 @@ fn a_downgrade_beside_a_former_master_lasts_no_longer_than_the_lease_before() {
     assert!(matches!(machine.sent().request.verb, Verb::Pass { .. }));
     machine.answer(Reply::Granted(GrantNumber(101)));
     assert_eq!(machine.remaining(reader), Some(ms(900)));
+}
+
+/// The former master grants the key when its copy of the lease ends, so the lease cannot be kept longer for an adopter.
+#[test]
+fn a_transfer_beside_a_former_master_that_is_longer_than_the_lease_is_refused() {
+    let (mut machine, holder) = holding(false);
+    machine.later(ms(100));
+    succeed(&mut machine, 400);
+    machine.answer(Reply::Granted(GRANT));
+    let sends = machine.sends();
+    let to = machine.shard.issue();
+    let term = |lease_ms| LeaseTimes {
+        lease_ms,
+        margin_ms: 250,
+    };
+    machine.tell(Input::Transfer(holder, to, term(60_000)));
+    assert_eq!(machine.sends(), sends, "nothing is sent");
+    let Some(AcquireError::StillHeld(fence, error)) = machine.denial(to) else {
+        panic!()
+    };
+    assert_eq!(fence.number(), GRANT);
+    assert_eq!(error.retry_after(), Some(ms(400)));
+    assert!(machine.take_up(to));
+    // One that ends with the lease is passed on.
+    let short = machine.shard.issue();
+    machine.tell(Input::Transfer(to, short, term(900)));
+    assert!(matches!(machine.sent().request.verb, Verb::Pass { .. }));
+    // And so is a longer one, as soon as no former master can grant the key.
+    let (mut machine, holder) = holding(false);
+    succeed(&mut machine, 400);
+    machine.answer(Reply::Granted(GRANT));
+    machine.later(ms(400));
+    transfer(&mut machine, holder);
+}
+
+/// An extension at the successor does not move the copy of the former master.
+#[test]
+fn an_extension_beside_a_former_master_promises_nothing() {
+    let mut machine = Machine::new(Rules::default());
+    succeed(&mut machine, 400);
+    let extend = |machine: &mut Machine| {
+        let of = ClaimId {
+            node: NodeId::numbered(2),
+            claim: ClaimNumber(1),
+            nonce: 1,
+        };
+        let caller = machine.call(asks(1_000, Call::Extend { of }));
+        machine.answer(Reply::Done);
+        caller
+    };
+    let early = extend(&mut machine);
+    assert!(is_denied_as_recovering(&machine, early));
+    machine.later(ms(400));
+    let late = extend(&mut machine);
+    assert!(machine.told(late).is_some());
 }
 
 /// The successor answers "queued" after the former master granted the key, so the answer proves nothing about that grant.

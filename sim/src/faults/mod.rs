@@ -48,6 +48,9 @@ impl World {
                 false => self.hold_inbox(slot),
             },
             _ if self.profile.failover_lag.is_some() && self.rng.u8(0..10) == 0 => self.fail_over(),
+            _ if self.profile.forgets_often && !self.is_after_loss() && self.rng.u8(0..6) == 0 => {
+                self.restart(true)
+            }
             // Old requests meet the recovery.
             _ if self.is_after_loss() && self.rng.u8(0..4) == 0 => match self.rng.bool() {
                 true => self.stall(slot),

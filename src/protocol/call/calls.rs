@@ -248,8 +248,17 @@ impl<P: Plant> Calls<P> {
             let first = self.pending.iter().position(|call| call.is_in_flight);
             at = first.unwrap_or(at);
         }
-        if let Reply::Refused(refusal) = reply {
-            let failure = FailedRequest::of_answer(self.no_news_at, StoreError::refused(refusal));
+        let error = match &reply {
+            Reply::Refused(refusal) => Some(StoreError::refused(refusal.clone())),
+            // A former master may grant the key when its own copy of the lease ends, so nothing is promised.
+            Reply::Done if matches!(self.pending[at].options.call, Call::Extend { .. }) => cx
+                .shard
+                .beside_former_master(sent)
+                .map(|until| StoreError::recovering(until.since(cx.now))),
+            _ => None,
+        };
+        if let Some(error) = error {
+            let failure = FailedRequest::of_answer(self.no_news_at, error);
             return self.failed(cx, at, failure);
         }
         self.error = None;

@@ -67,6 +67,15 @@ impl ShardContext {
         }
     }
 
+    /// Returns until when a former master may grant keys, if it may have when a request was executed that was sent at `sent`.
+    ///
+    /// A former master accepts writes for `lag` after the promotion of its successor. It grants a key when its own copy of the
+    /// record ends, and a renewal at the successor does not move that copy. So a deadline moves only by a request that was
+    /// executed after that time. If the deadline has not passed then, the copy stood to the last write of the former master.
+    pub(crate) fn beside_former_master(&self, sent: Instant) -> Option<Instant> {
+        self.former.until.filter(|until| sent < *until)
+    }
+
     /// Returns a claim number that this node never used, with a nonce that no other process can guess.
     pub(crate) fn next_claim_id(&mut self) -> ClaimId {
         let claim = self.next_claim;

@@ -186,7 +186,8 @@ impl<P: Plant> KeyState<P> {
         (sent, time): (Instant, u64),
         grant: GrantNumber,
     ) {
-        let moves = !self.is_beside_former_master(cx, sent);
+        let moves = cx.shard.beside_former_master(sent).is_none()
+            || self.plant.planted(Flaw::RenewedBesideFormerMaster);
         let deadline = self.deadline_by_answer(cx, number, (sent, moves));
         self.finish_yield(cx, number);
         let claim = &mut self.claims[number];
@@ -264,16 +265,6 @@ impl<P: Plant> KeyState<P> {
             Some(until) if !is_certain(until) => deadline.min(until),
             _ => deadline,
         }
-    }
-
-    /// Returns whether a former master may still have granted keys when a request was executed that was sent at `sent`.
-    ///
-    /// A former master accepts writes for `lag` after the promotion of its successor. It grants a key when its own copy of the
-    /// record ends, and a renewal at the successor does not move that copy. So a deadline moves only by a request that was
-    /// executed after that time. If the deadline has not passed then, the copy stood to the last write of the former master.
-    fn is_beside_former_master(&self, cx: &StepContext<'_>, sent: Instant) -> bool {
-        cx.shard.former.until.is_some_and(|until| sent < until)
-            && !self.plant.planted(Flaw::RenewedBesideFormerMaster)
     }
 
     /// Has the inbox checked for a sign of life if the grant is so old that its push must have arrived. The number of

@@ -4,7 +4,7 @@
 //! Each is a claim under a fresh number that asks for a [pass](crate::protocol::message::Verb::Pass) instead of a
 //! grant. A pass is executed once. So it may be repeated, and a repeat finds what the first has done.
 
-use crate::error::LostCause;
+use crate::error::{LostCause, StoreError};
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{
@@ -14,7 +14,7 @@ use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::key::line::Caller;
 use crate::protocol::message::{ClaimId, ClaimNumber, Fence, LeaseTimes, Mode};
-use crate::protocol::step::{AcquireError, Effect, LockOptions, Outcome, Ticket};
+use crate::protocol::step::{AcquireError, Effect, LockOptions, Outcome, Ticket, ms};
 use crate::protocol::time::Instant;
 
 impl<P: Plant> KeyState<P> {
@@ -158,10 +158,22 @@ impl<P: Plant> KeyState<P> {
             behind: false,
             failed_claims: 0,
         };
+        let ends = local.as_ref().and_then(|local| Some(local.held()?.deadline));
         let claim_id = cx.shard.next_claim_id();
         let mut claim = Claim::new(claim_id, Claimant::Solo(caller), &options, cx.now);
         claim.origin = Some(Origin::Pass(Box::new(Pass { from, local })));
         self.claims.insert(claim);
+        // Beside a former master no lease can be kept for longer than it lasts.
+        if let Some(until) = cx.shard.beside_former_master(cx.now)
+            && options.fixed
+            && ends.is_some_and(|ends| cx.now + ms(options.term.lease_ms) > ends)
+        {
+            let error = StoreError::recovering(until.since(cx.now));
+            let failure = FailedRequest::of_answer(self.taken_at, error);
+            if self.continue_holding(cx, claim_id.claim, &failure) {
+                return;
+            }
+        }
         self.ask(cx, claim_id.claim, RequestKind::Pass);
     }
 
