@@ -22,6 +22,10 @@ impl World {
         self.inputs += 1;
         self.log.mix((slot as u64) << 8 | key as u64);
         self.note(Some(slot), Some(key), || format!("<- {input:?}"));
+        // Time alone may have ended a lease, and an answer must not revive it.
+        if matches!(input, Input::Answered { .. } | Input::Pushed(_)) {
+            self.raise(Signal::KeyChanged { key });
+        }
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
         let (shard, name) = (&mut self.nodes[slot].shard, &self.keys[key]);
@@ -52,7 +56,9 @@ impl World {
             }
         }
         self.carry_out(slot, effects);
-        self.raise(Signal::AllKeysChanged);
+        if woken > 0 {
+            self.raise(Signal::AllKeysChanged);
+        }
         self.step_session(slot);
     }
 

@@ -259,31 +259,3 @@ pub(crate) enum AloneAnswer {
     /// There is no answer.
     Lost(Executed),
 }
-
-/// An event with its time. Events of one time keep their order.
-pub(crate) struct QueuedEvent {
-    pub(crate) at: u64,
-    /// The number of scheduled events.
-    pub(crate) seq: u64,
-    pub(crate) event: Event,
-}
-
-impl PartialEq for QueuedEvent {
-    fn eq(&self, other: &Self) -> bool {
-        (self.at, self.seq) == (other.at, other.seq)
-    }
-}
-
-impl Eq for QueuedEvent {}
-
-impl PartialOrd for QueuedEvent {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for QueuedEvent {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.at, self.seq).cmp(&(other.at, other.seq))
-    }
-}

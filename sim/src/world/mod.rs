@@ -21,8 +21,7 @@ pub(crate) mod tick_memory;
 pub(crate) mod transfer;
 pub(crate) mod write;
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
 use tenure::key::Key;
@@ -38,7 +37,7 @@ use crate::time::MS;
 use crate::violation::Violation;
 use crate::world::cluster::Cluster;
 use crate::world::connection::Connection;
-use crate::world::event::{Event, QueuedEvent};
+use crate::world::event::Event;
 use crate::world::memory::Memory;
 use crate::world::node::Node;
 use crate::world::sentinels::Sentinels;
@@ -65,8 +64,8 @@ pub(crate) struct World {
     /// The virtual time, in ns.
     pub(crate) now: u64,
     pub(crate) seq: u64,
-    /// The scheduled events.
-    pub(crate) due: BinaryHeap<Reverse<QueuedEvent>>,
+    /// The scheduled events, by their time and number. Events of one time keep their order.
+    pub(crate) due: BTreeMap<(u64, u64), Event>,
     pub(crate) profile: Profile,
     /// The names of all keys.
     pub(crate) keys: Vec<Name>,
@@ -176,7 +175,7 @@ impl World {
             written: Vec::new(),
             now: 0,
             seq: 0,
-            due: BinaryHeap::new(),
+            due: BTreeMap::new(),
             server,
             at: 0,
             master: 0,
@@ -244,11 +243,7 @@ impl World {
     /// Schedules an event at a time.
     pub(crate) fn at(&mut self, at: u64, event: Event) {
         self.seq += 1;
-        self.due.push(Reverse(QueuedEvent {
-            at: at.max(self.now),
-            seq: self.seq,
-            event,
-        }));
+        self.due.insert((at.max(self.now), self.seq), event);
     }
 
     /// Schedules an event after a span.
@@ -311,10 +306,10 @@ impl World {
 
     /// Takes the next event from the queue, and moves the clock to its time.
     pub(crate) fn next_event(&mut self) -> Option<Event> {
-        let Reverse(due) = self.due.pop()?;
-        debug_assert!(due.at >= self.now);
-        self.now = due.at;
-        Some(due.event)
+        let ((at, _), event) = self.due.pop_first()?;
+        debug_assert!(at >= self.now);
+        self.now = at;
+        Some(event)
     }
 
     /// Passes a signal to the layers above, which act at once.
