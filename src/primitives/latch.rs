@@ -106,7 +106,8 @@ impl Latch {
     /// round trip.
     ///
     /// The call counts once, however often it is repeated after a lost answer, and only in the life in which it was made. If that
-    /// life is over, and the latch was set again meanwhile, it returns zero.
+    /// life is over, and the latch was set again meanwhile, it returns zero. If the server's clock is stepped between the call and a
+    /// repeat, the call may count in a later life.
     ///
     /// # Errors
     /// [`Error::Unset`] if the latch is not set. [`Error::Uncertain`] if an answer was lost and the latch was set at about the time

@@ -228,6 +228,7 @@ impl World {
             format!("the clock of server {at} is {offset} us ahead")
         });
         self.server.offset = offset;
+        self.memory.stepped_at = self.now;
         self.extend_fault(self.now);
     }
 }

@@ -168,6 +168,7 @@ impl World {
         };
         self.note(None, None, || format!("server's clock steps by {step_ms} ms"));
         self.server.offset += step_ms * 1000;
+        self.memory.stepped_at = self.now;
         let lasting = step_ms.unsigned_abs() * MS;
         self.extend_fault(self.now + lasting);
     }

@@ -90,8 +90,8 @@ impl World {
                 format!("{request:?} made {after:?} of {before:?}")
             });
         }
-        // After the server's clock went back, the order of the call and of the generation is unknown.
-        if self.memory.stepped_back {
+        // The server's clock was stepped after the call, so the order of the call and of the generation is unknown.
+        if self.memory.stepped_back || call.is_some_and(|call| call < self.memory.stepped_at) {
             return;
         }
         let is_again = earlier.is_some() && call.is_some() && !is_lost;

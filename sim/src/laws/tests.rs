@@ -246,3 +246,20 @@ fn a_lease_shorter_than_twelve_round_trips_may_be_lost_in_a_half_moved_slot() {
     world.profile.delay = (MS, 10 * MS);
     assert!(world.renews_in_time(TERM));
 }
+
+/// A lease was passed on at the successor, and the former master then grants its key with a smaller fence.
+#[test]
+fn a_fence_of_a_former_master_may_be_smaller_than_one_of_its_successor() {
+    let is_accused = |was_promoted: bool| {
+        let mut world = world(6);
+        if was_promoted {
+            world.memory.highest = GrantNumber(9);
+            world.note_loss();
+        }
+        world.watch_fence(0, 0, Mode::Exclusive, Fence::new(GrantNumber(9), 0));
+        world.watch_fence(0, 0, Mode::Exclusive, Fence::new(GrantNumber(8), 0));
+        found(&world) == Some(Violation::FenceOrder)
+    };
+    assert!(!is_accused(true));
+    assert!(is_accused(false));
+}

@@ -2,7 +2,7 @@
 
 use tenure::error::StoreRefusal;
 use tenure::protocol::ledger::Branch;
-use tenure::protocol::message::{Batch, BatchReply, Reply, Rule, Verb};
+use tenure::protocol::message::{Batch, BatchReply, Push, Reply, Rule, Verb};
 
 use crate::coverage::Case;
 use crate::world::World;
@@ -56,7 +56,9 @@ impl World {
             .server
             .ledger
             .apply_traced(now_us, effective, &mut pushes, &mut branches);
-        let grants = answer.replies.iter().any(|reply| reply.number().is_some());
+        let is_grant = |push: &Push| matches!(push, Push::Granted(_));
+        let grants =
+            answer.replies.iter().any(|reply| reply.number().is_some()) || pushes.iter().any(is_grant);
         let asserts = branches.contains(&Branch::RecoveryByOwner);
         self.note_evidence(knows_number || asserts, grants);
         for branch in branches.drain(..) {

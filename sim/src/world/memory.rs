@@ -15,6 +15,8 @@ pub(crate) struct Memory {
     pub(crate) fault_until: u64,
     /// When the server's clock last made a small step.
     pub(crate) small_step_at: u64,
+    /// When the server's clock was last stepped.
+    pub(crate) stepped_at: u64,
     /// Whether the server's clock ever went back.
     pub(crate) stepped_back: bool,
     /// Whether the executed batch is a copy. Its original may have been refused, and be over for its node.
@@ -75,6 +77,7 @@ impl Memory {
         Memory {
             fault_until: 0,
             small_step_at: 0,
+            stepped_at: 0,
             stepped_back: false,
             is_copy: false,
             ticks: TickMemory::default(),
