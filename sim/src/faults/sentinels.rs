@@ -27,6 +27,9 @@ impl World {
         for (sentinel, after) in learns {
             self.after(after, Event::SentinelLearns { sentinel });
         }
+        // Links are confirmed again when a majority knows.
+        let majority = learns.iter().map(|(_, after)| self.now + after).min();
+        self.extend_fault(majority.unwrap_or_default());
         false
     }
 
@@ -61,11 +64,14 @@ impl World {
         let Some(sentinels) = &mut self.sentinels else {
             return;
         };
+        let mut latest = self.now;
         for node in &mut self.nodes {
             let only = sentinels.rng.usize(0..SENTINELS);
             let until = self.now + sentinels.rng.u64(0..4_000 * MS);
             node.sentinels.only = sentinels.rng.bool().then_some((only, until));
+            latest = latest.max(until);
         }
+        self.extend_fault(latest);
     }
 
     /// Returns the one node that leaves the former master soon after a promotion, and when: one that holds a lease. The other
@@ -103,5 +109,6 @@ impl World {
         }
         self.restart_process(slot);
         self.nodes[slot].sentinels.only = only;
+        self.extend_fault(only.map_or(self.now, |(_, until)| until));
     }
 }
