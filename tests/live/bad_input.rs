@@ -354,6 +354,23 @@ async fn a_missing_right_is_named() {
 }
 
 /// A node of a cluster takes connections, and each lock would fail by its slot.
+/// Some managed servers do not know ROLE.
+#[tokio::test]
+async fn a_server_without_role_is_asked_for_info() {
+    let without_role: [&str; 3] = ["--rename-command", "ROLE", ""];
+    let master = RedisServer::with_args(&without_role);
+    held(&locks(&master.url(), ms(10_000)).await, "a")
+        .await
+        .release()
+        .await
+        .unwrap();
+    let follows = format!("127.0.0.1 {}", master.port());
+    let replica = [&without_role[..], &["--replicaof", &follows]].concat();
+    let replica = RedisServer::with_args(&replica);
+    let (_, error) = refused(Locks::redis(&replica.url()).await);
+    assert_eq!(error.kind(), &StoreErrorKind::Refused(StoreRefusal::ReadOnly));
+}
+
 #[tokio::test]
 async fn a_cluster_is_refused_as_a_server() {
     let server = RedisServer::with_args(&["--cluster-enabled", "yes"]);

@@ -230,7 +230,7 @@ pub(super) async fn greet(
     greeting.cmd("ROLE").cmd("TIME").cmd("INFO").arg("server");
     let [role, time, server] = ask_all(store, connection, &greeting).await?;
     check_mode(store, &server)?;
-    check_role(store, role, warnings)?;
+    check_role(store, connection, role, warnings).await?;
     let time = read_time(result(time)).map_err(|error| cannot_open(store, error))?;
     Ok((time, server))
 }
@@ -555,26 +555,41 @@ fn refuse_sentinel(store: &Config, watched: Option<Value>) -> StoreError {
 }
 
 /// Refuses a server that is not a master. Only a master's "gone" and "busy" are true; a replica gives both without
-/// notice.
-fn check_role(store: &Config, role: Value, warnings: &mut Vec<String>) -> Result<(), StoreError> {
-    let role = match result(role) {
-        Ok(role) => role,
-        Err(error)
-            if error_text(&error)
-                .is_some_and(|text| decode::refusal(&text) == StoreRefusal::NoPermission) =>
-        {
-            warnings.push(format!(
-                "the user may not ask {} for ROLE: a replica is only noticed at the first write; allow +role",
-                store.address()
-            ));
-            return Ok(());
+/// notice. A server that does not know ROLE, as some managed ones, is asked for INFO.
+async fn check_role(
+    store: &Config,
+    connection: &mut MultiplexedConnection,
+    role: Value,
+    warnings: &mut Vec<String>,
+) -> Result<(), StoreError> {
+    let mut parts = match result(role) {
+        Ok(Value::Array(parts)) => parts.into_iter(),
+        Ok(_) => return Err(decode::malformed("the answer to ROLE is not a list").error),
+        Err(error) => {
+            let said = error_text(&error).unwrap_or_default();
+            let is_unknown = said.starts_with("ERR unknown command");
+            if !is_unknown && decode::refusal(&said) != StoreRefusal::NoPermission {
+                return Err(cannot_open(store, error));
+            }
+            let role = match is_unknown {
+                true => role_in_info(store, connection).await?,
+                false => None,
+            };
+            let Some(role) = role else {
+                let why = if is_unknown {
+                    "does not know ROLE"
+                } else {
+                    "may not be asked for ROLE by this user"
+                };
+                warnings.push(format!(
+                    "{} {why}: a replica is only noticed at the first write; allow +role or +info",
+                    store.address()
+                ));
+                return Ok(());
+            };
+            vec![Value::SimpleString(role)].into_iter()
         }
-        Err(error) => return Err(cannot_open(store, error)),
     };
-    let Value::Array(parts) = role else {
-        return Err(decode::malformed("the answer to ROLE is not a list").error);
-    };
-    let mut parts = parts.into_iter();
     match parts.next().and_then(text).as_deref() {
         Some("master") => Ok(()),
         Some("slave") => Err(StoreError::refused(StoreRefusal::ReadOnly)),
@@ -585,6 +600,18 @@ fn check_role(store: &Config, role: Value, warnings: &mut Vec<String>) -> Result
             other.unwrap_or("unknown")
         ))),
     }
+}
+
+/// Returns the role that INFO tells, if the user may ask for it.
+async fn role_in_info(
+    store: &Config,
+    connection: &mut MultiplexedConnection,
+) -> Result<Option<String>, StoreError> {
+    let mut question = redis::pipe();
+    question.cmd("INFO").arg("replication");
+    let [replication] = ask_all(store, connection, &question).await?;
+    let replication = result(replication).ok().and_then(text).unwrap_or_default();
+    Ok(field(&replication, "role").map(str::to_owned))
 }
 
 /// Checks the sections `server`, `memory` and `replication` of INFO, and adds warnings.
