@@ -19,6 +19,8 @@ use crate::store::memory::MemoryStore;
 #[cfg(feature = "redis")]
 use crate::store::redis::RedisStore;
 #[cfg(feature = "redis")]
+use crate::store::redis::credentials::Credentials;
+#[cfg(feature = "redis")]
 use crate::store::redis::run::RunPolicy;
 
 /// Limits how long `redis`, `client` and `pool` wait for the inbox. Without an inbox waiters use timers.
@@ -158,6 +160,8 @@ impl Locks {
         Builder {
             options: Options::default(),
             clock: Clock::new(),
+            #[cfg(feature = "redis")]
+            credentials: None,
         }
     }
 
@@ -228,6 +232,8 @@ impl From<ConnectError> for Error {
 pub struct Builder {
     options: Options,
     clock: Clock,
+    #[cfg(feature = "redis")]
+    credentials: Option<Credentials>,
 }
 
 impl Builder {
@@ -318,6 +324,32 @@ impl Builder {
     /// shorter lease waits for a quarter of the lease's remaining time.
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
         self.options.request_timeout = timeout;
+        self
+    }
+
+    /// Sets a function that gives user and password before each connection to a server, for passwords that rotate and tokens that
+    /// expire. It replaces those of the URL or the client, and holds for every server, but not for Sentinels. Open connections stay.
+    ///
+    /// An error or a panic of the function is a connection that failed: it is tried again, after a pause. The function runs on the
+    /// thread that renews leases, so it must not block. It may take as long as the [`request_timeout`](Self::request_timeout).
+    ///
+    /// ```no_run
+    /// # async fn token() -> Result<String, std::io::Error> { Ok(String::new()) }
+    /// # async fn connects() -> Result<(), Box<dyn std::error::Error>> {
+    /// let locks = tenure::Locks::builder()
+    ///     .credentials(|| async { Ok::<_, std::io::Error>(("shop".to_owned(), token().await?)) })
+    ///     .redis("rediss://redis.example")
+    ///     .await?;
+    /// # Ok(()) }
+    /// ```
+    #[cfg(feature = "redis")]
+    pub fn credentials<F, Fut, E>(mut self, hook: F) -> Self
+    where
+        F: Fn() -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<(String, String), E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        self.credentials = Some(Credentials::new(hook));
         self
     }
 
@@ -515,6 +547,7 @@ impl Builder {
         let store = store
             .with_prefix(&self.options.prefix)?
             .with_run_policy(policy)
+            .with_credentials(self.credentials.clone())
             .with_node_name(self.options.node_name.as_deref())?
             .with_connect_timeout(timeout);
         let (lazy, shown) = (self.options.lazy, store.to_string());

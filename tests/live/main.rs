@@ -28,6 +28,7 @@ mod clusters_laws;
 mod clusters_map;
 mod commands;
 mod contest;
+mod credentials;
 mod deployment;
 mod differential;
 mod elections;

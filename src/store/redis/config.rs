@@ -8,6 +8,7 @@ use std::time::Duration;
 use redis::{Client, ConnectionAddr, RedisError, RedisResult};
 
 use crate::store::ServerId;
+use crate::store::redis::credentials::Credentials;
 use crate::store::redis::masters::Masters;
 use crate::store::redis::names::Names;
 use crate::store::redis::run::RunPolicy;
@@ -34,6 +35,8 @@ pub(super) struct Config {
     pub(super) masters: Option<Arc<Masters>>,
     /// What is done about a server that was restarted or promoted. `None`: nothing.
     pub(super) run_policy: Option<RunPolicy>,
+    /// What gives user and password before each connection. `None`: the client has them.
+    pub(super) credentials: Option<Credentials>,
 }
 
 impl Config {

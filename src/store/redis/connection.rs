@@ -8,6 +8,7 @@ use redis::{AsyncConnectionConfig, ErrorKind, RedisError, RedisResult, Value};
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::message::{Executed, Failure};
 use crate::store::redis::config::Config;
+use crate::store::redis::credentials::client_of_now;
 use crate::store::redis::decode::{self, error_text};
 use crate::store::redis::tls;
 
@@ -18,7 +19,7 @@ pub(super) async fn connect(store: &Arc<Config>) -> Result<MultiplexedConnection
     let config = AsyncConnectionConfig::new()
         .set_connection_timeout(None)
         .set_response_timeout(None);
-    let client = store.client.clone();
+    let client = client_of_now(store).await?;
     let opening = async move { client.get_multiplexed_async_connection_with_config(&config).await };
     let opened = tls::open(store.address(), opening).await;
     opened.map_err(|error| cannot_open(store, error))

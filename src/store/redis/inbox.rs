@@ -12,6 +12,7 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::message::{InboxEvent, NodeId};
 use crate::store::redis::config::Config;
 use crate::store::redis::connection::cannot_open;
+use crate::store::redis::credentials::client_of_now;
 use crate::store::redis::decode::error_text;
 use crate::store::redis::{decode, names, tls};
 use crate::store::{BoxFuture, Inbox, Ping, Sink};
@@ -27,7 +28,7 @@ pub(super) async fn open(store: Arc<Config>, node: NodeId, sink: Sink) -> Result
         None => store,
     };
     tls::install_provider(store.address());
-    let client = store.client.clone();
+    let client = client_of_now(&store).await?;
     let opening = async move { client.get_async_pubsub().await };
     let opened = tls::open(store.address(), opening).await;
     let mut inbox = opened.map_err(|error| cannot_open(&store, error))?;

@@ -13,6 +13,7 @@ use crate::error::{OptionsError, StoreError};
 use crate::options::is_prefix;
 use crate::protocol::message::{GrantNumber, Name, NodeId};
 use crate::store::redis::config::Config;
+use crate::store::redis::credentials::Credentials;
 use crate::store::redis::inspector::RedisInspector;
 use crate::store::redis::link::RedisLink;
 use crate::store::redis::masters::Masters;
@@ -27,6 +28,7 @@ use crate::store::{Abilities, BoxFuture, Inbox, Inspect, Link, MapSink, ServerId
 mod cluster;
 mod config;
 mod connection;
+pub(crate) mod credentials;
 mod decode;
 mod encode;
 mod format;
@@ -90,6 +92,7 @@ impl RedisStore {
                 cluster: None,
                 masters: None,
                 run_policy: None,
+                credentials: None,
             }),
         })
     }
@@ -195,6 +198,12 @@ impl RedisStore {
     /// Sets what the store does about a server that was restarted or promoted. By default nothing.
     pub(crate) fn with_run_policy(mut self, policy: RunPolicy) -> Self {
         self.edit().run_policy = Some(policy);
+        self
+    }
+
+    /// Sets the function that gives user and password before each connection to a server. Sentinels are not servers.
+    pub(crate) fn with_credentials(mut self, credentials: Option<Credentials>) -> Self {
+        self.edit().credentials = credentials;
         self
     }
 

@@ -1,0 +1,104 @@
+//! Credentials that a function of the service gives, and that change while locks are held.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+
+use tenure::error::{StoreErrorKind, StoreRefusal};
+use tenure::{Guard, Locks};
+
+use crate::bad_input::refused;
+use crate::help::{Eyes, held, ms, soon, until};
+use crate::server::RedisServer;
+
+/// What the service knows: the password of now.
+type Known = Arc<Mutex<String>>;
+
+fn password_of(known: &Known) -> String {
+    known.lock().unwrap().clone()
+}
+
+/// Locks whose user is `shop`, with the password that is known when a connection opens.
+async fn connect(server: &RedisServer, known: &Known) -> Locks {
+    let known = known.clone();
+    let hook = move || {
+        let password = password_of(&known);
+        async move { Ok::<_, io::Error>(("shop".to_owned(), password)) }
+    };
+    let builder = Locks::builder().lease(ms(3_000)).credentials(hook);
+    builder.redis(&server.url()).await.unwrap()
+}
+
+fn set_user(eyes: &mut Eyes, rules: &[&str]) {
+    let words = ["ACL", "SETUSER", "shop"].iter().chain(rules);
+    let words: Vec<_> = words.map(|word| word.as_bytes()).collect();
+    eyes.ask::<()>(&words);
+}
+
+/// Under load each of 100 new connections has the password of its time. No caller is refused, and no lease is lost.
+#[tokio::test]
+async fn a_password_rotates_under_load() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let known = Known::new(Mutex::new("p0".into()));
+    set_user(&mut eyes, &["reset", "on", ">p0", "~*", "&*", "+@all"]);
+    let locks = connect(&server, &known).await;
+    let kept: Guard = held(&locks, "kept").await;
+    let stop = tokio_util::sync::CancellationToken::new();
+    let workers: Vec<_> = (0..4)
+        .map(|worker| {
+            let (locks, stop) = (locks.clone(), stop.clone());
+            tokio::spawn(async move {
+                let mut times = 0;
+                while !stop.is_cancelled() {
+                    let guard = locks.mutex(("load", worker)).lock().await?;
+                    times += 1;
+                    guard.release().await?;
+                }
+                Ok::<u32, tenure::Error>(times)
+            })
+        })
+        .collect();
+    for round in 1..=100 {
+        // The new password is valid before the service learns it, and the old one until then.
+        let (old, new) = (password_of(&known), format!("p{round}"));
+        set_user(&mut eyes, &[&format!(">{new}")]);
+        *known.lock().unwrap() = new;
+        set_user(&mut eyes, &[&format!("<{old}")]);
+        let killed: u32 = eyes.ask(&[b"CLIENT", b"KILL", b"USER", b"shop"]);
+        assert!(killed > 0, "round {round}");
+        let is_back = || {
+            let clients: String = eyes.ask(&[b"CLIENT", b"LIST"]);
+            clients.matches("user=shop").count() >= 2
+        };
+        until("both connections are back", is_back).await;
+    }
+    stop.cancel();
+    for worker in workers {
+        assert!(soon(worker).await.unwrap().expect("no caller is refused") > 0);
+    }
+    assert!(kept.is_held());
+    kept.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn credentials_that_are_missing_or_wrong_are_told_without_the_password() {
+    let server = RedisServer::with_args(&["--requirepass", "hunter2"]);
+    let fails = || async { Err::<(String, String), _>("the vault is sealed") };
+    let (text, error) = refused(Locks::builder().credentials(fails).redis(&server.url()).await);
+    assert_eq!(error.kind(), &StoreErrorKind::Unreachable);
+    assert!(text.contains("the vault is sealed"), "{text}");
+
+    let panics = || async { panic!("no vault") as Result<(String, String), io::Error> };
+    let (text, _) = refused(Locks::builder().credentials(panics).redis(&server.url()).await);
+    assert!(text.contains("panicked"), "{text}");
+
+    let wrong = || async { Ok::<_, io::Error>(("default".into(), "hunter3".into())) };
+    let builder = Locks::builder().credentials(wrong);
+    assert!(!format!("{builder:?}").contains("hunter"), "{builder:?}");
+    let (text, error) = refused(builder.redis(&server.url()).await);
+    assert_eq!(
+        error.kind(),
+        &StoreErrorKind::Refused(StoreRefusal::WrongPassword)
+    );
+    assert!(!text.contains("hunter3"), "{text}");
+}
