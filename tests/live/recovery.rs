@@ -147,7 +147,6 @@ async fn a_link_opens_at_another_run_without_memory() {
     let changes = [
         &["DEL tenure1:run tenure1:longest tenure1:recovering"][..],
         &["SET tenure1:run x", "SET tenure1:recovering 1 PX 600000"],
-        &["DEL tenure1:longest"],
         &["SET tenure1:run x", "DEL tenure1:recovering"],
     ];
     for change in changes {
@@ -165,6 +164,64 @@ async fn a_link_opens_at_another_run_without_memory() {
     eyes.text::<u32>("CLIENT KILL TYPE normal SKIPME yes");
     soon(guard.renew()).await.unwrap();
     soon(guard.release()).await.unwrap();
+}
+
+/// A process that ended at its start leaves its contract, which ends by itself. Processes with another longest lease are refused
+/// until then, and no recovery begins when it has ended.
+#[tokio::test]
+async fn the_contract_of_a_process_that_ended_ends_too() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let always = |longest| Recovery::Always {
+        longest,
+        lag: Duration::ZERO,
+    };
+    let wrong = node(&server, always(2 * LEASE)).await;
+    eyes.text::<u8>("DEL tenure1:recovering");
+    soon(wrong.shutdown()).await;
+    let url = server.url();
+    let right = || Locks::builder().lease(LEASE).recovery(always(LEASE)).redis(&url);
+    let refused = right().await.unwrap_err().to_string();
+    assert!(refused.contains("DEL tenure1:longest"), "{refused}");
+    let lives = eyes.text::<i64>("PTTL tenure1:longest");
+    assert!((60_000..=74_000).contains(&lives), "{lives}");
+    // No process refreshes it.
+    eyes.text::<u8>("PEXPIRE tenure1:longest 1");
+    until("it has ended", || eyes.text::<u8>("EXISTS tenure1:longest") == 0).await;
+    let right = right().await.unwrap();
+    soon(right.mutex("a").lock())
+        .await
+        .unwrap()
+        .release()
+        .await
+        .unwrap();
+    assert!(eyes.text::<i64>("PTTL tenure1:longest") > 60_000);
+    assert_eq!(eyes.text::<u8>("EXISTS tenure1:recovering"), 0);
+}
+
+/// A connected process refreshes its contract. If there is another one, it ends its connection, and is refused.
+#[tokio::test]
+async fn a_connected_process_keeps_its_contract_alive_and_obeys_another() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let (longest, lag) = (LEASE, Duration::ZERO);
+    let locks = node(&server, Recovery::Always { longest, lag }).await;
+    eyes.text::<u8>("DEL tenure1:recovering tenure1:longest");
+    until("the contract is back", || {
+        eyes.text::<u8>("EXISTS tenure1:longest") == 1
+    })
+    .await;
+    assert!(eyes.text::<i64>("PTTL tenure1:longest") > 60_000);
+    eyes.text::<()>("SET tenure1:longest 1000:2000");
+    let is_refused = async || {
+        locks
+            .ping()
+            .await
+            .is_err_and(|error| error.to_string().contains("DEL tenure1:longest"))
+    };
+    while !is_refused().await {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 /// A tick is not asserted: its next run starts from what the server knows of the job, and that is lost, too.

@@ -61,6 +61,8 @@ impl World {
         if gap == 0 || key >= self.locks || !gives || before.owner == after.owner {
             return;
         }
+        // The store forgets the time of a hand-over after 600 gaps.
+        self.memory.handed_on[key].take_if(|since| now > *since + 600 * gap);
         let since = *self.memory.handed_on[key].get_or_insert(now);
         if now >= since + 8 * gap {
             self.report(Violation::NeverLeftFree, Some(key), || {

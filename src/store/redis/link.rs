@@ -288,15 +288,19 @@ async fn join(
 ) -> Result<(), StoreError> {
     let contract = masters.contract(store.run_policy);
     masters.compare(&store.client, &contract, recorded.as_deref(), run_id)?;
+    let lives = run::contract_lives(store.run_policy);
     if recorded.is_some() {
-        return Ok(());
+        let mut refresh = redis::pipe();
+        refresh.cmd("PEXPIRE").arg(names::MASTERS).arg(lives);
+        return ask(store, connection, &refresh).await.map(drop);
     }
     if !masters.agree_within(store.timeout / 2).await? {
         let text = format_args!("{} answers, and too few of the other masters do", store.address());
         return Err(StoreError::new(StoreErrorKind::Unreachable, text));
     }
     let mut questions = redis::pipe();
-    questions.cmd("SET").arg(names::MASTERS).arg(&contract).arg("NX");
+    let set = questions.cmd("SET").arg(names::MASTERS).arg(&contract);
+    set.arg("NX").arg("PX").arg(lives);
     questions.cmd("GET").arg(names::MASTERS);
     let [left, recorded] = ask_all(store, connection, &questions).await?;
     result(left).map_err(|error| cannot_open(store, error))?;
@@ -444,14 +448,23 @@ impl Link for RedisLink {
     }
 
     fn ended(&self, warn: WarnSink) -> BoxFuture<'static, ()> {
-        if let Some(masters) = self.store.masters.clone() {
-            return Box::pin(async move { masters.refused().await });
-        }
+        let contradicted = run::keep_contracts(self.store.clone(), self.connection.clone());
+        let masters = self.store.masters.clone();
         let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take();
-        match (watch, self.store.tcp_address()) {
-            (Some((watch, reign)), Some(address)) => Box::pin(watch.ended(address, reign, warn)),
-            _ => Box::pin(std::future::pending()),
-        }
+        let address = self.store.tcp_address();
+        Box::pin(async move {
+            let refused = async {
+                match (masters, watch.zip(address)) {
+                    (Some(masters), _) => masters.refused().await,
+                    (None, Some(((watch, reign), address))) => watch.ended(address, reign, warn).await,
+                    (None, None) => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = contradicted => {}
+                () = refused => {}
+            }
+        })
     }
 
     fn warnings(&self) -> &[String] {

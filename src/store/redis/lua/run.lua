@@ -3,7 +3,8 @@
 -- before the first grant of each node.
 -- KEYS[1]  run         string, the run that was compared last, never expires
 -- KEYS[2]  recovering  string, why the server recovers; exists while the server grants nothing
--- KEYS[3]  longest     string, <longest lease>:<length of a recovery> in ms, as all nodes have it; never expires
+-- KEYS[3]  longest     string, <longest lease>:<length of a recovery> in ms, as all nodes have it; expires a minute and a recovery after
+--                      the last refresh by a node
 -- KEYS[4]  clock       string, the last grant number; missing on a quorum, whose masters have a clock for each slot
 -- KEYS[5]  epoch       string, the Sentinels' epoch that was compared last; missing if the link is not confirmed
 -- ARGV[1]  run of this server: <run id>:<replication id>
@@ -24,7 +25,11 @@ clock = clock and (tonumber(clock) or -1) or 0
 if not (clock >= 0 and clock % 1 == 0 and clock < 9007199254740990) then
   return redis.error_reply('TENURECLOCK ' .. KEYS[4] .. ' is no grant number: delete it')
 end
-local is_first = not longest and ARGV[2] ~= ''
+-- PEXPIRE comes first because it needs no memory: the server does not refuse the next write for want of memory.
+if ARGV[2] ~= '' and call('PEXPIRE', KEYS[3], format('%d', length + 60000)) == 0 then
+  longest = ARGV[2]
+  call('SET', KEYS[3], longest, 'PX', format('%d', length + 60000))
+end
 
 local why
 if call('GET', KEYS[1]) ~= ARGV[1] then
@@ -34,17 +39,11 @@ elseif KEYS[5] and call('GET', KEYS[5]) ~= ARGV[5] then
 elseif ARGV[4] + 0 > clock then
   why = 'number'
 end
-if why or is_first then
-  -- PEXPIRE comes first because it needs no memory: the server does not refuse the next write for want of memory.
-  local left = call('PTTL', KEYS[2])
-  call('PEXPIRE', KEYS[2], format('%d', left > 0 and left or length))
-  if why and left < length then call('SET', KEYS[2], why, 'PX', format('%d', length)) end
-end
-if is_first then
-  longest = ARGV[2]
-  call('SET', KEYS[3], longest)
-end
 if why then
+  local left = call('PTTL', KEYS[2])
+  -- As above, for a node without longest.
+  call('PEXPIRE', KEYS[2], format('%d', left > 0 and left or length))
+  if left < length then call('SET', KEYS[2], why, 'PX', format('%d', length)) end
   if KEYS[4] then
     -- Above each number of an earlier reign: the recovery ends after the last grant of a former master.
     local time = call('TIME')
