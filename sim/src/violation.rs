@@ -49,6 +49,8 @@ pub enum Violation {
     LossNotMended,
     /// A fence does not exceed an earlier one.
     FenceOrder,
+    /// An assertion changed the end of a lease that the server knew.
+    AssertionChangedEnd,
     /// A record was changed by a request that does not own it.
     ChangedByNonOwner,
     /// One claim number was granted twice.

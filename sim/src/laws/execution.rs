@@ -24,6 +24,15 @@ impl World {
             let after = self.key_records(&request.name);
             self.watch_owner(key, request, before.record.as_ref(), after.record.as_ref());
             self.watch_shares(key, request, before, &after);
+            let is_alone = batch
+                .requests
+                .iter()
+                .filter(|other| other.name == request.name)
+                .count()
+                == 1;
+            if is_alone && matches!(request.verb, Verb::Assert { .. }) {
+                self.watch_assertion_of_known(key, request, before, &after);
+            }
             self.watch_downgrade(key, request, reply, before);
             self.watch_latch(key, request, before.latch.as_ref(), after.latch.as_ref());
             self.watch_election(key, request, reply);
@@ -75,6 +84,23 @@ impl World {
                     self.watch_forgotten_claim(key, request, to);
                 }
             }
+        }
+    }
+
+    /// Checks that an assertion leaves a record that is there: its owner may have extended the lease since it sent the assertion.
+    fn watch_assertion_of_known(
+        &mut self,
+        key: usize,
+        request: &Request,
+        before: &KeyRecords,
+        after: &KeyRecords,
+    ) {
+        if let (Some(before), Some(after)) = (&before.record, &after.record)
+            && before.owner == after.owner
+            && before.expires != after.expires
+        {
+            let text = format!("{request:?} made {after:?} of {before:?}");
+            self.report(Violation::AssertionChangedEnd, Some(key), || text);
         }
     }
 
