@@ -25,7 +25,8 @@ impl World {
         let mark = options.mark;
         let job = self.job(key);
         let is_right = match denial {
-            AcquireError::Tick(TickRefusal::Over) => is_over(&job, mark),
+            // The tick was over when the store answered, and a reset may have come after the answer.
+            AcquireError::Tick(TickRefusal::Over) => is_over(&job, mark) || self.memory.ticks.reset,
             // Grants from before a reset are unknown.
             AcquireError::Tick(TickRefusal::Skipped) => {
                 let tick = self.memory.ticks.ticks.get(&(key, mark));

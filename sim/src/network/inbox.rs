@@ -303,7 +303,10 @@ impl World {
         });
         let subs = self.reached_subscriptions(slot, life);
         if subs.is_empty() {
-            if let (Push::Granted(grant), Some(silent)) = (&push, &mut self.nodes[slot].inbox.silent) {
+            // A push to a process that has ended is missed by no process.
+            let node = &mut self.nodes[slot];
+            let silent = node.inbox.silent.as_mut().filter(|_| node.life == life);
+            if let (Push::Granted(grant), Some(silent)) = (&push, silent) {
                 silent.grants.insert(grant.claim_id.claim, self.now);
             }
             return self.cover(Case::PushLost);
