@@ -458,7 +458,7 @@ impl Builder {
     ///
     /// The connections to the master have the user, the password, the database, the TLS settings and the socket settings of
     /// `like`. Its address is replaced by the one that the Sentinels tell. The URLs have the settings of the connections to
-    /// the Sentinels. With TLS the master's certificate must be for that address: an IP, unless the Sentinels announce
+    /// the Sentinels; with `rediss`, these have the authority and the certificate of `like`, too. With TLS the master's certificate must be for that address: an IP, unless the Sentinels announce
     /// host names.
     ///
     /// # Errors
@@ -479,7 +479,8 @@ impl Builder {
     /// Builds locks on the Redis Cluster of which the URLs name servers; see [`Locks::cluster`].
     ///
     /// The connections to all servers have the user, the password, the TLS settings and the socket settings of `like`. Its
-    /// address is replaced by those that the cluster announces.
+    /// address is replaced by those that the cluster announces. A URL that names another user or password, or differs in TLS, is an
+    /// options error.
     ///
     /// # Errors
     /// As [`Locks::cluster`]. With [`lazy`](Self::lazy) only [`ConnectError::Options`], for an option or a URL.

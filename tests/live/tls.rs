@@ -46,6 +46,38 @@ impl Authority {
     fn path(&self, file: &str) -> String {
         self.dir.join(file).display().to_string()
     }
+
+    /// The options of a server with this TLS port.
+    fn options(&self, port: u16, asks_for_certificates: bool) -> [(&'static str, String); 5] {
+        let asks = if asks_for_certificates { "yes" } else { "no" };
+        [
+            ("tls-port", port.to_string()),
+            ("tls-cert-file", self.path("server.pem")),
+            ("tls-key-file", self.path("server.key")),
+            ("tls-ca-cert-file", self.path("ca.pem")),
+            ("tls-auth-clients", asks.to_owned()),
+        ]
+    }
+
+    /// Returns a client that trusts only this authority, with or without its own certificate.
+    fn client(&self, url: String, certified: bool) -> redis::Client {
+        let read = |file: &str| std::fs::read(self.path(file)).unwrap();
+        let client_tls = certified.then(|| redis::ClientTlsConfig {
+            client_cert: read("client.pem"),
+            client_key: read("client.key"),
+        });
+        let certificates = redis::TlsCertificates {
+            client_tls,
+            root_cert: Some(read("ca.pem")),
+        };
+        redis::Client::build_with_tls(url, certificates).unwrap()
+    }
+}
+
+/// Returns a port that was free a moment ago.
+fn free_port() -> u16 {
+    let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    free.unwrap().port()
 }
 
 impl Drop for Authority {
@@ -76,20 +108,13 @@ impl TlsServer {
     /// Starts the server. Clients need a certificate of the authority if `asks_for_certificates`.
     fn start(asks_for_certificates: bool) -> TlsServer {
         let authority = Authority::new();
-        let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-        let port = free.unwrap().port();
-        let plain = RedisServer::with_args(&[
-            "--tls-port",
-            &port.to_string(),
-            "--tls-cert-file",
-            &authority.path("server.pem"),
-            "--tls-key-file",
-            &authority.path("server.key"),
-            "--tls-ca-cert-file",
-            &authority.path("ca.pem"),
-            "--tls-auth-clients",
-            if asks_for_certificates { "yes" } else { "no" },
-        ]);
+        let port = free_port();
+        let options = authority.options(port, asks_for_certificates);
+        let args: Vec<_> = options
+            .iter()
+            .flat_map(|(name, value)| [format!("--{name}"), value.clone()])
+            .collect();
+        let plain = RedisServer::with_args(&args.iter().map(String::as_str).collect::<Vec<_>>());
         TlsServer {
             plain,
             port,
@@ -103,16 +128,7 @@ impl TlsServer {
 
     /// Returns a client that trusts only the authority, with or without its own certificate.
     fn client(&self, certified: bool) -> redis::Client {
-        let read = |file: &str| std::fs::read(self.authority.path(file)).unwrap();
-        let client_tls = certified.then(|| redis::ClientTlsConfig {
-            client_cert: read("client.pem"),
-            client_key: read("client.key"),
-        });
-        let certificates = redis::TlsCertificates {
-            client_tls,
-            root_cert: Some(read("ca.pem")),
-        };
-        redis::Client::build_with_tls(self.url(), certificates).unwrap()
+        self.authority.client(self.url(), certified)
     }
 }
 
@@ -204,4 +220,87 @@ async fn a_client_brings_a_certificate() {
     held(&locks, "a").await.release().await.unwrap();
     let error = soon(Locks::client(server.client(false))).await.unwrap_err();
     assert!(matches!(error, ConnectError::Store { .. }), "{error}");
+}
+
+/// Sentinels, their master, and the masters of a quorum ask for a certificate of a private authority. The connections have what the
+/// client for the servers has.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_authority_and_the_certificate_of_a_client_hold_for_sentinels_and_a_quorum() {
+    let server = TlsServer::start(true);
+    let port = free_port();
+    let options = server.authority.options(port, true);
+    let mut lines: Vec<_> = options
+        .iter()
+        .map(|(name, value)| format!("{name} {value}"))
+        .collect();
+    lines.push("tls-replication yes".into());
+    lines.push(format!("sentinel monitor shop 127.0.0.1 {} 1", server.port));
+    let _sentinel = RedisServer::sentinel_with(&lines.iter().map(String::as_str).collect::<Vec<_>>());
+    let sentinel = format!("rediss://127.0.0.1:{port}");
+    let recovers = tenure::Recovery::OnEvidence;
+    let builder = || Locks::builder().recovery(recovers);
+    let locks = builder()
+        .sentinel("shop", [&sentinel], server.client(true))
+        .await
+        .unwrap();
+    held(&locks, "a").await.release().await.unwrap();
+    // Without the certificate the Sentinel refuses the connection.
+    let refused = builder().sentinel("shop", [&sentinel], server.client(false));
+    assert!(matches!(soon(refused).await, Err(ConnectError::Store { .. })));
+
+    let masters = [
+        TlsServer::start(true),
+        TlsServer::start(true),
+        TlsServer::start(true),
+    ];
+    let clients = masters.iter().map(|master| master.client(true)).collect();
+    let locks = Locks::builder()
+        .lease(ms(1_000))
+        .quorum(clients, ms(1_000))
+        .await
+        .unwrap();
+    held(&locks, "a").await.release().await.unwrap();
+}
+
+/// A cluster asks for a certificate of a private authority, and its connections have that of the client.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_authority_and_the_certificate_of_a_client_hold_for_a_cluster() {
+    let (authority, port) = (Authority::new(), free_port());
+    let mut args = vec![
+        "--cluster-enabled".to_owned(),
+        "yes".into(),
+        "--tls-cluster".into(),
+        "yes".into(),
+    ];
+    for (name, value) in authority.options(port, true) {
+        args.extend([format!("--{name}"), value]);
+    }
+    let server = RedisServer::with_args(&args.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut eyes = Eyes::on(&server);
+    eyes.text::<()>("CLUSTER ADDSLOTSRANGE 0 16383");
+    until("the cluster serves", || {
+        eyes.text::<String>("CLUSTER INFO").contains("cluster_state:ok")
+    })
+    .await;
+    let url = format!("rediss://127.0.0.1:{port}");
+    let client = |certified| authority.client(url.clone(), certified);
+    let locks = Locks::builder().cluster([&url], client(true)).await.unwrap();
+    held(&locks, "a").await.release().await.unwrap();
+    assert!(
+        soon(Locks::builder().cluster([&url], client(false)))
+            .await
+            .is_err()
+    );
+    // A URL cannot ask for less than the client, or for other users.
+    for other in [
+        format!("redis://127.0.0.1:{port}"),
+        format!("rediss://u:hunter2@127.0.0.1:{port}"),
+    ] {
+        let error = Locks::builder()
+            .cluster([&other], client(true))
+            .await
+            .unwrap_err();
+        assert!(matches!(error, ConnectError::Options(_)), "{error}");
+        assert!(!error.to_string().contains("hunter2"), "{error}");
+    }
 }

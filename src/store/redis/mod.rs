@@ -108,8 +108,9 @@ impl RedisStore {
         urls: impl IntoIterator<Item = U>,
         like: Client,
     ) -> Result<Self, OptionsError> {
+        let sentinels = Sentinels::new(name, urls, &like)?;
         let mut store = RedisStore::new(like)?;
-        store.edit().sentinels = Some(Arc::new(Sentinels::new(name, urls)?));
+        store.edit().sentinels = Some(Arc::new(sentinels));
         Ok(store)
     }
 
@@ -139,9 +140,10 @@ impl RedisStore {
                 "the client for a cluster names database {db}: a cluster has database 0 only"
             )));
         }
+        let cluster = Cluster::new(urls, &like)?;
         let mut store = RedisStore::new(like)?;
         let config = store.edit();
-        config.cluster = Some(Arc::new(Cluster::new(urls)?));
+        config.cluster = Some(Arc::new(cluster));
         config.names.has_slots = true;
         // Each server knows its own subscribers only.
         config.probe = false;

@@ -67,6 +67,7 @@ impl Sentinels {
     pub(super) fn new<U: AsRef<str>>(
         name: &str,
         urls: impl IntoIterator<Item = U>,
+        like: &Client,
     ) -> Result<Self, OptionsError> {
         let refused = |why: &str| Err(OptionsError(why.to_owned()));
         if name.is_empty() {
@@ -74,7 +75,8 @@ impl Sentinels {
                 "a master behind Sentinels has a name: it is the one in `sentinel monitor <name> …`",
             );
         }
-        let clients = urls.into_iter().map(|url| url::sentinel(url.as_ref()));
+        let client = |url: U| url::with_certificates_of(like, &url::sentinel(url.as_ref())?);
+        let clients = urls.into_iter().map(client);
         let mut clients: Vec<Client> = clients.collect::<Result<_, _>>()?;
         // A Sentinel that is listed twice has one vote.
         let mut listed = HashSet::new();
@@ -371,24 +373,34 @@ fn failure(client: &Client, error: &RedisError) -> NoAddress {
 mod tests {
     use super::*;
 
+    fn like() -> Client {
+        Client::open("redis://one").unwrap()
+    }
+
     #[test]
     fn a_sentinel_that_is_listed_twice_counts_once() {
         let urls = ["redis://one", "redis://:hunter2@one:26379", "redis://two"];
-        assert_eq!(Sentinels::new("orders", urls).unwrap().clients.len(), 2);
+        assert_eq!(Sentinels::new("orders", urls, &like()).unwrap().clients.len(), 2);
     }
 
     #[test]
     fn an_empty_list_and_an_empty_name_are_refused() {
-        let error = Sentinels::new::<&str>("orders", []).err().unwrap().to_string();
+        let error = Sentinels::new::<&str>("orders", [], &like())
+            .err()
+            .unwrap()
+            .to_string();
         assert!(error.contains("list of Sentinels is empty"), "{error}");
-        let error = Sentinels::new("", ["redis://one"]).err().unwrap().to_string();
+        let error = Sentinels::new("", ["redis://one"], &like())
+            .err()
+            .unwrap()
+            .to_string();
         assert!(error.contains("sentinel monitor"), "{error}");
     }
 
     #[test]
     fn the_name_in_errors_has_every_sentinel_and_no_password() {
         let urls = ["redis://:hunter2@one", "redis://two:7000"];
-        let shown = Sentinels::new("orders", urls).unwrap().to_string();
+        let shown = Sentinels::new("orders", urls, &like()).unwrap().to_string();
         assert_eq!(
             shown,
             "the master `orders` of the Sentinels at one:26379, two:7000"

@@ -43,8 +43,12 @@ pub(super) struct Cluster {
 
 impl Cluster {
     /// Returns a cluster with these servers among its servers.
-    pub(super) fn new<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Self, OptionsError> {
-        let seeds = urls.into_iter().map(|url| url::cluster(url.as_ref()));
+    pub(super) fn new<U: AsRef<str>>(
+        urls: impl IntoIterator<Item = U>,
+        like: &Client,
+    ) -> Result<Self, OptionsError> {
+        let seed = |url: U| url::check_like(url.as_ref(), like).and_then(|()| url::cluster(url.as_ref()));
+        let seeds = urls.into_iter().map(seed);
         let seeds: Vec<Client> = seeds.collect::<Result<_, _>>()?;
         if seeds.is_empty() {
             return Err(OptionsError(

@@ -64,6 +64,50 @@ pub(super) fn sentinel(url: &str) -> Result<Client, OptionsError> {
     Client::open(info.clone().set_addr(addr)).map_err(|error| refused(&format!("cannot be used: {error}")))
 }
 
+/// Returns the client with the authority and the certificate of `like`, if both use TLS: a URL cannot name them.
+pub(super) fn with_certificates_of(like: &Client, client: &Client) -> Result<Client, OptionsError> {
+    let info = client.get_connection_info();
+    let (known, mut addr) = (like.get_connection_info().addr(), info.addr().clone());
+    if let (
+        ConnectionAddr::TcpTls {
+            tls_params: of_like, ..
+        },
+        ConnectionAddr::TcpTls { tls_params, .. },
+    ) = (known, &mut addr)
+    {
+        *tls_params = tls_params.take().or_else(|| of_like.clone());
+    }
+    Client::open(info.clone().set_addr(addr))
+        .map_err(|error| OptionsError(format!("the Redis client cannot be used: {error}")))
+}
+
+/// Checks that a URL of a cluster asks for nothing but what the connections have: they have the settings of `like`.
+///
+/// # Errors
+///
+/// Returns an error if only one of both uses TLS, or if the URL names another user or password.
+pub(super) fn check_like(url: &str, like: &Client) -> Result<(), OptionsError> {
+    let client = cluster(url)?;
+    let (info, known) = (client.get_connection_info(), like.get_connection_info());
+    let is_tls = |addr: &ConnectionAddr| matches!(addr, ConnectionAddr::TcpTls { .. });
+    let (settings, known_settings) = (info.redis_settings(), known.redis_settings());
+    let differs = |of_url: Option<&str>, of_like: Option<&str>| of_url.is_some() && of_url != of_like;
+    let why = if is_tls(info.addr()) != is_tls(known.addr()) {
+        "differ in TLS"
+    } else if differs(settings.username(), known_settings.username())
+        || differs(settings.password(), known_settings.password())
+    {
+        "name different users or passwords"
+    } else {
+        return Ok(());
+    };
+    Err(OptionsError(format!(
+        "the Redis URL `{}` and the client for the connections {why}: all connections have the settings of that client, so make \
+         them equal",
+        redacted(url)
+    )))
+}
+
 /// Returns a client for the server of a cluster at `url`.
 ///
 /// # Errors
