@@ -13,7 +13,7 @@ use crate::protocol::key::claim::Holding;
 use crate::protocol::key::context::{Seed, ShardContext, StepContext};
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimId, Name, NodeId};
-use crate::protocol::quorum::{Quorum, QuorumOutput, not_served};
+use crate::protocol::quorum::{Quorum, QuorumOutput};
 use crate::protocol::session::server_clock::ServerClock;
 use crate::protocol::step::{AcquireError, Effect, FormerMaster, InboxState, Input, Rules, Ticket};
 use crate::protocol::time::Instant;
@@ -113,13 +113,7 @@ impl<P: Plant> Shard<P> {
             {
                 self.effects.push(Effect::Denied(ticket, AcquireError::Closed));
             }
-            input => match self.quorum.as_ref().and_then(|_| not_served(name, &input)) {
-                Some((ticket, error)) => {
-                    let denied = Effect::Denied(ticket, AcquireError::Store(error));
-                    self.effects.push(denied);
-                }
-                None => self.take_in(now, name, input),
-            },
+            input => self.take_in(now, name, input),
         }
         self.effects()
     }
