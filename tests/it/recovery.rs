@@ -554,3 +554,29 @@ fn the_new_number_of_a_pass_is_left_if_the_first_try_may_still_be_executed() {
     assert_eq!((leaves(&machine, new), machine.passes()), (0, ms(50)));
     assert_eq!(leaves(&machine, new), 1);
 }
+
+/// After the recovery later ticks have come, and what the server knew of earlier ones may be lost.
+#[test]
+fn the_claim_of_a_tick_is_denied_with_the_rest_of_the_recovery() {
+    let job = || Machine::of(Name::job("a".into()), Rules::default());
+    let left = |machine: &Machine, tick| match machine.denial(tick) {
+        Some(AcquireError::Store(error)) => error.retry_after(),
+        denial => panic!("{denial:?}"),
+    };
+    let mut machine = job();
+    let tick = machine.tick(200);
+    machine.answer(Reply::Recovering(5_000));
+    assert_eq!(left(&machine, tick), Some(ms(5_000)));
+    assert!(machine.shard.is_empty(), "the server did not queue it");
+    // A standby is told by the answer to its heartbeat, and leaves the queue.
+    let mut machine = job();
+    let standby = machine.tick(200);
+    machine.answer(Reply::Queued(Some(900)));
+    machine.passes();
+    assert!(machine.sent().request.verb.is_renewal());
+    machine.answer(Reply::Recovering(5_000));
+    assert_eq!(left(&machine, standby), Some(ms(5_000)));
+    assert_eq!(machine.sent().request.verb, Verb::Leave);
+    machine.answer(Reply::Done);
+    assert!(machine.shard.is_empty());
+}

@@ -154,6 +154,16 @@ pub(crate) enum Phase {
     Leaving(Leaving),
 }
 
+impl Phase {
+    /// Returns whether a caller waits for the claim.
+    pub(crate) fn is_waiting(&self) -> bool {
+        match self {
+            Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => true,
+            Phase::Held(_) | Phase::Leaving(_) => false,
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HeldLease {
     pub(crate) number: GrantNumber,

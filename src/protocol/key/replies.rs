@@ -125,6 +125,11 @@ impl<P: Plant> KeyState<P> {
             (RequestKind::Claim { wait: false } | RequestKind::Pass, Reply::Recovering(left)) => {
                 self.refused(cx, number, kind, StoreError::recovering(ms(left)));
             }
+            (RequestKind::Claim { .. } | RequestKind::Renew, Reply::Recovering(left))
+                if self.claims[number].tick.is_some() && self.claims[number].phase.is_waiting() =>
+            {
+                self.hold_tick_back(cx, number, kind, ms(left));
+            }
             (
                 _,
                 reply @ (Reply::Queued(_)
@@ -365,6 +370,28 @@ impl<P: Plant> KeyState<P> {
         self.line.retain(waits, |caller| {
             cx.deny(caller.ticket, AcquireError::Store(error.clone()));
         });
+    }
+
+    /// Ends the claim of a tick that a recovering server holds back, and denies its caller. When the recovery is over, later ticks
+    /// have come, so the caller decides which tick is claimed then.
+    fn hold_tick_back(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        kind: RequestKind,
+        left: Duration,
+    ) {
+        let denial = AcquireError::Store(StoreError::recovering(left));
+        let is_asked = matches!(self.claims[number].phase, Phase::Asked);
+        if is_asked && matches!(kind, RequestKind::Claim { .. }) {
+            // The server neither grants nor queues it.
+            return self.end_denied(cx, number, denial);
+        }
+        let claimant = std::mem::replace(&mut self.claims[number].claimant, Claimant::Abandoned);
+        if let Claimant::Solo(caller) = claimant {
+            cx.deny(caller.ticket, denial);
+        }
+        self.leave(cx, number, None);
     }
 
     /// Handles the store's refusal to run a tick, which ends the claim. A holder loses its lease, as after "gone".
