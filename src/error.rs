@@ -498,6 +498,15 @@ impl StoreError {
         self
     }
 
+    /// Returns the text without the kind of the error.
+    #[cfg_attr(
+        not(any(feature = "redis", feature = "scheduler")),
+        allow(dead_code, reason = "only writes and jobs show it alone")
+    )]
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Returns the kind of the error.
     pub fn kind(&self) -> &StoreErrorKind {
         &self.kind

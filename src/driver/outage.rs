@@ -20,6 +20,9 @@ use crate::protocol::time::Instant;
 /// same time applies to a server that fails again this soon after its return.
 const RECOVERY_TIME: Duration = Duration::from_secs(5);
 
+/// The shortest time between two reports of refusals that are no outage.
+const REPORT_PERIOD: Duration = Duration::from_secs(60);
+
 /// The kind of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FailureKind {
@@ -47,6 +50,8 @@ struct OutageState {
     inbox: InboxHistory,
     /// The id of the server's run that answered last, if the server gives one.
     run_id: Option<Box<str>>,
+    /// When a refusal was last reported that is no outage.
+    refusal_reported: Option<Instant>,
 }
 
 /// What happened to the inbox.
@@ -193,6 +198,22 @@ impl Outage {
         Some(OutageEnd::Outage(recovery))
     }
 
+    /// Ends the outage of a server that answers for no name any more.
+    pub(crate) fn left(&self, now: Instant) -> Option<OutageEnd> {
+        if !self.is_on() {
+            return None;
+        }
+        let mut state = lock(&self.state);
+        let outage = state.ongoing.take()?;
+        state.ended_at = Some(now);
+        self.is_on.store(false, Ordering::Release);
+        Some(OutageEnd::Outage(StoreRecovery {
+            away: now.since(outage.since),
+            has_left: true,
+            ..outage.recovery
+        }))
+    }
+
     /// Notes that the inbox is lost, or was not opened. If `is_decided`, the connection need not be asked what that
     /// means.
     pub(crate) fn inbox_lost(&self, now: Instant, error: &StoreError, is_decided: bool) -> InboxLoss {
@@ -259,6 +280,16 @@ impl Outage {
         true
     }
 
+    /// Returns whether no refusal that is no outage was reported within a minute, and notes that one is reported now.
+    pub(crate) fn is_refusal_news(&self, now: Instant) -> bool {
+        let reported = &mut lock(&self.state).refusal_reported;
+        let is_news = reported.is_none_or(|at| now.since(at) >= REPORT_PERIOD);
+        if is_news {
+            *reported = Some(now);
+        }
+        is_news
+    }
+
     /// Returns whether the server fails, or its inbox is in doubt.
     pub(crate) fn is_on(&self) -> bool {
         self.is_on.load(Ordering::Acquire)
@@ -317,12 +348,26 @@ mod tests {
         let recovery = StoreRecovery {
             away: Duration::from_millis(1_490),
             is_another: false,
+            has_left: false,
             requests_failed: 3,
             callers_refused: 1,
             leases_lost: 1,
         };
         assert_eq!(answered(&outage, 1_500), Some(recovery));
         assert_eq!(answered(&outage, 1_501), None);
+    }
+
+    #[test]
+    fn the_outage_of_a_server_that_left_the_map_is_over() {
+        let outage = Outage::default();
+        assert!(outage.left(at(0)).is_none());
+        assert!(begins(&outage, 10, FailureKind::Connection, TimedOut));
+        let Some(OutageEnd::Outage(recovery)) = outage.left(at(300)) else {
+            panic!("the outage goes on");
+        };
+        assert!(recovery.has_left && !outage.is_on());
+        assert_eq!(recovery.away, Duration::from_millis(290));
+        assert!(outage.left(at(301)).is_none());
     }
 
     #[test]

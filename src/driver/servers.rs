@@ -12,14 +12,16 @@ use crate::driver::waiter::lock;
 use crate::error::StoreError;
 use crate::options::Options;
 use crate::protocol::message::Name;
+use crate::protocol::primitive::Primitive;
 use crate::protocol::session::Session;
 use crate::protocol::session::step::{Attempt, Probe, SessionInput, SessionOptions, SessionRole};
-use crate::store::{Immediate, Link, ServerId, Store};
+use crate::store::{Immediate, Link, ServerId, Store, StoreKind};
 
 /// Every server that was looked up, in the order of the first lookups.
 #[derive(Debug)]
 pub(crate) struct Servers {
     pub(crate) store: Arc<dyn Store>,
+    kind: StoreKind,
     timeout: Duration,
     poll_gap: Duration,
     recovery: Duration,
@@ -82,6 +84,7 @@ impl Drop for OpenInbox {
 impl Servers {
     pub(crate) fn new(store: Arc<dyn Store>, options: &Options, seed: u64) -> Self {
         Servers {
+            kind: StoreKind::of(&*store),
             store,
             timeout: options.request_timeout,
             poll_gap: options.poll_gap,
@@ -95,6 +98,11 @@ impl Servers {
     /// Returns the store if it answers at once. Then the caller's own thread asks it.
     pub(crate) fn immediate(&self) -> Option<&dyn Immediate> {
         self.store.immediate()
+    }
+
+    /// Returns the refusal of a primitive that the store does not serve.
+    pub(crate) fn refusal(&self, primitive: Primitive) -> Option<StoreError> {
+        self.kind.refusal(primitive)
     }
 
     /// Returns the server of `name`.
@@ -150,12 +158,17 @@ impl Servers {
 
     /// Returns whether each of several masters answers for every name.
     pub(crate) fn is_quorum(&self) -> bool {
-        self.store.masters() > 0
+        self.kind == StoreKind::Quorum
     }
 
     /// Returns whether a server answers for `name`.
     pub(crate) fn serves(&self, server: &Server, name: &Name) -> bool {
         self.is_quorum() || self.store.server(name) == server.id
+    }
+
+    /// Returns whether the store still asks the server. A cluster may have removed it.
+    pub(crate) fn is_named(&self, server: &Server) -> bool {
+        server.role != SessionRole::Member || self.store.servers().contains(&server.id)
     }
 
     pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Server>> {

@@ -6,7 +6,7 @@ use crate::driver::node::Node;
 use crate::driver::outage::{FailureKind, InboxLoss, OutageEnd};
 use crate::driver::servers::Server;
 use crate::driver::waiter::lock;
-use crate::error::{StoreError, StoreErrorKind};
+use crate::error::{StoreError, StoreErrorKind, Trouble};
 use crate::observe;
 use crate::protocol::message::{Reply, Unanswered};
 use crate::protocol::session::step::{SessionEvent, SessionRole};
@@ -16,19 +16,36 @@ use crate::protocol::time::Instant;
 impl Node {
     /// Notes a failure at a server, which may begin an outage.
     pub(crate) fn note_server_failure(&self, server: &Server, what: FailureKind, error: &StoreError) {
-        // A server that recovers answers its requests, and has an event of its own.
-        if error.is_recovering() {
-            return;
+        match error.trouble() {
+            // A server that recovers answers its requests, and has an event of its own. A value of another kind under one key
+            // concerns the callers of that key, who are told.
+            Trouble::Recovering | Trouble::Key => return,
+            // Nothing is served on a connection that cannot be opened.
+            Trouble::Service if what != FailureKind::Connection => {
+                if server.outage.is_refusal_news(self.clock.now()) {
+                    let event = observe::store_refuses(server.text.clone(), error.clone());
+                    self.events.push(event);
+                }
+                return;
+            }
+            Trouble::Service | Trouble::Unanswered | Trouble::Passing => {}
         }
         // A failure that a process finds after it stood still says nothing about the server. A server that really
         // fails will fail again.
         if self.pause_until_now().is_some() {
             return;
         }
+        // A server that answers for no name is needed by no caller.
+        if !self.servers.is_named(server) {
+            return;
+        }
         let (begins, inbox) = server.outage.failed(self.clock.now(), what, error);
         if begins {
-            self.events
-                .push(observe::store_failing(server.text.clone(), error.clone()));
+            self.events.push(observe::store_failing(
+                server.text.clone(),
+                error.clone(),
+                self.is_built(),
+            ));
         }
         if let Some(error) = inbox {
             self.events.push(observe::inbox_lost(error, false));
@@ -65,6 +82,14 @@ impl Node {
     pub(crate) fn note_inbox(&self, server: &Server, state: InboxState) {
         let ended = server.outage.inbox_state(self.clock.now(), state);
         self.push_outage_end(server, ended);
+    }
+
+    /// Ends the outage of a server that the map of the cluster no longer names.
+    pub(crate) fn note_left(&self, server: &Server) {
+        if !self.servers.is_named(server) {
+            let ended = server.outage.left(self.clock.now());
+            self.push_outage_end(server, ended);
+        }
     }
 
     fn push_outage_end(&self, server: &Server, ended: Option<OutageEnd>) {

@@ -14,6 +14,7 @@ use crate::driver::waiter::{CallResult, Waiter, Wake, lock};
 use crate::error::LostCause;
 use crate::protocol::key::shard::Shard;
 use crate::protocol::message::Name;
+use crate::protocol::primitive::Primitive;
 use crate::protocol::step::{AcquireError, Effect, Input, LockOptions, Ticket};
 use crate::protocol::time::Instant;
 
@@ -59,6 +60,14 @@ impl Node {
 
     /// Takes a step of one key of a locked shard.
     fn step_key(&self, keys: &mut LockedKeys, now: Instant, name: &Name, input: Input, after: &mut FollowUp) {
+        // Refused here, so that no key machine depends on what the store serves.
+        let wanted = Primitive::wanted_by(name, &input);
+        if let Some((ticket, primitive)) = wanted
+            && let Some(error) = self.servers.refusal(primitive)
+        {
+            let denied = Effect::Denied(ticket, AcquireError::Store(error));
+            return self.carry_out(&mut keys.waiters, name, &denied, after);
+        }
         let cancelled = match input {
             Input::Cancel(ticket) => Some(ticket),
             _ => None,

@@ -16,7 +16,7 @@ use crate::middleware::refusal::{OnRefusal, RefusalPolicy, Refused};
 use crate::primitives::multi::Multi;
 use crate::primitives::mutex::Mutex;
 use crate::protocol::message::Fence;
-use crate::protocol::quorum;
+use crate::protocol::primitive::Primitive;
 
 /// Runs each request under the lock that its key names. See the [module](crate::middleware) for the manual.
 #[derive(Clone)]
@@ -175,9 +175,10 @@ impl<K> LockLayer<K> {
 
     /// Panics if the store of the layer does not serve this. Each request would be refused.
     #[track_caller]
-    fn require(&self, what: &str) {
-        let is_quorum = self.locks.handle().node().servers.is_quorum();
-        assert!(!is_quorum, "{}", quorum::unsupported(what));
+    fn require(&self, primitive: Primitive) {
+        if let Some(error) = self.locks.handle().node().servers.refusal(primitive) {
+            panic!("{error}");
+        }
     }
 
     /// Waits for the lock for at most this time, then answers 429. The default is 5 s; zero is the same as
@@ -268,7 +269,7 @@ impl<K> LockLayer<K> {
     /// ```
     #[track_caller]
     pub fn permits(self, permits: u32) -> Self {
-        self.require("semaphores");
+        self.require(Primitive::Semaphore);
         self.set(|settings| settings.permits = Some(permits))
     }
 
@@ -278,7 +279,7 @@ impl<K> LockLayer<K> {
     /// Panics if the locks are those of a quorum, which has no queue.
     #[track_caller]
     pub fn fair(self) -> Self {
-        self.require("fair locks");
+        self.require(Primitive::FairLock);
         self.set(|settings| settings.fair = true)
     }
 
@@ -397,7 +398,8 @@ impl<K> LockLayer<K> {
     }
 
     /// Sets `Retry-After`, rounded up to whole seconds, from 1 s to one day. The default is random, from 1 to 3 s, so
-    /// that clients that were refused together do not return together.
+    /// that clients that were refused together do not return together. While the store recovers, the rest of that time and up
+    /// to 2 s are sent if that is longer.
     pub fn retry_after(self, after: Duration) -> Self {
         self.set(|settings| settings.refusals.set_retry_after(after))
     }

@@ -11,6 +11,7 @@ use crate::primitives::guard::{Guard, Lease};
 use crate::primitives::mutex::{Mutex, run_under};
 use crate::primitives::transfer::TransferError;
 use crate::protocol::message::{Kind, Mode};
+use crate::protocol::primitive::Primitive;
 use crate::protocol::step::Input;
 
 /// A lock on one key that any number of readers hold at once, or one writer. Made by
@@ -303,6 +304,9 @@ impl Guard {
             return Ok(self);
         }
         let key = self.key().clone();
+        if let Some(source) = self.held().handle.node().servers.refusal(Primitive::Transfer) {
+            return Err(TransferError::Refused(self, Error::Store { key, source }));
+        }
         if !self.end_if_only() {
             let error = OptionsError(format!(
                 "cannot downgrade `{key}`: there are other guards of the same lease, release them first"

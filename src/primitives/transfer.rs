@@ -15,6 +15,7 @@ use crate::primitives::acquire::LockFuture;
 use crate::primitives::guard::Guard;
 use crate::primitives::mutex::Mutex;
 use crate::protocol::message::{Call, ClaimId, Fence, GrantNumber, Kind, LeaseTimes, Mode, Name, Permits};
+use crate::protocol::primitive::Primitive;
 use crate::protocol::step::{AcquireError, CallAnswer, Input, LockOptions, Ticket};
 
 /// The first word of a text. It names the version of the format.
@@ -228,6 +229,9 @@ impl Guard {
         let held = self.held().clone();
         let (node, key) = (held.handle.node(), held.name.key.clone());
         held.not_forked().map_err(TransferError::Failed)?;
+        if let Some(source) = node.servers.refusal(Primitive::Transfer) {
+            return Err(TransferError::Refused(self, Error::Store { key, source }));
+        }
         let refused = |text: &str| OptionsError(format!("cannot transfer the lease on `{key}`: {text}"));
         let term = match held.handle.options().term(keep) {
             _ if held.name.kind == Kind::Job => Err(refused("it is the lease of a job's tick")),

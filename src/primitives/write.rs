@@ -12,6 +12,7 @@ use crate::key::Key;
 use crate::primitives::call::CallFuture;
 use crate::primitives::held::Held;
 use crate::protocol::message::WriteAnswer;
+use crate::protocol::primitive::Primitive;
 use crate::protocol::step::{CallAnswer, Input};
 use crate::protocol::write::{Action, GuardedWrite, Precondition, WriteBody};
 
@@ -217,17 +218,11 @@ async fn write(held: &[Arc<Held>], body: WriteBody) -> Result<Value, Error> {
         key: key(),
         why: why.to_owned(),
     };
-    let keeps_leases_only = "its store keeps leases only, and what is written under a lease needs Redis";
     if held.iter().any(|held| !held.is_of(node)) {
         return Err(unsupported("other leases of the guard are of another `Locks`"));
     }
-    if node.servers.immediate().is_some() {
-        return Err(unsupported(keeps_leases_only));
-    }
-    if node.servers.is_quorum() {
-        return Err(unsupported(
-            "no write is atomic on a quorum: send the fence with the write",
-        ));
+    if let Some(refused) = node.servers.refusal(Primitive::Write) {
+        return Err(unsupported(refused.message()));
     }
     if node.servers.for_all(held.iter().map(|held| &held.name)).is_none() {
         return Err(unsupported(
@@ -253,7 +248,6 @@ async fn write(held: &[Arc<Held>], body: WriteBody) -> Result<Value, Error> {
             let place = places.first().and_then(|place| held.get(*place));
             Err(place.unwrap_or(&held[0]).gone())
         }
-        Err(Error::Store { source, .. }) if source.is_unsupported() => Err(unsupported(keeps_leases_only)),
         // Nothing was executed. If a lease is lost, the caller must not repeat the write.
         Err(error @ Error::Store { .. }) => Err(lost().unwrap_or(error)),
         Err(error) => Err(error),

@@ -17,6 +17,7 @@ pub mod flaw;
 pub mod key;
 pub mod ledger;
 pub mod message;
+pub mod primitive;
 pub(crate) mod quorum;
 pub mod redirects;
 pub mod sentinels;

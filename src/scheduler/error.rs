@@ -40,7 +40,7 @@ pub enum JobError {
     /// The lease is out of range.
     #[error(transparent)]
     Options(#[from] OptionsError),
-    /// The job has no ticks that all nodes agree on.
+    /// The job has no ticks that all nodes agree on, or the store serves no jobs.
     #[error("the job{} cannot be leased: {why}", of(name))]
     #[non_exhaustive]
     Unfit {

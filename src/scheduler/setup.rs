@@ -15,6 +15,7 @@ use crate::error::OptionsError;
 use crate::key::Key;
 use crate::locks::Locks;
 use crate::observe;
+use crate::protocol::primitive::Primitive;
 use crate::scheduler::engine::{self, JobFuture};
 use crate::scheduler::error::JobError;
 use crate::scheduler::explain::explain_rare_job;
@@ -145,6 +146,9 @@ impl<S> LeasedJob<S> {
                 name,
             });
         }
+        if let Some(refused) = self.locks.handle().node().servers.refusal(Primitive::Job) {
+            return Err(JobError::unfit(&name, refused.message().to_owned()));
+        }
         options.term(self.settings.lease)?;
         if self.settings.timeout.is_some_and(|timeout| timeout.is_zero()) {
             return Err(JobError::Options(OptionsError(format!(
@@ -166,7 +170,7 @@ impl LeasedJob<Unscheduled> {
     /// midnight tick until the next one. [`Locks::cron`] and [`Leased`] know the expression from the beginning.
     ///
     /// # Errors
-    /// [`JobError`] if the name is taken in this process or invalid, or the lease is out of range.
+    /// [`JobError`] if the name is taken in this process or invalid, the lease is out of range, or the store serves no jobs.
     pub fn run(
         self,
         work: impl Work,
@@ -219,8 +223,8 @@ impl LeasedJob<Scheduled> {
     /// Returns a job for a scheduler.
     ///
     /// # Errors
-    /// [`JobError`] if the name is taken in this process or invalid, the lease is out of range, or the expression or
-    /// the zone is invalid.
+    /// [`JobError`] if the name is taken in this process or invalid, the lease is out of range, the expression or
+    /// the zone is invalid, or the store serves no jobs.
     pub fn run(self, work: impl Work) -> Result<Job, JobError> {
         let (runner, Scheduled { spec, zone }) = self.build_runner()?;
         let (name, jobs) = (runner.0.name.clone(), runner.0.jobs.clone());

@@ -2,7 +2,7 @@
 //! crate.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -55,6 +55,8 @@ pub(crate) struct TickRunner {
     consecutive_skips: AtomicU32,
     /// The last known time of the store's clock, in milliseconds since the Unix epoch, and when this node learned it.
     pub(super) store_clock: Mutex<Option<(u64, Since)>>,
+    /// Set when the store has answered a question of this node about the job.
+    pub(super) has_asked: AtomicBool,
     /// When a claim last failed because the store was unavailable. A tick that was due before then, and begins later,
     /// is a catch-up.
     pub(super) last_outage: Mutex<Option<SystemTime>>,
@@ -134,6 +136,7 @@ impl TickRunner {
             run_all_lock: AsyncMutex::default(),
             consecutive_skips: AtomicU32::new(0),
             store_clock: Mutex::default(),
+            has_asked: AtomicBool::new(false),
             last_outage: Mutex::default(),
             ongoing_polls: Mutex::default(),
             unresolved: Mutex::default(),
@@ -296,7 +299,7 @@ impl TickRunner {
                 Ok(Err(TickRefusal::Over)) => return Ok(self.not_run(mark, TickOutcome::Elsewhere)),
                 Err(error) => match self.outcome_of_error(mark, attempt, &error) {
                     Some(outcome) => return Ok(Run::not_here(outcome)),
-                    None => Some(self.note_outage(&mut attempt, &mut pause)),
+                    None => Some(self.note_outage(&mut attempt, &mut pause, &error)),
                 },
             };
             let Some(wait) = wait else {
@@ -315,10 +318,16 @@ impl TickRunner {
         }
     }
 
-    /// Records that the store is unavailable. Doubles the pause, and returns a random time of half to all of it.
-    fn note_outage(&self, attempt: &mut TickAttempt, pause: &mut Duration) -> Duration {
+    /// Records that the store is unavailable. Returns when to ask again: soon after the end of a recovery if the store told it,
+    /// else after the pause, of which a random part of up to a half is left out. Doubles the pause.
+    fn note_outage(&self, attempt: &mut TickAttempt, pause: &mut Duration, error: &Error) -> Duration {
         attempt.is_catch_up = true;
         *lock(&self.last_outage) = Some(self.store_or_local_time());
+        if let Error::Store { source, .. } = error
+            && let Some(left) = source.retry_after()
+        {
+            return left + MIN_RETRY_PAUSE.mul_f64(fastrand::f64());
+        }
         *pause = (2 * *pause).min(MAX_RETRY_PAUSE);
         pause.mul_f64(0.5 + fastrand::f64() * 0.5)
     }
@@ -400,6 +409,7 @@ mod tests {
     use super::*;
     use crate::locks::Locks;
     use crate::scheduler::tick::Tick;
+    use crate::store::memory::MemoryStore;
 
     const ATTEMPT: TickAttempt = TickAttempt {
         when_behind: WhenBehind::Skip,
@@ -452,6 +462,29 @@ mod tests {
         for pursuit in pursuits {
             assert_eq!(pursuit.await.unwrap(), TickOutcome::Done);
         }
+    }
+
+    #[tokio::test]
+    async fn after_a_recovery_the_newest_tick_runs_and_none_was_skipped() {
+        let store = MemoryStore::new();
+        let locks = Locks::builder().memory_shared(&store).unwrap();
+        let (runner, _registration) = runner(&locks);
+        store.with_ledger(|ledger, now| ledger.begin_recovery(now, 500));
+        let ran: Arc<Mutex<Vec<TickTime>>> = Arc::default();
+        let of_work = ran.clone();
+        let work = move |tick: Tick| {
+            lock(&of_work).push(tick.mark);
+            async move { assert!(tick.is_catch_up) }
+        };
+        let newest = now();
+        let marks = [newest - 3_000, newest - 2_000, newest - 1_000, newest].map(TickTime);
+        let [a, b, c, d] = marks.map(|mark| runner.run_if_won(mark, ATTEMPT, &work));
+        let (a, b, c, d) = tokio::join!(a, b, c, d);
+        let outcomes = [a, b, c, d].map(Result::unwrap);
+        let missed = TickOutcome::Missed;
+        assert_eq!(outcomes, [missed, missed, missed, TickOutcome::Done]);
+        assert_eq!(*lock(&ran), [TickTime(newest)]);
+        assert_eq!(runner.consecutive_skips.load(Ordering::Relaxed), 0);
     }
 
     #[tokio::test]

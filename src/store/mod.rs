@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use crate::error::StoreError;
 use crate::protocol::message::{Batch, BatchReply, Failure, GrantNumber, InboxEvent, Name, NodeId, Reply};
+use crate::protocol::primitive::Primitive;
 use crate::protocol::session::step::Opened;
 use crate::protocol::steal::{AuditEntry, StealReply, StealRequest};
 use crate::protocol::view::{InspectAnswer, InspectQuery, Presence};
@@ -64,6 +65,62 @@ impl Abilities {
         final_push: true,
         remote: false,
     };
+}
+
+/// What the primitives depend on in a store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
+pub(crate) enum StoreKind {
+    /// The ledger, in this process.
+    #[strum(to_string = "the store in memory")]
+    Memory,
+    /// One Redis, a master behind Sentinels, or a cluster.
+    #[strum(to_string = "Redis")]
+    Redis,
+    /// A quorum of Redis masters.
+    #[strum(to_string = "a quorum")]
+    Quorum,
+}
+
+const SERVED: Option<&str> = None;
+const ONE_REDIS: Option<&str> =
+    Some("`Locks` on one Redis for this, with `Recovery::Always` if it may lose writes");
+const FENCE: Option<&str> = Some("the fence: send it with the write");
+const REDIS_OR_FENCE: Option<&str> = Some("`Locks` on Redis, or send the fence with the write");
+const PATIENCE: Option<&str> = Some("patience: the lease ends when its holder ends, or at its deadline");
+
+/// What each store serves: in memory, on Redis, on a quorum. The other cells say what to use instead. With two permits and
+/// three masters of a quorum, for example, three claims could each have a majority.
+const PRIMITIVES: [(Primitive, [Option<&str>; 3]); 10] = [
+    (Primitive::Mutex, [SERVED, SERVED, SERVED]),
+    (Primitive::FairLock, [SERVED, SERVED, ONE_REDIS]),
+    (Primitive::ReadLock, [SERVED, SERVED, ONE_REDIS]),
+    (Primitive::Semaphore, [SERVED, SERVED, ONE_REDIS]),
+    (Primitive::Latch, [SERVED, SERVED, ONE_REDIS]),
+    (Primitive::Election, [SERVED, SERVED, ONE_REDIS]),
+    (Primitive::Transfer, [SERVED, SERVED, ONE_REDIS]),
+    (Primitive::Job, [SERVED, SERVED, ONE_REDIS]),
+    (Primitive::Write, [REDIS_OR_FENCE, SERVED, FENCE]),
+    (Primitive::Steal, [SERVED, SERVED, PATIENCE]),
+];
+
+impl StoreKind {
+    /// Returns the kind of a store.
+    pub(crate) fn of(store: &dyn Store) -> StoreKind {
+        match store.abilities().remote {
+            false => StoreKind::Memory,
+            true if store.masters() == 0 => StoreKind::Redis,
+            true => StoreKind::Quorum,
+        }
+    }
+
+    /// Returns the refusal of a primitive that stores of this kind do not serve: store, primitive, and what to use.
+    pub(crate) fn refusal(self, primitive: Primitive) -> Option<StoreError> {
+        let (_, cells) = PRIMITIVES[primitive as usize];
+        let instead = cells[self as usize]?;
+        Some(StoreError::unsupported(format_args!(
+            "{self} serves no {primitive}: use {instead}"
+        )))
+    }
 }
 
 /// The contract of a store. It is sealed: each topology has changed it, and an open contract would fix the requests of
@@ -164,6 +221,10 @@ pub trait Inspect: Debug + Send + Sync + 'static {
     /// Answers a question, within the timeouts of the store. A store that needs input and output is asked on the current runtime.
     fn read(&self, query: InspectQuery) -> BoxFuture<'static, Result<InspectAnswer, StoreError>>;
 
+    /// Returns the servers that recover, and for how many milliseconds. A server without an answer is left out, and so are those of a
+    /// cluster, whose slots recover one by one.
+    fn recovering(&self) -> BoxFuture<'static, Vec<(Arc<str>, u64)>>;
+
     /// Executes a step of a steal, and returns the server's date in microseconds since 1970, too.
     fn steal(&self, steal: StealRequest) -> BoxFuture<'static, Result<(StealReply, u64), StoreError>>;
 
@@ -246,4 +307,32 @@ impl Debug for Inbox {
 pub(crate) mod sealed {
     /// Keeps other crates from implementing the contract.
     pub trait Sealed {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The table is indexed by its primitives.
+    #[test]
+    fn each_primitive_has_the_row_of_its_number() {
+        for (row, (primitive, _)) in PRIMITIVES.iter().enumerate() {
+            assert_eq!(*primitive as usize, row, "{primitive}");
+        }
+    }
+
+    #[test]
+    fn the_readme_shows_what_each_store_serves() {
+        let readme = include_str!("../../README.md");
+        let cell = |served: &Option<&str>| if served.is_none() { "yes" } else { "no" };
+        for (primitive, [memory, redis, quorum]) in &PRIMITIVES {
+            let row = format!(
+                "| {primitive} | {} | {} | {} |",
+                cell(memory),
+                cell(redis),
+                cell(quorum)
+            );
+            assert!(readme.contains(&row), "the README lacks `{row}`");
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
+use tenure::error::{Error, StoreError, StoreErrorKind, StoreRefusal};
 use tenure::key::Key;
 use tenure::protocol::key::context::Seed;
 use tenure::protocol::key::shard::{Effects, Shard};
@@ -378,17 +378,65 @@ fn a_leave_to_masters_that_stay_down_comes_to_an_end() {
     );
 }
 
-#[test]
-fn what_a_quorum_does_not_serve_is_denied_before_anything_is_sent() {
-    let mut node = Node::new();
-    let ticket = node.shard.issue();
-    let options = LockOptions {
-        solo: true,
-        ..LockOptions::new(TERM)
-    };
-    node.feed(Input::Lock(ticket, options));
-    let unsupported = StoreErrorKind::Refused(StoreRefusal::Unsupported);
-    let denied = |effect: &Effect| matches!(effect, Effect::Denied(_, AcquireError::Store(error)) if *error.kind() == unsupported);
-    assert!(node.told.iter().any(denied));
-    assert!(node.sent.is_empty());
+/// The masters do not exist, so a refusal was not asked for.
+#[cfg(feature = "redis")]
+async fn locks_of_no_masters() -> tenure::Locks {
+    let masters = [1, 2, 3].map(|port| redis::Client::open(format!("redis://127.0.0.1:{port}/")).unwrap());
+    let quorum = tenure::Locks::builder()
+        .lazy()
+        .quorum(masters.into(), Duration::from_secs(10));
+    quorum.await.unwrap()
+}
+
+#[cfg(feature = "redis")]
+#[tokio::test]
+async fn what_a_quorum_does_not_serve_is_refused_before_anything_is_sent() {
+    let locks = locks_of_no_masters().await;
+    let refused = [
+        ("read locks", locks.rw_lock("a").read().await.map(drop)),
+        ("semaphores", locks.semaphore("a", 2).acquire().await.map(drop)),
+        ("fair locks", locks.mutex("a").fair().lock().await.map(drop)),
+        ("elections", locks.election("a").campaign().await.map(drop)),
+        ("elections", locks.election("a").leader().await.map(drop)),
+        ("latches", locks.latch("a").try_set_count(1).await.map(drop)),
+        ("latches", locks.latch("a").wait().await),
+    ];
+    for (what, result) in refused {
+        let Err(Error::Store { source, .. }) = result else {
+            panic!("{what}: {result:?}");
+        };
+        assert_eq!(*source.kind(), StoreErrorKind::Refused(StoreRefusal::Unsupported));
+        let text = format!("a quorum serves no {what}: use `Locks` on one Redis");
+        assert!(source.to_string().contains(&text), "{source}");
+    }
+}
+
+/// A job that is accepted and never runs is seen by no test of the user's.
+#[cfg(all(feature = "redis", feature = "scheduler"))]
+#[tokio::test]
+async fn a_job_on_a_quorum_is_refused_when_it_is_made() {
+    use tenure::scheduler::Leased;
+
+    let locks = locks_of_no_masters().await;
+    let builder = tokio_cron_scheduler::JobBuilder::new()
+        .with_timezone(chrono::Utc)
+        .with_cron_job_type()
+        .with_schedule("0 0 0 * * *")
+        .unwrap();
+    let refused = [
+        locks.cron("a", "0 0 0 * * *").run(|_| async {}).err(),
+        locks
+            .every("a", Duration::from_secs(60))
+            .run_blocking(|_| {})
+            .err(),
+        locks.job_builder("a").run(|_| async {}).err(),
+        builder.leased(&locks, "a", |_| async {}).err(),
+    ];
+    for error in refused {
+        let text = error.expect("a job that never runs").to_string();
+        assert!(
+            text.contains("a quorum serves no jobs: use `Locks` on one Redis"),
+            "{text}"
+        );
+    }
 }

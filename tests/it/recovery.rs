@@ -434,6 +434,22 @@ fn the_answer_to_another_request_does_not_hide_the_recovery() {
     assert_eq!(error.retry_after(), Some(ms(590)));
 }
 
+/// No caller waits for the answer to a leave.
+#[test]
+fn a_leave_without_an_answer_does_not_hide_that_the_key_is_taken() {
+    let mut machine = Machine::new(Rules::default());
+    let (holder, begun) = (machine.claim_id(1_000), machine.now);
+    machine.later(ms(10));
+    machine.tell(Input::Release(holder));
+    let leave = machine.sent();
+    machine.lock(false);
+    machine.answer(Reply::Queued(Some(900)));
+    machine.fail_with(&leave, Unanswered::Unknown, None, tenure::testing::timed_out());
+    let (now, name) = (machine.now, machine.name.clone());
+    assert!(machine.shard.is_known_taken(now, &name, begun));
+    assert!(machine.shard.last_error(now, &name).is_none());
+}
+
 #[test]
 fn a_failed_assertion_of_a_fixed_lease_is_repeated() {
     let (mut machine, holder) = holding(true);
@@ -553,4 +569,126 @@ fn the_new_number_of_a_pass_is_left_if_the_first_try_may_still_be_executed() {
     assert!(machine.denial(to).is_some());
     assert_eq!((leaves(&machine, new), machine.passes()), (0, ms(50)));
     assert_eq!(leaves(&machine, new), 1);
+}
+
+/// After the recovery later ticks have come, and what the server knew of earlier ones may be lost.
+#[test]
+fn the_claim_of_a_tick_is_denied_with_the_rest_of_the_recovery() {
+    let job = || Machine::of(Name::job("a".into()), Rules::default());
+    let left = |machine: &Machine, tick| match machine.denial(tick) {
+        Some(AcquireError::Store(error)) => error.retry_after(),
+        denial => panic!("{denial:?}"),
+    };
+    let mut machine = job();
+    let tick = machine.tick(200);
+    machine.answer(Reply::Recovering(5_000));
+    assert_eq!(left(&machine, tick), Some(ms(5_000)));
+    assert!(machine.shard.is_empty(), "the server did not queue it");
+    // A standby is told by the answer to its heartbeat, and leaves the queue.
+    let mut machine = job();
+    let standby = machine.tick(200);
+    machine.answer(Reply::Queued(Some(900)));
+    machine.passes();
+    assert!(machine.sent().request.verb.is_renewal());
+    machine.answer(Reply::Recovering(5_000));
+    assert_eq!(left(&machine, standby), Some(ms(5_000)));
+    assert_eq!(machine.sent().request.verb, Verb::Leave);
+    machine.answer(Reply::Done);
+    assert!(machine.shard.is_empty());
+}
+
+/// The waits are so long that a caller that is not refused at once fails the test.
+#[tokio::test]
+async fn a_caller_whose_wait_ends_before_the_recovery_is_refused_at_once() {
+    let (store, hour) = (MemoryStore::new(), ms(3_600_000));
+    let locks = Locks::builder().memory_shared(&store).unwrap();
+    assert_eq!(locks.recovering(), None);
+    recover(&store, 7_200_000);
+    let refused = soon(async {
+        [
+            locks.mutex("a").lock_timeout(hour).await.map(drop),
+            locks.mutex("b").fair().lock_timeout(hour).await.map(drop),
+            locks
+                .mutex("c")
+                .fixed(ms(9_000))
+                .lock_timeout(hour)
+                .await
+                .map(drop),
+            locks.rw_lock("d").read_timeout(hour).await.map(drop),
+            locks.semaphore("e", 2).acquire_timeout(hour).await.map(drop),
+            locks.election("f").campaign_timeout(hour).await.map(drop),
+            locks.multi(["g", "h"]).lock_timeout(hour).await.map(drop),
+        ]
+    });
+    for result in refused.await {
+        let error = result.unwrap_err();
+        assert!(is_recovering(&error), "{error}");
+        let Error::Store { source, .. } = error else {
+            unreachable!()
+        };
+        assert!(source.retry_after().unwrap() > hour);
+    }
+    assert!(locks.recovering().unwrap() > hour);
+    // Nothing of these callers stays in the queue.
+    for name in [
+        Name::lock("b".into()),
+        Name::lock("d".into()),
+        Name::semaphore("e".into()),
+    ] {
+        let is_left = || store.with_ledger(|ledger, _| ledger.waiters(&name).is_empty());
+        crate::help::until("its claim has left", is_left).await;
+    }
+}
+
+#[test]
+fn a_caller_is_held_back_only_if_its_wait_ends_before_the_recovery() {
+    let waits = |machine: &Machine, for_ms| LockOptions {
+        until: Some(machine.now + ms(for_ms)),
+        ..options(1_000)
+    };
+    for solo in [false, true] {
+        let mut machine = Machine::new(Rules::default());
+        let of = |options| LockOptions { solo, ..options };
+        let patient = machine.enter(of(waits(&machine, 5_000)));
+        machine.answer(Reply::Recovering(5_000));
+        assert!(machine.denial(patient).is_none());
+        // A caller behind it is told what the node knows, and the caller itself with the next answer.
+        let other = machine.enter(of(waits(&machine, 4_000)));
+        assert!(is_denied_as_recovering(&machine, other));
+        machine.passes();
+        machine.answer(Reply::Recovering(9_000));
+        assert!(is_denied_as_recovering(&machine, patient));
+        assert_eq!(machine.sent().request.verb, Verb::Leave);
+        machine.answer(Reply::Done);
+        assert!(machine.shard.is_empty());
+    }
+}
+
+#[cfg(feature = "axum")]
+#[tokio::test]
+async fn a_request_is_told_how_long_the_recovery_lasts() {
+    use axum::{Router, routing::get};
+    use http::{Request, StatusCode, header::RETRY_AFTER};
+    use tenure::LockLayer;
+    use tenure::middleware::Refused;
+    use tower::ServiceExt;
+
+    let store = MemoryStore::new();
+    let locks = Locks::builder().memory_shared(&store).unwrap();
+    recover(&store, 100_000);
+    // The layer's own time is shorter than the recovery.
+    let layer = LockLayer::by(&locks, |_| "a")
+        .wait(ms(99_000))
+        .retry_after(ms(1_000));
+    let app = Router::new().route("/", get(async || "not reached")).layer(layer);
+    let request = Request::get("/").body(axum::body::Body::empty()).unwrap();
+    let response = soon(app.oneshot(request)).await.unwrap();
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(response.extensions().get(), Some(&Refused::Recovering));
+    let after: u64 = response.headers()[RETRY_AFTER].to_str().unwrap().parse().unwrap();
+    let left = locks.recovering().unwrap().as_secs();
+    assert!(
+        (left..=102).contains(&after),
+        "{after} s, of which {left} s are left"
+    );
 }

@@ -119,7 +119,10 @@ async fn what_a_quorum_does_not_serve_is_refused_before_anything_is_sent() {
     let write = guard.atomically().command("SET").key("balance").arg(1);
     let error = soon(write.query::<()>()).await.unwrap_err();
     assert!(matches!(error, Error::Unsupported { .. }), "{error:?}");
-    tells(&error, &["a quorum", "send the fence"]);
+    tells(
+        &error,
+        &["a quorum serves no writes under a lease", "use the fence"],
+    );
     let error = Error::from(soon(guard.into_transfer(ms(1_000))).await.map(drop).unwrap_err());
     let Error::StillHeld { source, .. } = &error else {
         panic!("{error:?}");
@@ -134,7 +137,7 @@ async fn what_a_quorum_does_not_serve_is_refused_before_anything_is_sent() {
         tells(
             &source,
             &[
-                &format!("a quorum serves no {what}, only mutexes"),
+                &format!("a quorum serves no {what}: "),
                 "use `Locks` on one Redis",
             ],
         );

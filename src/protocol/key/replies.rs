@@ -125,6 +125,11 @@ impl<P: Plant> KeyState<P> {
             (RequestKind::Claim { wait: false } | RequestKind::Pass, Reply::Recovering(left)) => {
                 self.refused(cx, number, kind, StoreError::recovering(ms(left)));
             }
+            (RequestKind::Claim { .. } | RequestKind::Renew, Reply::Recovering(left))
+                if self.claims[number].is_held_back(cx.now + ms(left)) =>
+            {
+                self.hold_back(cx, number, kind, ms(left));
+            }
             (
                 _,
                 reply @ (Reply::Queued(_)
@@ -358,13 +363,35 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Denies the callers that do not wait, because the server recovers.
+    /// Denies the callers that give up before the server has recovered.
     fn deny_recovering(&mut self, cx: &mut StepContext<'_>, left: Duration) {
-        let error = StoreError::recovering(left);
-        let waits = |caller: &Caller| caller.options.wait;
+        let (error, end) = (StoreError::recovering(left), cx.now + left);
+        let waits = |caller: &Caller| caller.waits_until(end);
         self.line.retain(waits, |caller| {
             cx.deny(caller.ticket, AcquireError::Store(error.clone()));
         });
+    }
+
+    /// Ends a claim that a recovering server holds back for longer than its caller waits, and denies the caller.
+    fn hold_back(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        kind: RequestKind,
+        left: Duration,
+    ) {
+        let denial = AcquireError::Store(StoreError::recovering(left));
+        let claim = &self.claims[number];
+        let is_first = matches!(claim.phase, Phase::Asked) && matches!(kind, RequestKind::Claim { .. });
+        if is_first && claim.tick.is_some() {
+            // The server neither grants nor queues a tick.
+            return self.end_denied(cx, number, denial);
+        }
+        let claimant = std::mem::replace(&mut self.claims[number].claimant, Claimant::Abandoned);
+        if let Claimant::Solo(caller) = claimant {
+            cx.deny(caller.ticket, denial);
+        }
+        self.leave(cx, number, None);
     }
 
     /// Handles the store's refusal to run a tick, which ends the claim. A holder loses its lease, as after "gone".

@@ -13,7 +13,7 @@ use crate::protocol::key::claim::Holding;
 use crate::protocol::key::context::{Seed, ShardContext, StepContext};
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimId, Name, NodeId};
-use crate::protocol::quorum::{Quorum, QuorumOutput, not_served};
+use crate::protocol::quorum::{Quorum, QuorumOutput};
 use crate::protocol::session::server_clock::ServerClock;
 use crate::protocol::step::{AcquireError, Effect, FormerMaster, InboxState, Input, Rules, Ticket};
 use crate::protocol::time::Instant;
@@ -113,13 +113,7 @@ impl<P: Plant> Shard<P> {
             {
                 self.effects.push(Effect::Denied(ticket, AcquireError::Closed));
             }
-            input => match self.quorum.as_ref().and_then(|_| not_served(name, &input)) {
-                Some((ticket, error)) => {
-                    let denied = Effect::Denied(ticket, AcquireError::Store(error));
-                    self.effects.push(denied);
-                }
-                None => self.take_in(now, name, input),
-            },
+            input => self.take_in(now, name, input),
         }
         self.effects()
     }
@@ -347,6 +341,12 @@ impl<P: Plant> Shard<P> {
         self.keys
             .get(name)
             .is_some_and(|key| key.is_known_taken(now, since))
+    }
+
+    /// Returns whether the store named the key taken at or after `since`, as far as it is known here.
+    pub fn was_named_taken(&self, name: &Name, since: Instant) -> bool {
+        let taken_at = self.keys.get(name).and_then(|key| key.taken_at);
+        taken_at.is_some_and(|at| at >= since)
     }
 
     /// Returns why the requests of this key have had no answer since the last answer.

@@ -17,14 +17,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::error::{StoreError, StoreErrorKind};
+use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::message::{ClaimId, ClaimNumber, GrantNumber, Kind, Mode, Name, Reply, Verb};
+use crate::protocol::message::{ClaimId, ClaimNumber, GrantNumber, Name, Reply, Verb};
 pub(crate) use crate::protocol::quorum::pursuit::QuorumOutput;
 use crate::protocol::quorum::pursuit::{Pursuit, Round, Step, Vote, VoteAnswer};
 use crate::protocol::session::server_clock::ServerClock;
-use crate::protocol::step::{Input, Outgoing, Tag, Ticket};
+use crate::protocol::step::{Outgoing, Tag};
 use crate::protocol::time::Instant;
 
 mod pursuit;
@@ -107,12 +107,9 @@ impl<P: Plant> Quorum<P> {
             Verb::Claim { .. } => Step::Claim,
             Verb::Leave | Verb::Finish { .. } => Step::Leave,
             Verb::Pass { .. } => {
-                return out.fail(
-                    &Pursuit::new(masters, outgoing),
-                    tag,
-                    now,
-                    unsupported("transfers"),
-                );
+                // Refused before the key machine sees it.
+                let error = StoreError::refused(StoreRefusal::Unsupported);
+                return out.fail(&Pursuit::new(masters, outgoing), tag, now, error);
             }
             _ => Step::Renew,
         };
@@ -380,33 +377,4 @@ impl<P: Plant> Quorum<P> {
             self.pursuits.remove(&number);
         }
     }
-}
-
-/// Returns the refusal of what a quorum does not serve. With two permits and three masters, for example, three claims could each
-/// have a majority.
-pub(crate) fn not_served(name: &Name, input: &Input) -> Option<(Ticket, StoreError)> {
-    let (ticket, options) = match input {
-        Input::Lock(ticket, options) => (ticket, Some(options)),
-        Input::Campaign(ticket, ..) | Input::Call(ticket, _) | Input::Act(ticket, ..) => (ticket, None),
-        Input::Adopt(ticket, ..) => return Some((*ticket, unsupported("transfers"))),
-        _ => return None,
-    };
-    let what = match (name.kind, options) {
-        (Kind::Lock, Some(options)) if options.mode == Mode::Read => "read locks",
-        (Kind::Lock, Some(options)) if options.solo => "fair locks",
-        (Kind::Lock, Some(_)) => return None,
-        (Kind::Lock, None) => "calls about a lock",
-        (Kind::Job, _) => "jobs",
-        (Kind::Semaphore, _) => "semaphores",
-        (Kind::Latch, _) => "latches",
-        (Kind::Election, _) => "elections",
-    };
-    Some((*ticket, unsupported(what)))
-}
-
-/// Returns the error of what a quorum does not serve.
-pub(crate) fn unsupported(what: &str) -> StoreError {
-    StoreError::unsupported(format_args!(
-        "a quorum serves no {what}, only mutexes: use `Locks` on one Redis for this, with `Recovery::Always` if it may lose writes"
-    ))
 }

@@ -5,14 +5,15 @@ use redis::{Pipeline, Value};
 use crate::error::StoreError;
 use crate::key::Key;
 use crate::protocol::message::{ClaimId, Kind, NodeId};
+use crate::protocol::primitive::Primitive;
 use crate::protocol::steal::{AuditEntry, MAX_AUDIT, StealAct, StealReply, StealRequest, StealTarget};
-use crate::store::ServerId;
 use crate::store::redis::decode::{self, malformed, result};
 use crate::store::redis::inspector::answers::read;
 use crate::store::redis::inspector::connections::Connections;
 use crate::store::redis::link::is_master_of_quorum;
 use crate::store::redis::script::{LuaScript, REVOKE};
 use crate::store::redis::{encode, format, names};
+use crate::store::{ServerId, StoreKind};
 
 /// The number of entries that one command reads. An entry has at most 2,300 bytes.
 const AUDIT_PAGE: usize = 25;
@@ -25,10 +26,11 @@ pub(super) struct Stealer<'a> {
 impl Stealer<'_> {
     /// Executes a step of a steal. Returns the server's date in microseconds, too.
     pub(super) async fn steal(&self, steal: &StealRequest) -> Result<(StealReply, u64), StoreError> {
-        if self.connections.config.masters.is_some() {
-            let text = format_args!("a quorum has no steal: wait until the lease ends");
-            return Err(StoreError::unsupported(text));
-        }
+        let kind = match self.connections.config.masters {
+            Some(_) => StoreKind::Quorum,
+            None => StoreKind::Redis,
+        };
+        kind.refusal(Primitive::Steal).map_or(Ok(()), Err)?;
         let names = &self.connections.config.names;
         let server = self.server_of(names.slot(&steal.name)).await?;
         self.connections.check_reign(server).await?;
