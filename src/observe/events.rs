@@ -203,8 +203,10 @@ request now {
 }
 
 route now {
-    /// A handler asks for the lease on a route without a layer.
-    ERROR lease_missing(path: &str): [path] "a handler asks for a lease, but no LockLayer took one";
+    /// A handler extracts a lease that is not there; the text says what its layer did instead, and which extractor fits. An
+    /// ERROR once a minute for each route, else DEBUG.
+    DEBUG (ERROR if is_news) lease_missing(path: &str, why: &dyn std::fmt::Display, is_news: bool): [path]
+        "a handler asks for a lease that is not there: {why}";
 
     /// A layer locks a path parameter that its route does not have. An ERROR once a minute for each route, else DEBUG.
     DEBUG (ERROR if is_news) parameter_missing(parameter: &str, path: &str, is_routed: bool, is_news: bool):
