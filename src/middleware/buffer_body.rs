@@ -24,8 +24,9 @@ use crate::middleware::body::{BoxError, RefusalBody, ResponseBody, boxed};
 ///
 /// The inner service gets a body of the same bytes, and [`BufferedBody`] in the extensions. Trailers are dropped. A body of more
 /// than `limit` bytes is answered with 413, and at once if its length is known. A body that ends before its end gets 400. Each
-/// request that is read holds up to `limit` bytes of memory, in one buffer, however the client cuts its body into chunks. So limit
-/// the number of requests outside, too.
+/// request that is read holds up to `limit` bytes of memory, in one buffer, however the client cuts its body into chunks. So shed
+/// load outside, too. A layer that decompresses bodies belongs outside, or `limit` counts the compressed bytes. Without this layer, a
+/// refusal that is sent while a large body still arrives may reach the client as a broken connection only.
 ///
 /// The body of a request must be made of [`Bytes`], as axum's `Body` is:
 ///

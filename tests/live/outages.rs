@@ -6,7 +6,7 @@ use tenure::Locks;
 use tokio::task::JoinSet;
 
 use crate::contest::Contest;
-use crate::help::{Eyes, addr, held, held_at_last, ms, now, soon, until, url};
+use crate::help::{Eyes, addr, held, held_at_last, ms, now, patient, soon, until, url};
 use crate::server::RedisServer;
 use crate::support::events::Watch;
 use crate::support::proxy::{Direction, Flow, Proxy};
@@ -280,27 +280,20 @@ async fn pushes_are_back_with_the_commands() {
     panic!("hand-overs of each key in 750 ms, two seconds after commands passed again: {seen:?}");
 }
 
-/// With inboxes that break all the time, no caller waits for a timer on the scale of its lease.
+/// With inboxes that break all the time, no caller waits for a timer on the scale of its lease: an hour or more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waits_stay_short_while_inboxes_break() {
-    const BOUND: Duration = ms(5_000);
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
-    let nodes = [
-        leasing(&server.url(), ms(60_000)).await,
-        leasing(&server.url(), ms(60_000)).await,
-    ];
+    let nodes = [patient(&server.url()).await, patient(&server.url()).await];
     let keys: Vec<String> = (0..4).map(|n| n.to_string()).collect();
     let contest = Contest::start(keys.iter().map(|key| (key.clone(), &nodes[..])), ms(5));
     contest.until_handed_over(&keys, now(), 3).await;
-    let began = now();
-    let (mut killed, mut longest) = (0, Duration::ZERO);
-    while now() - began < ms(14_000) && longest < BOUND {
+    let mut killed = 0;
+    for _ in 0..30 {
         killed += eyes.text::<u64>("CLIENT KILL TYPE pubsub");
-        tokio::time::sleep(ms(200)).await;
-        longest = contest.longest_wait(began);
+        contest.until_handed_over(&keys, now(), 3).await;
     }
     assert!(killed > 2, "{killed} inboxes were killed");
-    assert!(longest < BOUND, "a caller waited for {longest:?}");
     assert!(contest.errors().is_empty(), "{:?}", contest.errors());
 }
