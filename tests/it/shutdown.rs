@@ -160,7 +160,7 @@ fn the_readme_has_this_recipe() {
 async fn a_drain_takes_no_longer_than_it_may_cancelling_included() {
     for timeout in [3_000, 0] {
         let locks = Locks::memory();
-        let (pursuit, begin) = pursued(&locks, std::future::pending::<()>).await;
+        let (_job, pursuit, begin) = pursued(&locks, std::future::pending::<()>).await;
         soon(begin).await.unwrap();
         tokio::time::pause();
         let most = ms(timeout.max(1_000));
@@ -183,7 +183,7 @@ async fn a_drain_does_not_wait_for_a_job_that_blocks() {
             let _ = end.lock().unwrap().recv();
         }
     };
-    let (pursuit, begin) = pursued(&locks, blocks).await;
+    let (_job, pursuit, begin) = pursued(&locks, blocks).await;
     soon(begin).await.unwrap();
     let drained = soon(locks.drain(Duration::ZERO)).await;
     assert!(drained.is_err(), "{drained:?}");
@@ -191,11 +191,11 @@ async fn a_drain_does_not_wait_for_a_job_that_blocks() {
     soon(pursuit).await.unwrap();
 }
 
-/// Starts a tick of a job that does this, and returns when it is pursued, and what says that it runs.
+/// Starts a tick of a job that does this. Returns the job, its pursuit, and what says that it runs.
 async fn pursued<F: Future<Output = ()> + Send + 'static>(
     locks: &Locks,
     work: impl Fn() -> F + Send + Sync + 'static,
-) -> (tokio::task::JoinHandle<()>, oneshot::Receiver<()>) {
+) -> (impl Sized, tokio::task::JoinHandle<()>, oneshot::Receiver<()>) {
     let scheduler = JobScheduler::new().await.unwrap();
     let job = Job::new_async("0 0 0 1 1 *", |_, _| Box::pin(async {})).unwrap();
     let id = scheduler.add(job).await.unwrap();
@@ -206,5 +206,6 @@ async fn pursued<F: Future<Output = ()> + Send + 'static>(
         work()
     };
     let mut fire = locks.job("drained", work).unwrap();
-    (tokio::spawn(fire(id, scheduler)), begin)
+    let pursuit = tokio::spawn(fire(id, scheduler));
+    (fire, pursuit, begin)
 }
