@@ -173,6 +173,16 @@ pub enum Error {
         /// What was locked.
         key: Key,
     },
+    /// The lease cannot be [given up to others](crate::Guard::into_transfer) for now, because other callers of this process read by
+    /// it, too. Comes in [`Error::StillHeld`].
+    #[error(
+        "cannot transfer the lease on `{key}`: other callers of this process read by it: try again later, or use a fixed lease"
+    )]
+    #[non_exhaustive]
+    InUse {
+        /// What is held.
+        key: Key,
+    },
     /// The lease could not be [given up to others](crate::Guard::into_transfer), or a writer could not
     /// [become a reader](crate::Guard::downgrade), and the guard is still held. This error keeps the guard, so that `?` releases
     /// nothing. [`into_guard`](Error::into_guard) takes the guard out. The last clone of this error releases it when it is dropped.

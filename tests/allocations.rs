@@ -3,15 +3,23 @@
 
 use std::alloc::System;
 use std::convert::Infallible;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 
+use bytes::Bytes;
 use http::{Request, Response};
+use http_body::{Body, Frame, SizeHint};
 use stats_alloc::{INSTRUMENTED_SYSTEM, Region, StatsAlloc};
-use tenure::middleware::keys;
+use tenure::middleware::{BufferBody, BufferedBody, keys};
 use tenure::{LockLayer, Locks};
+use tokio::sync::Mutex;
 use tower::{Layer, Service, ServiceExt, service_fn};
 
 #[global_allocator]
 static ALLOCATOR: &StatsAlloc<System> = &INSTRUMENTED_SYSTEM;
+
+/// The counts are of all threads, so one test runs at a time.
+static ALONE: Mutex<()> = Mutex::const_new(());
 
 const REQUESTS: usize = 1000;
 const MOST: f64 = 8.0;
@@ -51,6 +59,7 @@ where
 
 #[tokio::test]
 async fn the_layer_over_memory_allocates_at_most_eight_times_a_request() {
+    let _alone = ALONE.lock().await;
     let locks = Locks::memory();
     let key = || "account:42".to_owned();
     let bare = service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
@@ -86,4 +95,58 @@ async fn the_layer_over_memory_allocates_at_most_eight_times_a_request() {
     );
     assert!(all > 1.0, "nothing was locked");
     assert!(all <= MOST, "{all:.2} allocations a request, {MOST} at most");
+}
+
+/// A body that comes in chunks of one byte, without a known length.
+struct Chunks(usize);
+
+impl Body for Chunks {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        let left = self.0.checked_sub(1);
+        Poll::Ready(left.map(|left| {
+            self.0 = left;
+            Ok(Frame::data(Bytes::from_static(b"x")))
+        }))
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::default()
+    }
+}
+
+impl From<Bytes> for Chunks {
+    fn from(bytes: Bytes) -> Self {
+        Chunks(bytes.len())
+    }
+}
+
+/// One buffer that grows: however small the chunks are, a body takes no multiple of its size, and no allocation for each chunk.
+#[tokio::test]
+async fn a_body_in_small_chunks_is_read_into_one_buffer() {
+    const SIZE: usize = 256 * 1024;
+    let _alone = ALONE.lock().await;
+    let inner = service_fn(async |request: Request<Chunks>| {
+        let body = request.extensions().get::<BufferedBody>().unwrap().bytes();
+        assert_eq!(body.len(), SIZE);
+        Ok::<_, Infallible>(Response::new(String::new()))
+    });
+    let service = BufferBody::new(SIZE).layer(inner);
+    let (mut bytes, mut allocations) = (usize::MAX, usize::MAX);
+    // The least of some rounds, as a thread of the background may wake up in one of them.
+    for _ in 0..5 {
+        let region = Region::new(ALLOCATOR);
+        let Ok(_) = service.clone().oneshot(Request::new(Chunks(SIZE))).await;
+        let change = region.change();
+        bytes = bytes.min(change.bytes_allocated);
+        allocations = allocations.min(change.allocations + change.reallocations);
+    }
+    println!("{bytes} bytes in {allocations} allocations");
+    assert!(bytes < 3 * SIZE, "{bytes} bytes for {SIZE}");
+    assert!(allocations < 60, "{allocations} allocations");
 }

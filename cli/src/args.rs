@@ -67,7 +67,7 @@ pub(crate) struct StealArgs {
     /// The reason, which the holder is told
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub(crate) why: String,
-    /// Your name, which the holder is told; $USER by default
+    /// Your name, which the holder is told; $USER by default, else the name of the process's user
     #[arg(long, value_name = "NAME")]
     by: Option<String>,
     /// Hands the lease over at once, although its holder may be at work. For a node that is surely dead
@@ -79,11 +79,22 @@ pub(crate) struct StealArgs {
 }
 
 impl StealArgs {
-    /// Returns the name of the operator.
+    /// Returns the name of the operator. Services and containers often lack the variables, and an entry of the audit list without
+    /// a name helps nobody.
     pub(crate) fn by(&self) -> String {
-        let user = || std::env::var("USER").or_else(|_| std::env::var("LOGNAME"));
-        self.by.clone().or_else(|| user().ok()).unwrap_or_default()
+        let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let name = self.by.clone().or_else(|| variable("USER"));
+        name.or_else(|| variable("LOGNAME"))
+            .or_else(process_user)
+            .unwrap_or_default()
     }
+}
+
+/// Asks the system for the name of the user that runs this process.
+fn process_user() -> Option<String> {
+    let output = std::process::Command::new("id").arg("-un").output().ok()?;
+    let name = String::from_utf8(output.stdout).ok()?.trim().to_owned();
+    (output.status.success() && !name.is_empty()).then_some(name)
 }
 
 #[derive(clap::Args)]

@@ -12,6 +12,8 @@ use crate::text::{age, date, duration, hex, shown};
 
 /// How many digits of a node's id are shown where there is little room.
 const SHORT_ID: usize = 8;
+/// Between two lines of a holder or waiter, of which no line should be longer than a terminal of 80 columns.
+const BREAK: &str = "\n    ";
 /// The text of what is not known, or does not exist.
 const NONE: &str = "-";
 
@@ -133,38 +135,30 @@ impl View {
         table(header, entries.iter().map(row).collect())
     }
 
-    /// Returns the number and the time of a grant. A revoked share of a key has none.
-    fn grant(&self, holder: &HolderEntry) -> String {
-        let mut text = String::new();
-        if let (Some(number), Some(fence), Some(since)) = (holder.number, holder.fence, holder.since) {
-            let (date, age) = (date(since), age(since, self.now));
-            text = format!("number {number}, fence {fence}, since {date} ({age}), ");
-        }
-        if holder.is_revoked {
-            text += "revoked, ";
-        }
-        text
-    }
-
+    /// Returns the lines of a holder. A revoked share of a key has neither a number nor a time.
     fn holder(&self, holder: &HolderEntry) -> String {
+        let mut text = node(&holder.node);
+        let _ = write!(text, "{BREAK}claim {}, {}", holder.claim, mode(holder.mode));
+        if let (Some(number), Some(fence)) = (holder.number, holder.fence) {
+            let _ = write!(text, "{BREAK}number {number}, fence {fence}");
+        }
         let left = match holder.left {
             Some(left) => format!("{} left", duration(left)),
             None => "no end".to_owned(),
         };
-        format!(
-            "{}, claim {}, {}, {}{left}",
-            node(&holder.node),
-            holder.claim,
-            mode(holder.mode),
-            self.grant(holder),
-        )
+        let since = holder
+            .since
+            .map(|since| format!("since {} ({}), ", date(since), age(since, self.now)));
+        let revoked = if holder.is_revoked { "revoked, " } else { "" };
+        let _ = write!(text, "{BREAK}{}{revoked}{left}", since.unwrap_or_default());
+        text
     }
 }
 
 fn waiter(waiter: &WaiterEntry) -> String {
     let mut text = node(&waiter.node);
     if let Some(claim) = waiter.claim {
-        let _ = write!(text, ", claim {claim}, {}", mode(waiter.mode));
+        let _ = write!(text, "{BREAK}claim {claim}, {}", mode(waiter.mode));
     }
     if waiter.is_dead {
         text += ", gave no sign of life for a lease";
@@ -186,7 +180,7 @@ fn list(text: &mut String, items: &[String], count: u64) {
 /// Returns all that identifies a node: name, host, id and process.
 fn node(node: &NodeEntry) -> String {
     let is_alive = if node.is_alive { "alive" } else { "not alive" };
-    let mut text = format!("{}, {is_alive}, node {}", name(node), node.id);
+    let mut text = format!("{}, {is_alive}{BREAK}node {}", name(node), node.id);
     if let Some(told) = &node.presence {
         let _ = write!(text, ", pid {}", told.pid);
     }

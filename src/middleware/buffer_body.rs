@@ -2,14 +2,15 @@
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
-use std::pin::Pin;
+use std::mem::take;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::{Request, Response, StatusCode};
 use http_body::Body;
-use http_body_util::{BodyExt, Full, LengthLimitError, Limited};
+use http_body_util::{BodyExt, Full};
 use tower_layer::Layer;
 use tower_service::Service;
 
@@ -23,7 +24,9 @@ use crate::middleware::body::{BoxError, RefusalBody, ResponseBody, boxed};
 ///
 /// The inner service gets a body of the same bytes, and [`BufferedBody`] in the extensions. Trailers are dropped. A body of more
 /// than `limit` bytes is answered with 413, and at once if its length is known. A body that ends before its end gets 400. Each
-/// request that is read holds up to `limit` bytes of memory, so limit the number of requests outside, too.
+/// request that is read holds up to `limit` bytes of memory, in one buffer, however the client cuts its body into chunks. So shed
+/// load outside, too. A layer that decompresses bodies belongs outside, or `limit` counts the compressed bytes. Without this layer, a
+/// refusal that is sent while a large body still arrives may reach the client as a broken connection only.
 ///
 /// The body of a request must be made of [`Bytes`], as axum's `Body` is:
 ///
@@ -128,10 +131,37 @@ where
     if body.size_hint().lower() > limit as u64 {
         return Err(StatusCode::PAYLOAD_TOO_LARGE);
     }
-    match Limited::new(body, limit).collect().await {
-        Ok(body) => Ok(body.to_bytes()),
-        Err(error) if error.is::<LengthLimitError>() => Err(StatusCode::PAYLOAD_TOO_LARGE),
-        Err(_) => Err(StatusCode::BAD_REQUEST),
+    let mut body = pin!(body);
+    let (mut first, mut buffer) = (Bytes::new(), Vec::new());
+    while let Some(frame) = poll_fn(|cx| body.as_mut().poll_frame(cx)).await {
+        let Ok(chunk) = frame.map_err(|_| StatusCode::BAD_REQUEST)?.into_data() else {
+            continue;
+        };
+        let length = first.len() + buffer.len();
+        if chunk.len() > limit - length {
+            return Err(StatusCode::PAYLOAD_TOO_LARGE);
+        }
+        if length == 0 {
+            // A body of one chunk is not copied.
+            first = chunk;
+            continue;
+        }
+        if buffer.is_empty() {
+            // A length that is announced is no reason to take that much memory before the bytes come.
+            reserve(&mut buffer, length + chunk.len(), limit);
+            buffer.extend_from_slice(&take(&mut first));
+        }
+        reserve(&mut buffer, length + chunk.len(), limit);
+        buffer.extend_from_slice(&chunk);
+    }
+    Ok(if buffer.is_empty() { first } else { buffer.into() })
+}
+
+/// Makes room for `length` bytes, of which no body has more than `limit`. A buffer that grows doubles, up to that limit.
+fn reserve(buffer: &mut Vec<u8>, length: usize, limit: usize) {
+    if length > buffer.capacity() {
+        let capacity = length.max(buffer.capacity().saturating_mul(2)).min(limit);
+        buffer.reserve_exact(capacity - buffer.len());
     }
 }
 

@@ -1,5 +1,6 @@
 //! Requests that are refused because other requests hold their key. One event a minute reports their number.
 
+use std::mem::take;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -20,6 +21,8 @@ pub(super) struct BusyRefusals(Arc<Mutex<BusyRefusalCount>>);
 struct BusyRefusalCount {
     /// The number of refusals since the last report.
     count: u64,
+    /// How many of them waited, or would have waited if the queue had not been full.
+    in_vain: u64,
     /// The route of the latest refusal.
     route: Option<String>,
     reported_at: Option<Instant>,
@@ -28,9 +31,10 @@ struct BusyRefusalCount {
 impl BusyRefusals {
     /// Counts a refusal. The first one is reported at once. Later ones are reported together, one minute after the
     /// last report.
-    pub(super) fn count_refusal(&self, route: Option<&str>) {
+    pub(super) fn count_refusal(&self, may_wait: bool, route: Option<&str>) {
         let mut refusals = lock(&self.0);
         refusals.count += 1;
+        refusals.in_vain += u64::from(may_wait);
         refusals.route = route.map(str::to_owned);
         if refusals
             .reported_at
@@ -56,7 +60,7 @@ impl BusyRefusals {
     /// Reports what was counted. Returns whether there was anything to report.
     fn report(&self) -> bool {
         let mut refusals = lock(&self.0);
-        let count = std::mem::take(&mut refusals.count);
+        let (count, in_vain) = (take(&mut refusals.count), take(&mut refusals.in_vain));
         if count == 0 {
             return false;
         }
@@ -64,7 +68,7 @@ impl BusyRefusals {
         let route = refusals.route.take();
         // The lock is released before the report, because a subscriber may run any code.
         drop(refusals);
-        observe::refused_busy(count, route.as_deref());
+        observe::refused_busy(count, in_vain, route.as_deref());
         true
     }
 }

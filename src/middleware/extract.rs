@@ -1,21 +1,23 @@
 //! The parts for axum: keys from extractors, and the lease as an extractor.
 
+use std::borrow::Cow;
 use std::convert::Infallible;
 use std::future::Future;
 use std::marker::PhantomData;
+use std::sync::LazyLock;
 
 use axum_core::body::Body;
 use axum_core::extract::{FromRequest, FromRequestParts, OptionalFromRequestParts};
 use axum_core::response::{IntoResponse, Response};
 use http::request::Parts;
-use http::{Request, StatusCode};
+use http::{Extensions, Request, StatusCode};
 
 use crate::locks::Locks;
 use crate::middleware::buffer_body::BufferedBody;
 use crate::middleware::key::{IntoLockKey, KeySource, LockKey};
 use crate::middleware::keys::extension::missing;
 use crate::middleware::layer::LockLayer;
-use crate::middleware::leases::Leases;
+use crate::middleware::leases::{Leases, WithoutLock};
 #[cfg(doc)]
 use crate::middleware::refusal::Refused;
 use crate::middleware::route::RouteThrottle;
@@ -266,8 +268,9 @@ macro_rules! extract_lease {
 
             async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, LeaseMissing> {
                 parts.extensions.get().cloned().ok_or_else(|| {
-                    observe::lease_missing(parts.uri.path());
-                    LeaseMissing
+                    let missing = LeaseMissing::new(stringify!($lease), &parts.extensions);
+                    observe::lease_missing(parts.uri.path(), &missing, LEASES_MISSING.allow(parts));
+                    missing
                 })
             }
         }
@@ -287,7 +290,9 @@ extract_lease! {
     /// The lease of the innermost [`LockLayer`] around the handler, if that layer locks one key. [`Leases`] has the leases of all
     /// layers.
     ///
-    /// If a layer admits requests without a lock (a key that is `None`, or `OPTIONS`), extract an `Option<Lease>`.
+    /// If a layer admits requests without a lock, extract an `Option<Lease>`: a key that is `None`, `OPTIONS`,
+    /// [`only_unsafe`](LockLayer::only_unsafe), [`dry_run`](LockLayer::dry_run), or
+    /// [`RunUnlocked`](crate::middleware::StoreFailure::RunUnlocked).
     Lease;
     /// The leases of the innermost [`LockLayer`] around the handler, if its source names several keys: an array, a `Vec` or
     /// [`and`](KeySource::and). It is there even if the source names one key for this request, or only keys of outer layers.
@@ -305,12 +310,44 @@ impl<S: Sync> FromRequestParts<S> for Leases {
     }
 }
 
-/// The error of a handler that extracts a [`Lease`] or a [`MultiLease`] although no [`LockLayer`] took a lock for the request. This is a
-/// fault of the program: the client gets 500, and an event names the path.
+/// Limits the reports of handlers without their lease. A route that lacks a layer has no layer that could keep this.
+static LEASES_MISSING: LazyLock<RouteThrottle> = LazyLock::new(RouteThrottle::default);
+
+/// The error of a handler that extracts a [`Lease`] or a [`MultiLease`] which is not there. The text says what the [`LockLayer`] of the
+/// route did instead, and which extractor fits. This is a fault of the program: the client gets 500, and an error event names the
+/// path once a minute for each route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("LockLayer is missing on this route")]
+#[error("{}", self.text())]
 #[non_exhaustive]
-pub struct LeaseMissing;
+pub struct LeaseMissing {
+    /// The extractor that failed.
+    wanted: &'static str,
+    is_single: bool,
+    is_several: bool,
+    why: Option<WithoutLock>,
+}
+
+impl LeaseMissing {
+    fn new(wanted: &'static str, extensions: &Extensions) -> Self {
+        LeaseMissing {
+            wanted,
+            is_single: extensions.get::<Lease>().is_some(),
+            is_several: extensions.get::<MultiLease>().is_some(),
+            why: extensions.get().copied(),
+        }
+    }
+
+    fn text(&self) -> Cow<'static, str> {
+        match self.why {
+            _ if self.is_several => {
+                "the LockLayer of this route locks several keys: extract a `MultiLease`".into()
+            }
+            _ if self.is_single => "the LockLayer of this route locks one key: extract a `Lease`".into(),
+            Some(why) => format!("{why}: extract an `Option<{}>`", self.wanted).into(),
+            None => "LockLayer is missing on this route".into(),
+        }
+    }
+}
 
 impl IntoResponse for LeaseMissing {
     fn into_response(self) -> Response {

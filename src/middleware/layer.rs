@@ -364,7 +364,8 @@ impl<K> LockLayer<K> {
         self.set(|settings| settings.dry_run = true)
     }
 
-    /// Reports how long a request waited for its lock, as `Server-Timing: lock;dur=1.5`, in milliseconds. Browsers
+    /// Reports how long a request waited for its lock, also if it then [runs without
+    /// it](StoreFailure::RunUnlocked), as `Server-Timing: lock;dur=1.5`, in milliseconds. Browsers
     /// show it beside the request. Pages of other origins see it only if `Timing-Allow-Origin` permits it.
     pub fn server_timing(self) -> Self {
         self.set(|settings| settings.server_timing = true)
@@ -384,7 +385,8 @@ impl<K> LockLayer<K> {
         self.set(|settings| settings.fence_header = Some(name))
     }
 
-    /// Sets the status of a refusal, in place of the status in the table of the [module](crate::middleware).
+    /// Sets the status of a refusal, in place of the status in the table of the [module](crate::middleware). `Retry-After` follows
+    /// the status that is sent: 409, 429 and 503 have it, unless the reason does not pass.
     ///
     /// ```
     /// use http::StatusCode;

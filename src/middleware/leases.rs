@@ -92,9 +92,33 @@ pub(super) fn has_any(parts: &Parts, locks: &Locks) -> bool {
     each(&parts.extensions).any(|lease| lease.held.is_of(node)) || scope::any(node)
 }
 
-/// Inserts what the layer holds into the request. The leases of outer layers stay in the list. If this layer holds nothing, the
-/// request shows no other lease.
-pub(super) fn insert(parts: &mut Parts, own: Option<&HeldView>) {
+/// Why a layer admitted a request without a lock; kept in the request's extensions, for a handler that asks for a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
+pub(super) enum WithoutLock {
+    #[strum(to_string = "the LockLayer of this route is a dry run, which locks nothing")]
+    DryRun,
+    #[strum(to_string = "the LockLayer of this route locks no requests of this method")]
+    Method,
+    #[strum(to_string = "the request has no key for the LockLayer of this route")]
+    NoKey,
+    #[strum(
+        to_string = "the store failed, and the LockLayer of this route admits requests without their lock then"
+    )]
+    StoreFailed,
+}
+
+/// Inserts what the layer holds into the request. The leases of outer layers stay in the list.
+pub(super) fn insert(parts: &mut Parts, own: &HeldView) {
+    put(parts, Some(own));
+}
+
+/// Notes that the layer holds nothing. The list keeps the leases of outer layers, and the request shows no other lease.
+pub(super) fn insert_none(parts: &mut Parts, why: WithoutLock) {
+    put(parts, None);
+    parts.extensions.insert(why);
+}
+
+fn put(parts: &mut Parts, own: Option<&HeldView>) {
     let mut leases = Leases::of(&parts.extensions);
     match own {
         Some(HeldView::One(lease)) if !leases.is_empty() => leases.0.push(lease.clone()),

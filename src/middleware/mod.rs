@@ -100,6 +100,10 @@
 //! [`Locks::mutex`](crate::Locks::mutex): a request that locks `("account", 42)` excludes a job that locks
 //! `account:42`. Begin each key with the kind of its resource.
 //!
+//! *A client that may choose a key may block its owner.* An extractor of the *handler* that authorizes the request runs after the
+//! wait, under the lock. So authorize in a layer outside, or in `LockLayer::from_extractors` with the user first:
+//! if that extractor fails, nothing is locked. A client that names many keys blocks all of their owners: limit how many it may name.
+//!
 //! *A key is a resource, not a spelling.* Build it from the value that the handler uses, such as a `u64` or a `Uuid`.
 //! A lock per text has another key for `/accounts/042` than for `/accounts/42`, and lets both requests run at once.
 //! The sources in [`keys`] parse values by type: a path parameter, a header, a query parameter. Other sources are the
@@ -148,9 +152,15 @@
 //!   for another account waits 1.9 s in place of 0.35 ms. The layer is always ready, and makes the inner service
 //!   ready only when it has the lock. So a load shedder outside sees no pressure. Use
 //!   [`max_waiters`](LockLayer::max_waiters) to shed load.
+//! * Many requests of *one HTTP/2 connection*, of a proxy or a gRPC channel, share its streams and its window. The waiters of one hot
+//!   key use them up, and requests for other keys wait behind them, even while they hold their own locks. Limit the waiters with
+//!   [`max_waiters`](LockLayer::max_waiters) to a part of the streams, put a [`BufferBody`] outside, so that bodies that nobody reads
+//!   do not fill the window, or let the proxy open several connections.
 //! * If a timeout outside fires, it drops the handler, as a client that leaves does: see below. If the handler runs to completion,
 //!   the timeout ends the response only.
-//! * A handler reads the request's body under the lock, and a slow client makes that long. Put a [`BufferBody`] outside. For a
+//! * A handler reads the request's body under the lock, and a slow client makes that long. Put a [`BufferBody`] outside, and inside
+//!   of what decompresses bodies. Each body that is read takes memory: limit their *number* outside of it by what sheds load, not by
+//!   a limit at which requests wait, which one hot key would use up. For a
 //!   handler that runs to completion, only a timeout *between* the layer and the handler, or [`max_hold`](LockLayer::max_hold),
 //!   limits a body that never ends.
 //! * The lock ends with the handler's response, or with its body if the layer

@@ -86,12 +86,23 @@ impl Refused {
         }
     }
 
-    /// Returns whether the same request may be sent again later: the answer then has a `Retry-After`.
-    fn can_retry(self) -> bool {
-        matches!(
-            self.status(),
-            StatusCode::CONFLICT | StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
-        )
+    /// Returns whether the same request may be sent again later.
+    fn is_passing(self) -> bool {
+        match self {
+            Refused::Busy
+            | Refused::InFlight
+            | Refused::WaitedTooLong
+            | Refused::QueueFull
+            | Refused::StoreFailed
+            | Refused::Recovering
+            | Refused::Closed
+            | Refused::Lost => true,
+            Refused::StoreRefused
+            | Refused::OutcomeUnknown
+            | Refused::BadKey
+            | Refused::NoKey
+            | Refused::BadOptions => false,
+        }
     }
 
     /// Returns the title of a [`Problem`].
@@ -180,6 +191,7 @@ impl From<&Error> for Refused {
                 ..
             } => Refused::Lost,
             Error::StillHeld { source, .. } => Refused::from(&**source),
+            Error::InUse { .. } => Refused::StoreFailed,
             // The earlier holder may have begun, and may have done a part of its work.
             Error::Lost { .. }
             | Error::Gone { .. }
@@ -438,10 +450,15 @@ impl RefusalPolicy {
             Some(end) => self.retry_after.map_or(end, |after| after.max(end)),
             None => self.retry_after.unwrap_or_else(jittered),
         };
+        let status = self.statuses.get(&why).copied().unwrap_or(why.status());
+        let invites = matches!(
+            status,
+            StatusCode::CONFLICT | StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
+        );
         RefusedRequest {
             why,
-            status: self.statuses.get(&why).copied().unwrap_or(why.status()),
-            retry_after: why.can_retry().then(after),
+            status,
+            retry_after: (why.is_passing() && invites).then(after),
             base: &self.base,
             parts,
         }
@@ -473,11 +490,10 @@ impl RefusalPolicy {
             is_news,
         };
         observe::refused(&refusal, error);
-        if matches!(
-            why,
-            Refused::Busy | Refused::InFlight | Refused::WaitedTooLong | Refused::QueueFull
-        ) {
-            self.busy.count_refusal(route);
+        match why {
+            Refused::Busy | Refused::InFlight => self.busy.count_refusal(false, route),
+            Refused::WaitedTooLong | Refused::QueueFull => self.busy.count_refusal(true, route),
+            _ => {}
         }
         response.extensions_mut().insert(why);
         response

@@ -18,7 +18,7 @@ use crate::middleware::body::ResponseBody;
 use crate::middleware::future::{Admission, BoxedFuture, EnterResult, LockReport, ResponseFuture};
 use crate::middleware::key::{Choice, IntoLockKey, KeySource};
 use crate::middleware::layer::{LockLayer, Unlocked};
-use crate::middleware::leases;
+use crate::middleware::leases::{self, WithoutLock};
 use crate::middleware::refusal::{Answer, Refused};
 use crate::middleware::request_guard::{DryRun, RequestGuard};
 use crate::middleware::route::route;
@@ -84,7 +84,7 @@ where
         let layer = self.layer.clone();
         let (mut parts, body) = request.into_parts();
         let entering: BoxedFuture<EnterResult> = if settings.passes(&parts.method) {
-            leases::insert(&mut parts, None);
+            leases::insert_none(&mut parts, WithoutLock::Method);
             Box::pin(ready(Continue((parts, Admission::default()))))
         } else if settings.dry_run {
             Box::pin(dry_run(layer, parts))
@@ -108,7 +108,7 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
         let keys = match choice {
             Choice::Lock(keys) => keys,
             Choice::Nothing => {
-                leases::insert(&mut parts, None);
+                leases::insert_none(&mut parts, WithoutLock::NoKey);
                 return Continue((parts, Admission::without_lock(&layer.settings)));
             }
             Choice::Answer(Answer(response)) => return Break(response),
@@ -127,14 +127,15 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
         let (clock, wait) = (&handle.node().clock, layer.settings.wait_of(&parts));
         let since = layer.settings.server_timing.then(|| clock.now());
         let entered = layer.settings.acquire(&layer.locks, keys, &parts, wait).await;
+        let waited = since.map_or(Duration::ZERO, |since| clock.now().since(since));
         match entered {
             // The shutdown began while this request waited.
             Ok(_) if is_closing(&parts) => refuse(Refused::Closed, None, &parts),
             Ok(guard) => {
                 let guard = RequestGuard::new(guard, layer.settings.releases_before_answer(wait));
-                leases::insert(&mut parts, Some(&guard.held()));
+                leases::insert(&mut parts, &guard.held());
                 let report = LockReport {
-                    waited: since.map_or(Duration::ZERO, |since| clock.now().since(since)),
+                    waited,
                     fence: guard.fence(),
                     is_connect: parts.method == Method::CONNECT,
                 };
@@ -147,9 +148,17 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
             }
             Err((why, error)) if layer.settings.runs_unlocked(why, error.as_ref()) => {
                 observe::unlocked(route(&parts), error.as_ref());
-                leases::insert(&mut parts, None);
+                leases::insert_none(&mut parts, WithoutLock::StoreFailed);
                 parts.extensions.insert(Unlocked);
-                Continue((parts, Admission::without_lock(&layer.settings)))
+                let report = LockReport {
+                    waited,
+                    ..LockReport::default()
+                };
+                let admission = Admission {
+                    report,
+                    ..Admission::without_lock(&layer.settings)
+                };
+                Continue((parts, admission))
             }
             Err((why, error)) => refuse(why, error.as_ref(), &parts),
         }
@@ -158,6 +167,7 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
 
 /// Admits every request, and counts those that would have waited.
 async fn dry_run<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> EnterResult {
+    parts.extensions.insert(WithoutLock::DryRun);
     let choice = layer.key.key(&mut parts).await.into_lock_key().0;
     let dry_run = match choice {
         Choice::Lock(keys) => DryRun::spawn(&layer, keys, &mut parts),

@@ -199,8 +199,10 @@ request now {
 
     /// A layer refused `count` requests since the previous such event, because their keys were busy or too many
     /// requests waited. `route` is the route of the latest one. The first refusal is reported at once, the following
-    /// ones once a minute.
-    WARN refused_busy(count: u64, route: Option<&str>): [count, route] "requests were refused because their keys are busy";
+    /// ones once a minute. WARN if some of them waited in vain, or found the queue full; requests that may not wait
+    /// ([`skip`](crate::LockLayer::skip)) are refused on purpose.
+    INFO (WARN if in_vain > 0) refused_busy(count: u64, in_vain: u64, route: Option<&str>): [count, in_vain, route]
+        "requests were refused because their keys are busy";
 
     /// A layer let a request run without its lock, because the store failed.
     DEBUG unlocked(route: Option<&str>, error: Option<&crate::error::Error>):
@@ -215,8 +217,10 @@ request now {
 }
 
 route now {
-    /// A handler asks for the lease on a route without a layer.
-    ERROR lease_missing(path: &str): [path] "a handler asks for a lease, but no LockLayer took one";
+    /// A handler extracts a lease that is not there; the text says what its layer did instead, and which extractor fits. An
+    /// ERROR once a minute for each route, else DEBUG.
+    DEBUG (ERROR if is_news) lease_missing(path: &str, why: &dyn std::fmt::Display, is_news: bool): [path]
+        "a handler asks for a lease that is not there: {why}";
 
     /// A layer locks a path parameter that its route does not have. An ERROR once a minute for each route, else DEBUG.
     DEBUG (ERROR if is_news) parameter_missing(parameter: &str, path: &str, is_routed: bool, is_news: bool):

@@ -288,6 +288,7 @@ pub(crate) fn answered(name: &Name, waited: impl FnOnce() -> Duration, answer: R
             | Error::Options(_)
             | Error::Lost { .. }
             | Error::Gone { .. }
+            | Error::InUse { .. }
             | Error::WouldDeadlock { .. }
             // Errors of writes, which are never the answer to a claim.
             | Error::Unanswered { .. }

@@ -232,14 +232,18 @@ impl Guard {
         if let Some(source) = node.servers.refusal(Primitive::Transfer) {
             return Err(TransferError::Refused(self, Error::Store { key, source }));
         }
-        let refused = |text: &str| OptionsError(format!("cannot transfer the lease on `{key}`: {text}"));
+        let refused = |text: &str| {
+            Error::Options(OptionsError(format!(
+                "cannot transfer the lease on `{key}`: {text}"
+            )))
+        };
         let term = match held.handle.options().term(keep) {
             _ if held.name.kind == Kind::Job => Err(refused("it is the lease of a job's tick")),
             _ if held.name.kind == Kind::Election => Err(refused("it is the lease of an election")),
-            Err(error) => Err(error),
-            Ok(_) if held.is_held() && node.reads_with_others(&held.name, held.ticket) => Err(refused(
-                "other callers of this process read by it: try again later, or use a fixed lease",
-            )),
+            Err(error) => Err(Error::Options(error)),
+            Ok(_) if held.is_held() && node.reads_with_others(&held.name, held.ticket) => {
+                Err(Error::InUse { key: key.clone() })
+            }
             Ok(_) if !self.end_if_only() => Err(refused(
                 "there are other guards of it: release them first. A handler takes the guard of its `LockLayer` with \
                  `Lease::take_guard`; nested layers of one key have two",
@@ -248,7 +252,7 @@ impl Guard {
         };
         let term = match term {
             Ok(term) => term,
-            Err(error) => return Err(TransferError::Refused(self, Error::Options(error))),
+            Err(error) => return Err(TransferError::Refused(self, error)),
         };
         // The lease is fixed: this process does not renew it for the adopting process.
         let input = |ticket| Input::Transfer(held.ticket, ticket, term);

@@ -2,6 +2,8 @@
 
 use crate::help::{ms, soon};
 use crate::layer::{GatedHandler, by_path, refused, send, status, steal, text, to, until};
+use crate::layer_choices::without_store;
+use crate::support::events::Watch;
 use axum::Router;
 use axum::body::Body;
 use axum::routing::get;
@@ -10,8 +12,8 @@ use std::future::ready;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tenure::error::LostCause;
-use tenure::middleware::{OnLost, Refused};
-use tenure::{Clock, Key, Lease, LockLayer, Locks, MemoryStore};
+use tenure::middleware::{OnLost, Refused, StoreFailure};
+use tenure::{Clock, Key, Lease, LockLayer, Locks, MemoryStore, MultiKey, MultiLease};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
@@ -57,6 +59,73 @@ async fn a_missing_layer_is_reported() {
     assert_eq!(response.status(), 500);
     assert_eq!(text(response).await, "LockLayer is missing on this route");
     assert_eq!(status(&app, to("/maybe")).await, 200);
+}
+
+/// One ERROR a minute for each route says what the layer did, and which extractor fits.
+#[tokio::test]
+async fn a_handler_without_its_lease_is_told_what_is_there() {
+    let locks = Locks::memory();
+    let away = without_store().await;
+    let wants_one = get(async |_: Lease| ());
+    let wants_all = get(async |_: MultiLease| ());
+    let unlocked = by_path(&away).on_store_failure(StoreFailure::RunUnlocked);
+    let optional = "extract an `Option<Lease>`";
+    let several = LockLayer::by(&locks, |_| ["a", "b"].map(MultiKey::write).to_vec());
+    for (path, app, expected) in [
+        ("/lacks/none", wants_one.clone(), ["missing on this route", ""]),
+        (
+            "/lacks/dry",
+            wants_one.clone().layer(by_path(&locks).dry_run()),
+            ["dry run", optional],
+        ),
+        (
+            "/lacks/method",
+            wants_one.clone().layer(by_path(&locks).only_unsafe()),
+            ["no requests of this method", optional],
+        ),
+        (
+            "/lacks/key",
+            wants_one.clone().layer(LockLayer::by(&locks, |_| None::<String>)),
+            ["no key", optional],
+        ),
+        (
+            "/lacks/store",
+            wants_one.clone().layer(unlocked),
+            ["the store failed", optional],
+        ),
+        (
+            "/lacks/several",
+            wants_one.layer(several),
+            ["several keys", "extract a `MultiLease`"],
+        ),
+        (
+            "/lacks/all",
+            wants_all.clone().layer(by_path(&locks)),
+            ["one key", "extract a `Lease`"],
+        ),
+        (
+            "/lacks/all/dry",
+            wants_all.layer(by_path(&locks).dry_run()),
+            ["dry run", "extract an `Option<MultiLease>`"],
+        ),
+    ] {
+        let watch = Watch::of(path);
+        let app = Router::new().route(path, app);
+        for _ in 0..2 {
+            let response = soon(send(&app, to(path))).await.unwrap();
+            assert_eq!(response.status(), 500, "{path}");
+            let text = text(response).await;
+            assert!(expected.iter().all(|part| text.contains(part)), "{path}: {text}");
+        }
+        let told = watch
+            .told()
+            .into_iter()
+            .filter(|told| told.event == "lease_missing");
+        let told: Vec<_> = told.map(|told| (told.level.to_string(), told.text)).collect();
+        let levels: Vec<_> = told.iter().map(|(level, _)| &**level).collect();
+        assert_eq!(levels, ["ERROR", "DEBUG"], "{path}: {told:?}");
+        assert!(expected.iter().all(|part| told[0].1.contains(part)), "{told:?}");
+    }
 }
 
 #[tokio::test]

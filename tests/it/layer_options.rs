@@ -38,10 +38,7 @@ async fn statuses_retry_after_and_problem_types_can_be_set() {
 
     let response = soon(send(&app(layer.clone().skip()), to("/"))).await.unwrap();
     assert_eq!(response.status(), 409);
-    assert!(
-        !response.headers().contains_key(RETRY_AFTER),
-        "it is unknown when a try succeeds"
-    );
+    assert_eq!(response.headers()[RETRY_AFTER], "8", "as each 409");
 
     // A configured text may contain any character; the body is still valid JSON.
     let odd = layer.clone().problem_base("a\"b\\c\nd");
@@ -83,6 +80,21 @@ async fn answers_report_the_wait_and_the_fence_on_request() {
         .route_layer(by_path(&locks));
     let response = soon(send(&quiet, to("/"))).await.unwrap();
     assert!(!response.headers().contains_key("server-timing"));
+}
+
+/// The wait of a request that then runs without its lock is a wait, too.
+#[tokio::test]
+async fn answers_report_the_wait_of_requests_that_run_unlocked() {
+    let locks = crate::layer_choices::without_store().await;
+    let layer = by_path(&locks).on_store_failure(StoreFailure::RunUnlocked);
+    let app = Router::new()
+        .route("/", get(async || ()))
+        .route_layer(layer.server_timing());
+    let response = soon(send(&app, to("/"))).await.unwrap();
+    assert_eq!(response.status(), 200);
+    let timing = response.headers()["server-timing"].to_str().unwrap();
+    let waited = timing.strip_prefix("lock;dur=").unwrap();
+    assert!(waited.parse::<f64>().unwrap() > 0.0, "{waited}");
 }
 
 /// The limit of a layer replaces that of the node, also if it is larger.

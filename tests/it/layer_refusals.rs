@@ -254,9 +254,9 @@ async fn answers_may_have_any_body_and_errors_stay_as_they_were() {
     assert_eq!(text(response).await, "string");
 }
 
-/// A crowd at one key emits one warning each minute.
+/// A crowd at one key is one event each minute.
 #[tokio::test(start_paused = true)]
-async fn requests_that_are_refused_as_busy_are_a_warning_a_minute() {
+async fn requests_that_are_refused_as_busy_are_an_event_a_minute() {
     let locks = Locks::memory();
     let _held = locks.mutex("crowded").lock().await.unwrap();
     let layer = LockLayer::by(&locks, |_| "crowded").skip();
@@ -274,7 +274,7 @@ async fn requests_that_are_refused_as_busy_are_a_warning_a_minute() {
             .into_iter()
             .filter(|told| told.event == "refused_busy");
         told.map(|told| {
-            assert_eq!(told.level, tracing::Level::WARN);
+            assert_eq!(told.level, tracing::Level::INFO, "the limit is intended");
             let (_, count) = told.text.split_once("count=").unwrap();
             count.split(' ').next().unwrap().parse().unwrap()
         })
@@ -324,4 +324,75 @@ async fn each_layer_tells_its_own_refusals_with_the_latest_route() {
     refused("/busy-last/2", 423).await;
     tokio::time::sleep(Duration::from_secs(61)).await;
     assert_eq!(told(), [1, 1, 1], "the latest of two");
+}
+
+/// The refusals of `skip` are what a layer is for; a crowd that waits in vain is trouble.
+#[tokio::test(start_paused = true)]
+async fn only_requests_that_waited_in_vain_are_a_warning() {
+    let locks = Locks::memory();
+    let _held = locks.mutex("intended").lock().await.unwrap();
+    let layer = LockLayer::by(&locks, |_| "intended").wait(ms(10));
+    let layer = layer.wait_by(|parts| parts.uri.path().ends_with("/0").then_some(Duration::ZERO));
+    let app = Router::new()
+        .route("/intended/{id}", get(async || "in"))
+        .route_layer(layer);
+    let watch = Watch::of("route=/intended/{id} ");
+    let levels = || -> Vec<String> {
+        let told = watch.told().into_iter();
+        let told = told.filter(|told| told.event == "refused_busy");
+        told.map(|told| told.level.to_string()).collect()
+    };
+    for (id, status) in [(0, 423), (0, 423), (1, 429), (0, 423)] {
+        let answer = app.clone().oneshot(to(&format!("/intended/{id}"))).await.unwrap();
+        assert_eq!(answer.status(), status);
+    }
+    assert_eq!(levels(), ["INFO"], "the first was not allowed to wait");
+    tokio::time::sleep(Duration::from_secs(61)).await;
+    assert_eq!(levels(), ["INFO", "WARN"], "one of the next three waited in vain");
+}
+
+/// A status that asks a client to come back says when.
+#[tokio::test]
+async fn retry_after_follows_the_status_that_is_sent() {
+    let locks = Locks::memory();
+    let _held = locks.mutex("/").lock().await.unwrap();
+    let skip = || by_path(&locks).skip();
+    let wait = || by_path(&locks).wait(ms(1));
+    let lost = || LockLayer::by(&locks, |_| LockKey::refuse(Refused::OutcomeUnknown));
+    let bad = || LockLayer::by(&locks, |_| LockKey::refuse(Refused::BadKey));
+    let app = |layer| Router::new().route("/", get(async || ())).route_layer(layer);
+    for (app, status, retries) in [
+        (app(skip()), 423, false),
+        (
+            app(skip().status(Refused::Busy, StatusCode::TOO_MANY_REQUESTS)),
+            429,
+            true,
+        ),
+        (app(skip().status(Refused::Busy, StatusCode::CONFLICT)), 409, true),
+        (
+            app(wait().status(Refused::WaitedTooLong, StatusCode::LOCKED)),
+            423,
+            false,
+        ),
+    ] {
+        let answer = soon(send(&app, to("/"))).await.unwrap();
+        assert_eq!(answer.status(), status);
+        assert_eq!(answer.headers().contains_key(RETRY_AFTER), retries, "{status}");
+    }
+    // A retry of these does not help, whatever the status is.
+    let unavailable = StatusCode::SERVICE_UNAVAILABLE;
+    for app in [
+        Router::new().route(
+            "/",
+            get(async || ()).layer(lost().status(Refused::OutcomeUnknown, unavailable)),
+        ),
+        Router::new().route(
+            "/",
+            get(async || ()).layer(bad().status(Refused::BadKey, unavailable)),
+        ),
+    ] {
+        let answer = soon(send(&app, to("/"))).await.unwrap();
+        assert_eq!(answer.status(), 503);
+        assert!(!answer.headers().contains_key(RETRY_AFTER));
+    }
 }

@@ -14,6 +14,7 @@ mod bounds;
 mod cancellation;
 #[cfg(feature = "scheduler")]
 mod checkpoints;
+mod clockless;
 mod debug;
 mod elections;
 mod errors;

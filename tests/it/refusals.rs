@@ -472,3 +472,21 @@ async fn a_guard_that_is_no_longer_held_is_a_plain_error() {
     };
     assert_eq!(cause, LostCause::Shutdown);
 }
+
+/// A handler that cannot give its lease up now can a moment later, so its client is told to come back.
+#[cfg(feature = "tower")]
+#[tokio::test]
+async fn a_lease_that_cannot_be_given_up_for_now_is_no_fault_of_the_program() {
+    use tenure::middleware::Refused;
+
+    let locks = Locks::memory();
+    let read = || soon(locks.rw_lock("rates").read());
+    let (guard, other) = (read().await.unwrap(), read().await.unwrap());
+    let error = Error::from(guard.into_transfer(ms(60_000)).await.unwrap_err());
+    assert!(error.to_string().contains("read by it"), "{error}");
+    assert_eq!(Refused::from(&error), Refused::StoreFailed);
+    assert_eq!(Refused::from(&error).status(), 503);
+    drop(other);
+    let guard: Guard = error.into_guard().unwrap();
+    assert!(guard.into_transfer(ms(60_000)).await.is_ok(), "a moment later");
+}

@@ -8,7 +8,7 @@ use tenure::{Error, Guard, Locks, Recovery};
 use crate::bad_input::{options, refused, tells};
 use crate::cluster::Cluster;
 use crate::deployment::query;
-use crate::help::{ms, soon};
+use crate::help::{HOUR, ms, soon};
 use crate::server::RedisServer;
 use crate::store::acl;
 use crate::support::events::Watch;
@@ -55,7 +55,8 @@ async fn hold(guards: &[Guard], lease: Duration) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn one_holds_at_a_time_and_waiters_are_pushed_their_grants() {
     let cluster = Cluster::start(3, 0);
-    let (one, other) = (node(&cluster, ms(10_000)).await, node(&cluster, ms(10_000)).await);
+    // A waiter that is not pushed its grant looks after an hour or more.
+    let (one, other) = (node(&cluster, 12 * HOUR).await, node(&cluster, 12 * HOUR).await);
     let mut used = std::collections::BTreeSet::new();
     for n in 0..40 {
         let key = format!("account:{n}");
@@ -67,12 +68,9 @@ async fn one_holds_at_a_time_and_waiters_are_pushed_their_grants() {
             tokio::task::yield_now().await;
         }
         let fence = guard.fence();
-        let began = Instant::now();
         soon(guard.release()).await.unwrap();
         let next = soon(waiter).await.unwrap().unwrap();
         assert!(next.fence() > fence);
-        // A third of a lease is 3.3 s.
-        assert!(began.elapsed() < ms(2_000), "not pushed: {:?}", began.elapsed());
         soon(next.release()).await.unwrap();
     }
     assert_eq!(used.len(), 3, "locks on all masters");

@@ -14,7 +14,8 @@ use crate::support::events::Watch;
 
 const KEYS: usize = 64;
 /// Waiters wait through an outage of up to a lease. The node timeout is 2 s.
-const LEASE: Duration = ms(15_000);
+/// A waiter that nothing wakes looks after an hour or more.
+const LEASE: Duration = ms(12 * 3_600_000);
 /// What servers answer instead of executing a script.
 const REDIRECTIONS: [&str; 4] = ["MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN"];
 

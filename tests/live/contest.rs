@@ -13,15 +13,12 @@ use crate::help::{PATIENCE, ms, now};
 #[derive(Debug, Clone, Copy)]
 pub struct Turn {
     pub node: usize,
-    pub asked: Duration,
     pub granted: Duration,
 }
 
 #[derive(Debug, Default)]
 struct Seen {
     turns: BTreeMap<String, Vec<Turn>>,
-    /// Who waits, and since when.
-    waits: BTreeMap<(String, usize), Duration>,
     errors: Vec<String>,
 }
 
@@ -62,15 +59,6 @@ impl Contest {
             .count()
     }
 
-    /// The longest wait for any key that went on after `from`, those that are not over included.
-    pub fn longest_wait(&self, from: Duration) -> Duration {
-        let (now, seen) = (now(), self.seen.lock().unwrap());
-        let over = seen.turns.values().flatten().filter(|turn| turn.granted > from);
-        let over = over.map(|turn| turn.granted - turn.asked);
-        let waiting = seen.waits.values().map(|&since| now.saturating_sub(since));
-        over.chain(waiting).max().unwrap_or_default()
-    }
-
     /// What `lock` failed with.
     pub fn errors(&self) -> Vec<String> {
         self.seen.lock().unwrap().errors.clone()
@@ -91,16 +79,12 @@ impl Contest {
 }
 
 async fn take_turns(locks: Locks, key: String, node: usize, hold: Duration, seen: Arc<Mutex<Seen>>) {
-    let place = (key.clone(), node);
     loop {
-        let asked = now();
-        seen.lock().unwrap().waits.insert(place.clone(), asked);
         let answer = locks.mutex(key.as_str()).lock().await;
         let granted = now();
         {
             let mut seen = seen.lock().unwrap();
-            seen.waits.remove(&place);
-            let turn = Turn { node, asked, granted };
+            let turn = Turn { node, granted };
             match &answer {
                 Ok(_) => seen.turns.entry(key.clone()).or_default().push(turn),
                 Err(error) => seen.errors.push(error.to_string()),

@@ -42,6 +42,8 @@ const NODES: u128 = 5;
 /// a lease or a whole lease.
 const LEASES: [u64; 3] = [400_000, 700_000, 1_300_000];
 const AGES: [f64; 4] = [0.3, 0.45, 0.8, 1.1];
+/// What ages watchers, leaders and latches: [`no_sum_of_ages_is_near_a_moment_that_decides`].
+const AGES_MS: [u64; 3] = [167_000, 333_000, 500_000];
 /// The gap is long for the same reason. The ages are parts and multiples of the gap that are not near 1, 8 or 600.
 const POLL_GAP_MS: u64 = 30_000;
 const POLL_GAP_AGES_MS: [u64; 6] = [17_000, 49_000, 290_000, 290_000, 290_000, 20_000_000];
@@ -49,6 +51,32 @@ const TOLERANCE_MS: u64 = 5_000;
 /// Longer than any lease.
 const LONG_MS: u64 = 10_000_000;
 const CLOCK: &str = "tenure1:clock";
+
+/// Ages add up. If a sum were near a moment at which replies change, a slow run would cross it.
+#[test]
+fn no_sum_of_ages_is_near_a_moment_that_decides() {
+    /// Longer than any run.
+    const ROOM_MS: u64 = 30_000;
+    let of_leases = LEASES
+        .into_iter()
+        .flat_map(|lease| [lease / 3, lease * 2 / 3, lease, lease * 11 / 10]);
+    let of_latches = latches::LIVES.into_iter();
+    let moments: Vec<u64> = of_leases.chain(of_latches).chain(losses::RECOVERIES_MS).collect();
+    let last = moments.iter().max().unwrap() + ROOM_MS;
+    let mut sums = std::collections::BTreeSet::from(AGES_MS);
+    while let Some(next) = sums
+        .iter()
+        .flat_map(|sum| AGES_MS.map(|age| sum + age))
+        .find(|next| *next <= last && !sums.contains(next))
+    {
+        sums.insert(next);
+    }
+    assert!(sums.len() > 30, "{sums:?}");
+    for moment in moments {
+        let near = sums.range(moment.saturating_sub(ROOM_MS)..=moment + ROOM_MS);
+        assert_eq!(near.collect::<Vec<_>>(), [&0; 0], "near {moment}");
+    }
+}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_script_gives_the_replies_of_the_ledger() {

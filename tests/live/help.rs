@@ -11,11 +11,15 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tenure::{Clock, Guard, Key, Locks, Mutex};
+use tokio::task::JoinHandle as JoinTask;
 
 use crate::server::RedisServer;
 
 /// Longer than any step takes. Only a failed test waits for it.
 pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Longer than any test: what happens within [`PATIENCE`] did not wait for a timer or deadline of this length.
+pub const HOUR: Duration = Duration::from_secs(3_600);
 
 pub const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -57,6 +61,12 @@ pub fn url(addr: SocketAddr) -> String {
 /// Returns locks with that lease. A busy machine does not answer within less than a quarter of it.
 pub async fn locks(url: &str, lease: Duration) -> Locks {
     let builder = Locks::builder().lease(lease).request_timeout(ms(10_000));
+    builder.redis(url).await.unwrap()
+}
+
+/// Returns locks whose timers and deadlines take an hour or more.
+pub async fn patient(url: &str) -> Locks {
+    let builder = Locks::builder().lease(12 * HOUR).request_timeout(HOUR);
     builder.redis(url).await.unwrap()
 }
 
@@ -117,6 +127,30 @@ impl Eyes {
         asked + ms(u64::try_from(left).expect("the record exists and has an expiry"))
     }
 
+    /// Returns the server's clock.
+    fn time(&mut self) -> Duration {
+        let (seconds, micros): (u64, u64) = self.text("TIME");
+        Duration::new(
+            seconds,
+            1_000 * u32::try_from(micros).expect("less than a second"),
+        )
+    }
+
+    /// Waits for what takes over leases of this length, whose nodes are dead. They have ended a lease and its margin from now by the
+    /// server's clock. After that, the waiters look at most so often.
+    pub async fn takes_over<T>(&mut self, lease: Duration, looks: u64, next: JoinTask<T>) -> T {
+        let end = self.time() + lease + (lease / 10).max(ms(250));
+        until("the leases have ended", || {
+            next.is_finished() || self.time() > end
+        })
+        .await;
+        let before = self.calls()["evalsha"];
+        let next = soon(next).await.unwrap();
+        let calls = self.calls()["evalsha"] - before;
+        assert!(calls <= looks, "{calls} looks after the end");
+        next
+    }
+
     /// Returns the number of waiters in the key's queue.
     pub fn queue(&mut self, key: &str) -> usize {
         let queues: Vec<Vec<u8>> = self.text("KEYS tenure1:q:*");
@@ -170,14 +204,13 @@ impl Eyes {
         Duration::from_secs_f64(seconds("used_cpu_user:") + seconds("used_cpu_sys:"))
     }
 
-    /// Returns the server's time in scripts, in µs.
-    pub fn in_scripts(&mut self) -> u64 {
-        let stats: String = self.text("INFO commandstats");
-        let mut lines = stats.lines();
-        let of_scripts = lines.find_map(|line| line.strip_prefix("cmdstat_evalsha:"));
-        let mut fields = of_scripts.into_iter().flat_map(|line| line.split(','));
-        let usec = fields.find_map(|field| field.strip_prefix("usec="));
-        usec.map_or(0, |usec| usec.parse().unwrap())
+    /// Returns the number of all commands so far, including those in scripts, without those that ask for it.
+    pub fn executed(&mut self) -> u64 {
+        let calls = self.calls().into_iter();
+        calls
+            .filter(|(name, _)| name != "info")
+            .map(|(_, calls)| calls)
+            .sum()
     }
 
     /// Returns the number of calls of each command, including calls inside scripts.
@@ -203,31 +236,18 @@ impl<F: AsyncFn(u64)> Cycle for F {
     }
 }
 
-/// Returns the server's time in scripts for each of these cycles, in µs: the least of many short, alternating rounds. Other
-/// processes on the machine only add to the time, so it measures on, for up to 5 s, until the time `is_enough`.
-pub async fn server_time<const N: usize>(
-    eyes: &mut Eyes,
-    cycles: [&dyn Cycle; N],
-    is_enough: impl Fn([f64; N]) -> bool,
-) -> [f64; N] {
-    const ROUNDS: u64 = 60;
-    const CYCLES: u64 = 10;
-    let start = now();
-    let mut least = [f64::MAX; N];
-    for round in 0.. {
-        if round >= ROUNDS && (is_enough(least) || now() - start > ms(5_000)) {
-            break;
-        }
-        for (cycle, least) in cycles.iter().zip(&mut least) {
-            let before = eyes.in_scripts();
-            for n in 0..CYCLES {
-                cycle.run(round * CYCLES + n).await;
-            }
-            let took = eyes.in_scripts() - before;
-            *least = least.min(took as f64 / CYCLES as f64);
+/// Returns how many commands the server executes for each of these cycles, those in scripts included: the fewest of some rounds,
+/// because a node tells of itself now and then.
+pub async fn commands<const N: usize>(eyes: &mut Eyes, cycles: [&dyn Cycle; N]) -> [u64; N] {
+    let mut fewest = [u64::MAX; N];
+    for round in 0..5 {
+        for (cycle, fewest) in cycles.iter().zip(&mut fewest) {
+            let before = eyes.executed();
+            cycle.run(round).await;
+            *fewest = (eyes.executed() - before).min(*fewest);
         }
     }
-    least
+    fewest
 }
 
 /// This test binary as another process, in a role of `child.rs`. It is killed when dropped.

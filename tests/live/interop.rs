@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tenure::{Locks, error::LostCause};
 
-use crate::help::{Eyes, held, locks, ms, now, soon, until};
+use crate::help::{Eyes, PATIENCE, held, locks, ms, now, patient, soon, until};
 use crate::server::RedisServer;
 
 use foreign::{Foreign, Library};
@@ -93,25 +93,19 @@ async fn neither_removes_or_extends_the_record_of_the_other() {
 /// A foreign release does not use tenure's queue. The waiters poll often while the owner is foreign.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_get_the_lock_after_a_foreign_release() {
-    const LEASE: Duration = ms(6_000);
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let mut theirs = Foreign::runs(Library::RedisPy, &server);
-    let (one, other) = (
-        locks(&server.url(), LEASE).await,
-        locks(&server.url(), LEASE).await,
-    );
+    // A timer takes an hour or more.
+    let (one, other) = (patient(&server.url()).await, patient(&server.url()).await);
 
-    assert_eq!(theirs.asks("acquire lock:a 60 0"), "yes");
+    assert_eq!(theirs.asks("acquire lock:a 600 0"), "yes");
     let first = tokio::spawn(one.mutex("a").lock());
     until("the first waits", || eyes.queue("a") == 1).await;
     let second = tokio::spawn(other.mutex("a").lock());
     until("the second waits", || eyes.queue("a") == 2).await;
     assert_eq!(theirs.asks("release lock:a"), "yes");
-    let since = now();
     let guard = soon(first).await.unwrap().unwrap();
-    // A poll every third of a lease would be later.
-    assert!(now() - since < LEASE / 4, "{:?}", now() - since);
     assert!(!second.is_finished());
     // Between tenure nodes a push arrives without a timer.
     guard.release().await.unwrap();
@@ -119,19 +113,15 @@ async fn waiters_get_the_lock_after_a_foreign_release() {
     guard.release().await.unwrap();
 
     // For a record with an expiry, waiters poll at its end, not after a third of a long lease.
-    let patient = locks(&server.url(), Duration::from_secs(120)).await;
     assert_eq!(theirs.asks("acquire lock:b 0.3 0"), "yes");
-    let since = now();
-    let guard = held(&patient, "b").await;
-    assert!(now() - since < Duration::from_secs(10), "{:?}", now() - since);
-    guard.release().await.unwrap();
-    for locks in [&one, &other, &patient] {
+    held(&one, "b").await.release().await.unwrap();
+    for locks in [&one, &other] {
         soon(locks.idle()).await;
     }
     eyes.until_empty().await;
 }
 
-/// Foreign services hold 30 keys for half of each second, beside tenure with its default settings.
+/// Foreign services hold 30 keys for half of each second. No push tells of their releases, and a timer takes an hour or more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiters_get_the_lock_soon_after_a_foreign_release() {
     const KEYS: usize = 30;
@@ -141,7 +131,7 @@ async fn waiters_get_the_lock_soon_after_a_foreign_release() {
     let mut eyes = Eyes::on(&server);
     let halves = format!("halves lock:{{}} {} {KEYS}", SPAN.as_secs());
 
-    let ours = Locks::redis(&server.url()).await.unwrap();
+    let ours = patient(&server.url()).await;
     let since = now();
     theirs.tells(&halves);
     let tasks: Vec<_> = (0..KEYS)
@@ -151,7 +141,7 @@ async fn waiters_get_the_lock_soon_after_a_foreign_release() {
                 let mut waits = Vec::new();
                 while now() < since + SPAN {
                     let asked = now();
-                    let guard = mutex.lock_timeout(ms(5_000)).await.expect("never refused");
+                    let guard = mutex.lock_timeout(PATIENCE).await.expect("never refused");
                     waits.push((asked, now()));
                     guard.release().await.unwrap();
                     tokio::time::sleep(ms(fastrand::u64(0..300))).await;
@@ -185,8 +175,6 @@ async fn waiters_get_the_lock_soon_after_a_foreign_release() {
         released.split(',').count(),
     );
     assert!(late.len() >= KEYS, "too few callers waited: {late:?}");
-    // 16 ms on an idle machine. A poll every third of a lease would be seconds later.
-    assert!(p50 <= ms(50), "{late:?}");
     soon(ours.idle()).await;
     eyes.until_empty().await;
 }

@@ -4,7 +4,7 @@ use tenure::error::{StoreErrorKind, StoreRefusal};
 use tenure::{Error, Locks};
 use tokio::task::JoinHandle;
 
-use crate::help::{Eyes, Other, locks, ms, now, soon, until};
+use crate::help::{Eyes, Other, locks, ms, patient, soon, until};
 use crate::server::RedisServer;
 use crate::support::proxy::{Direction, Flow, Proxy};
 
@@ -88,18 +88,14 @@ async fn all_waiters_of_a_process_share_one_poll() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn zero_is_pushed() {
     let server = RedisServer::start();
-    let one = locks(&server.url(), ms(60_000)).await;
-    let other = locks(&server.url(), ms(60_000)).await;
+    let (one, other) = (patient(&server.url()).await, patient(&server.url()).await);
     assert!(soon(one.latch("parts").try_set_count(1)).await.unwrap());
     let waiting = waits(&other, "parts");
     let mut eyes = Eyes::on(&server);
     until("the waiter is a watcher", || watchers(&mut eyes, "parts") == 1).await;
-    let start = now();
     soon(one.latch("parts").count_down()).await.unwrap();
+    // The next poll would come after an hour or more.
     soon(waiting).await.unwrap().unwrap();
-    let took = now() - start;
-    // The next poll would come after 10 s to 20 s.
-    assert!(took < ms(10_000), "{took:?}");
 }
 
 /// The push is not necessary: with an inbox that is open but gets nothing, a waiter polls.
@@ -110,17 +106,12 @@ async fn a_waiter_without_pushes_polls() {
     let _: String = eyes.text("ACL SETUSER mute on >hunter2 ~* +@all resetchannels");
     let one = locks(&server.url(), ms(60_000)).await;
     let url = format!("redis://mute:hunter2@127.0.0.1:{}/", server.port());
-    let lease = ms(3_000);
-    let deaf = locks(&url, lease).await;
+    let deaf = locks(&url, ms(3_000)).await;
     assert!(soon(one.latch("parts").try_set_count(1)).await.unwrap());
     let waiting = waits(&deaf, "parts");
     until("the waiter is a watcher", || watchers(&mut eyes, "parts") == 1).await;
-    let start = now();
     soon(one.latch("parts").count_down()).await.unwrap();
     soon(waiting).await.unwrap().unwrap();
-    let took = now() - start;
-    // A third of a lease, and the stalls of this machine.
-    assert!(took < lease / 3 + ms(3_000), "{took:?}");
 }
 
 /// A killed waiter is forgotten when its lease would have ended. The latch is removed after its life.

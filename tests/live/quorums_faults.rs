@@ -51,16 +51,13 @@ enum Down {
 
 /// Asks for a free key and a held one until told to stop. Each call must end with `Error::Store` within its wait. Returns the
 /// number of calls.
-async fn ask_in_vain(locks: Locks, held: String, stop: Arc<AtomicBool>, canary: Arc<Canary>) -> u64 {
+async fn ask_in_vain(locks: Locks, held: String, stop: Arc<AtomicBool>) -> u64 {
     let wait = ms(700);
     let mut calls = 0;
     while !stop.load(Ordering::Relaxed) {
         for key in ["free", &held] {
             let mutex = locks.mutex(key);
-            let began = now();
-            let timed = mutex.lock_timeout(wait).await;
-            let took = now() - began;
-            assert!(took <= wait + ms(250) + 2 * canary.worst(), "{key}: {took:?}");
+            let timed = soon(mutex.lock_timeout(wait)).await;
             // These end when the masters' answers are due.
             let others = [mutex.try_lock().await, mutex.lock().await.map(Some)];
             for answer in others.into_iter().chain([timed.map(Some)]) {
@@ -110,8 +107,7 @@ async fn without_a_majority(down: Down) {
     let stop = Arc::<AtomicBool>::default();
     let mut callers = JoinSet::new();
     for (node, held) in [(&nodes[0], &names[1]), (&nodes[1], &names[0])] {
-        let (held, stop, canary) = (held.clone(), stop.clone(), canary.clone());
-        callers.spawn(ask_in_vain(node.clone(), held, stop, canary));
+        callers.spawn(ask_in_vain(node.clone(), held.clone(), stop.clone()));
     }
     let mut holders = JoinSet::new();
     guards.into_iter().for_each(|guard| {

@@ -17,6 +17,7 @@ mod orders;
 mod outages;
 mod repeater;
 mod replica;
+mod streams;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -10,7 +10,7 @@ use tenure::Locks;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::contest::Contest;
-use crate::help::{Eyes, held, locks, ms, now, soon};
+use crate::help::{Eyes, held, locks, ms, now, patient, soon};
 use crate::server::RedisServer;
 use crate::support::events::Watch;
 
@@ -240,7 +240,6 @@ fn a_runtime_that_ends_under_guards_and_waiters_leaves_nothing() {
 fn several_runtimes_in_a_row_share_one_static() {
     static LOCKS: OnceLock<Locks> = OnceLock::new();
     let server = RedisServer::start();
-    let start = now();
     for round in 0..6 {
         let runtime = if round % 2 == 0 {
             one_thread()
@@ -249,7 +248,8 @@ fn several_runtimes_in_a_row_share_one_static() {
         };
         runtime.block_on(async {
             if LOCKS.get().is_none() {
-                LOCKS.set(locks(&server.url(), ms(60_000)).await).unwrap();
+                // No caller waits for the deadline of a request on the connection of an ended runtime.
+                LOCKS.set(patient(&server.url()).await).unwrap();
             }
             let locks = LOCKS.get().unwrap();
             let guard = held(locks, "a").await;
@@ -260,8 +260,6 @@ fn several_runtimes_in_a_row_share_one_static() {
             soon(locks.idle()).await;
         });
     }
-    // No caller waited for the 10 s deadline of a request on the connection of an ended runtime.
-    assert!(now() - start < ms(9_000), "{:?}", now() - start);
     assert!(Eyes::on(&server).left_behind().is_empty());
 }
 
@@ -331,7 +329,8 @@ fn works_without_a_runtime_once_it_is_connected() {
 #[tokio::test]
 async fn a_batch_leader_that_is_not_polled_again_delays_no_caller() {
     let server = RedisServer::start();
-    let locks = locks(&server.url(), ms(60_000)).await;
+    // The deadline of the leader's request is an hour away.
+    let locks = patient(&server.url()).await;
     let mut leader = std::pin::pin!(locks.mutex("led").lock());
     // The first caller sends a request of its own, and its future is then not polled.
     std::future::poll_fn(|cx| {
@@ -339,14 +338,7 @@ async fn a_batch_leader_that_is_not_polled_again_delays_no_caller() {
         Poll::Ready(())
     })
     .await;
-    let start = now();
     held(&locks, "other").await.release().await.unwrap();
-    // Less than the 10 s deadline of the leader's request.
-    assert!(
-        now() - start < ms(5_000),
-        "another caller waited {:?}",
-        now() - start
-    );
     // The lock was granted, but not taken up. When the future is polled again, it holds the lock or learns that it does not.
     let guard = soon(&mut leader).await.unwrap();
     assert!(guard.is_held());
@@ -355,11 +347,11 @@ async fn a_batch_leader_that_is_not_polled_again_delays_no_caller() {
     assert!(Eyes::on(&server).left_behind().is_empty());
 }
 
-/// Callers in a batch whose leader is not polled wait for the batch's deadline at most.
+/// Callers in a batch whose leader is not polled do not wait for the batch's deadline, which is an hour away.
 #[tokio::test]
-async fn callers_in_the_batch_of_an_unpolled_leader_are_served_by_its_deadline() {
+async fn callers_in_the_batch_of_an_unpolled_leader_do_not_wait_for_its_deadline() {
     let server = RedisServer::start();
-    let locks = locks(&server.url(), ms(10_000)).await;
+    let locks = patient(&server.url()).await;
     let mut futures: Vec<_> = (0..64)
         .map(|n| Box::pin(locks.mutex(format!("{n}")).lock()))
         .collect();
@@ -372,13 +364,10 @@ async fn callers_in_the_batch_of_an_unpolled_leader_are_served_by_its_deadline()
     .await;
     // The first sixteen lead batches and are not polled again. The others are in batches of such leaders.
     let passengers = futures.split_off(16);
-    let start = now();
     let mut guards = Vec::new();
     for passenger in passengers {
         guards.push(soon(passenger).await.unwrap());
     }
-    // The deadline is 2.5 s.
-    assert!(now() - start < ms(8_000), "{:?}", now() - start);
     drop(guards);
     drop(futures);
     soon(locks.idle()).await;

@@ -1,7 +1,7 @@
 //! Leases on real servers that an operator takes: from holders that obey, that ignore it, that stand still or are gone, and from
 //! other libraries. The next holder never holds beside them.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tenure::error::{LostCause, StoreErrorKind, StoreRefusal};
 use tenure::inspect::{Entry, State, StealEnd, StealError, StealStep};
@@ -11,7 +11,7 @@ use tokio::task::{JoinSet, block_in_place};
 
 use crate::before;
 use crate::cluster::Cluster;
-use crate::help::{Eyes, Other, addr, held, ms, now, soon, until, url};
+use crate::help::{Eyes, HOUR, Other, addr, held, ms, now, soon, until, url};
 use crate::interop::foreign::{Foreign, Library};
 use crate::quorums::{masters, urls};
 use crate::server::RedisServer;
@@ -114,8 +114,8 @@ enum Kind {
     Earlier,
 }
 
-/// One steal. Returns the longest time that the next holder may have had to wait, and how long it waited.
-async fn steal_from(kind: Kind, url: String, key: String) -> (Duration, Duration) {
+/// One steal. Returns how long the next holder waited.
+async fn steal_from(kind: Kind, url: String, key: String) -> Duration {
     let (one, next) = (node(&url, LEASE).await, node(&url, LEASE).await);
     let mutex = next.mutex(&*key);
     let waits = async move { (mutex.lock().await.unwrap(), now()) };
@@ -214,8 +214,7 @@ async fn steal_from(kind: Kind, url: String, key: String) -> (Duration, Duration
         );
         assert!(is_late, "{kind:?}: {error}");
     }
-    let lease = if kind == Kind::RedisPy { THEIR_LEASE } else { LEASE };
-    (lease + MARGIN, got - began)
+    got - began
 }
 
 /// A holder of the version before, which speaks to the server by its own script.
@@ -343,11 +342,7 @@ async fn no_holder_holds_beside_the_next() {
             for n in 0..at_once {
                 steals.spawn(steal_from(kind, server.url(), format!("{kind:?}-{batch}-{n}")));
             }
-            for (longest, took) in steals.join_all().await {
-                waited.push(took);
-                // A slow machine may add to what the lease and its margin allow.
-                assert!(took < longest + ms(5_000), "{kind:?}: {took:?}");
-            }
+            waited.append(&mut steals.join_all().await);
         }
         waited.sort();
         let (median, last) = (waited[waited.len() / 2], waited[waited.len() - 1]);
@@ -358,7 +353,7 @@ async fn no_holder_holds_beside_the_next() {
 }
 
 /// With a push, the next holder begins two trips after the revoke: the revoke and the push are one, the leave and the grant
-/// the other.
+/// the other. No timer is in between: they take an hour or more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_next_holder_begins_within_three_trips() {
     let server = RedisServer::start();
@@ -368,14 +363,14 @@ async fn the_next_holder_begins_within_three_trips() {
             proxy.set(direction, Flow::Delay(one_way));
         }
         let url = url(proxy.addr());
-        let (one, next) = (node(&url, ms(10_000)).await, node(&url, ms(10_000)).await);
+        let (one, next) = (node(&url, 12 * HOUR).await, node(&url, 12 * HOUR).await);
         let mut took = Vec::new();
         for round in 0..rounds {
             let key = format!("{one_way:?} {round}");
             let holder = held(&one, &*key).await;
             until_told(&next, &key).await;
             let mutex = next.mutex(&*key);
-            let waiting = tokio::spawn(async move { (mutex.lock().await.unwrap(), Instant::now()) });
+            let waiting = tokio::spawn(mutex.lock());
             inspect::until(&next, &key, |entry| entry.waiting == 1).await;
             // An operator looks first, so the connection is open.
             let inspection = next.inspect();
@@ -385,41 +380,20 @@ async fn the_next_holder_begins_within_three_trips() {
                 drop(holder);
                 cause
             });
-            let began = Instant::now();
+            let before = proxy.counts().reads[0];
             let steal = inspection.steal(&entry).grace(Duration::ZERO);
             let stealing = tokio::spawn(steal.into_future());
-            let (guard, got) = soon(waiting).await.unwrap();
-            took.push(got - began);
+            let guard = soon(waiting).await.unwrap().unwrap();
+            took.push(proxy.counts().reads[0] - before);
             assert_eq!(soon(work).await.unwrap(), LostCause::Revoked);
             drop(guard);
             soon(stealing).await.unwrap().unwrap();
         }
         took.sort();
-        // The proxy adds to its delay, so the trip is measured, too.
-        let (median, trip) = (took[took.len() / 2], trip_of(&url));
-        println!(
-            "{one_way:?} each way: the next holder {median:.2?} after the revoke (median), {:.2} trips of {trip:.2?}",
-            median.as_secs_f64() / trip.as_secs_f64()
-        );
-        // Behind the longer wire a slow machine does not count.
-        assert!(
-            one_way < ms(10) || median < 3 * trip,
-            "{median:?}, a trip takes {trip:?}"
-        );
+        let median = took[took.len() / 2];
+        println!("{one_way:?} each way: {median} writes until the next holder (median), of {took:?}");
+        assert!(median <= 4, "{took:?}");
     }
-}
-
-/// Returns the median time of a round trip.
-fn trip_of(url: &str) -> Duration {
-    let mut connection = redis::Client::open(url).unwrap().get_connection().unwrap();
-    let mut ping = || {
-        let began = Instant::now();
-        let _: String = redis::cmd("PING").query(&mut connection).unwrap();
-        began.elapsed()
-    };
-    let mut trips: Vec<_> = (0..21).map(|_| ping()).collect();
-    trips.sort();
-    trips[trips.len() / 2]
 }
 
 /// A revoked record is a foreign one to other libraries, and an endless one is not revoked.

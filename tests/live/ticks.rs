@@ -2,7 +2,7 @@
 //!
 //! `TENURE_JOBS_SECONDS=60` makes the runs long. Run them so from time to time.
 
-use crate::help::{Canary, Eyes, PATIENCE, ms, now};
+use crate::help::{Eyes, PATIENCE, ms, now};
 use crate::server::RedisServer;
 use crate::support::events::{Told, Watch};
 use std::cell::RefCell;
@@ -192,12 +192,6 @@ impl Heard {
         for who in 0..3 {
             self.until("all are ready", |line| line.what == "ready" && line.who == who);
         }
-    }
-
-    /// Returns the largest reported stall.
-    pub(crate) fn worst_stall(&self) -> Duration {
-        let stalls = self.of("stalled").into_iter().map(|line| ms(line.fence));
-        stalls.max().unwrap_or_default()
     }
 
     /// Records the stalls of the server and of this process, until the server ends. Replicas report their own.
@@ -657,7 +651,6 @@ fn a_tick_whose_nodes_were_all_killed_is_finished_by_later_nodes() {
 
 #[test]
 fn a_killed_owner_has_a_successor() {
-    let canary = Canary::start();
     let Run {
         _server,
         setup: _,
@@ -666,19 +659,12 @@ fn a_killed_owner_has_a_successor() {
         owner,
     } = Run::start();
     workers[owner.who].kill();
-    let killed = Instant::now();
     let next = heard.until("a successor", |line| line.what == "start" && line.attempt == 2);
-    let took = killed.elapsed();
     assert_eq!(next.tick, owner.tick);
     assert_ne!(next.who, owner.who);
     assert!(next.fence > owner.fence);
-    // The lease, its margin, a timer of a third of it, and the stall of the machine.
-    let stall = canary.worst() + heard.worst_stall();
-    let bound = Run::LEASE * 11 / 10 + Run::LEASE / 3 + ms(1_000) + 2 * stall;
-    assert!(took < bound, "{took:?} with stalls of {stall:?}");
     heard.until("its end", |line| line.what == "end" && line.fence == next.fence);
     heard.check();
-    println!("a successor after {took:?} of a lease of {:?}", Run::LEASE);
 }
 
 #[test]

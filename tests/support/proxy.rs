@@ -85,6 +85,8 @@ pub struct Counts {
     pub cut: [u64; 2],
     /// Bytes that a [`Flow::Cut`] threw away.
     pub cut_bytes: [u64; 2],
+    /// Reads that found something: one or more writes of the other side.
+    pub reads: [u64; 2],
     /// Bytes that arrived.
     pub arrived: [u64; 2],
     /// Bytes that were forwarded.
@@ -466,6 +468,7 @@ impl Connection {
 
     /// Handles received bytes.
     fn push(&mut self, way: usize, bytes: &[u8], common: &mut Common<'_>) {
+        common.counts.reads[way] += 1;
         common.counts.arrived[way] += bytes.len() as u64;
         self.subscribed |= way == UP && contains(bytes, b"SUBSCRIBE");
         let pipe = &mut self.pipes[way];

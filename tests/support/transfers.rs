@@ -222,7 +222,7 @@ pub async fn a_permit_is_given_out_by_itself(one: &Locks, other: &Locks) {
 /// The guard keeps its lease.
 pub async fn a_shared_lease_is_not_given_up(one: &Locks, other: &Locks) {
     let refused = |answer: Result<Transfer, TransferError>| match answer {
-        Err(TransferError::Refused(guard, Error::Options(why))) => {
+        Err(TransferError::Refused(guard, why @ (Error::Options(_) | Error::InUse { .. }))) => {
             assert!(guard.is_held());
             (guard, why.to_string())
         }

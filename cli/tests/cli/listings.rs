@@ -107,13 +107,16 @@ async fn a_key_is_shown_with_all_that_is_known() {
     let show = |key| run_on(&stage.server, &["show", key]);
     let text = show("account:42").well();
     let one = format!(
-        "alive, node {}, pid {}, claim ",
+        "alive\n    node {}, pid {}\n    claim ",
         stage.one.node(),
         std::process::id()
     );
-    let other = format!("alive, node {}", stage.other.node());
+    let other = format!("alive\n    node {}", stage.other.node());
     let fence = stage.account.fence();
-    let fence = format!("exclusive, number {}, fence {fence}, since 20", fence.number());
+    let fence = format!(
+        "exclusive\n    number {}, fence {fence}\n    since 20",
+        fence.number()
+    );
     for words in [
         "state     held",
         "holders   1",
@@ -124,6 +127,8 @@ async fn a_key_is_shown_with_all_that_is_known() {
     ] {
         assert!(text.contains(words), "{words}: {text}");
     }
+    let longest = text.lines().map(|line| line.chars().count()).max();
+    assert!(longest <= Some(80), "a terminal wraps it: {text}");
     assert!(show("pool").well().contains("permits   2 of 3 in use"));
     assert!(show("start").well().contains("count     2 count-downs left"));
     assert!(show("theirs").well().contains("value     a9993e364706 (SHA-1)"));

@@ -77,6 +77,23 @@ async fn a_lease_is_taken_and_written_down() {
     assert_eq!(read, "['revoked', 'asked']\n");
 }
 
+/// The audit list names the operator also where no variable does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_operator_without_a_variable_has_a_name() {
+    let server = RedisServer::start();
+    let one = node(&server, "web-1").await;
+    let _guard = one.mutex("account:42").lock().await.unwrap();
+    let args = ["steal", "account:42", "--yes", "--grace", "0s", "--now", "--url"];
+    let mut command = command(&[&args[..], &[&server.url()]].concat());
+    command.env_remove("LOGNAME").env("USER", "");
+    let told = tokio::task::spawn_blocking(move || answer(&mut command));
+    assert_eq!(told.await.unwrap().code, 0);
+    let user = std::process::Command::new("id").arg("-un").output().unwrap();
+    let user = String::from_utf8(user.stdout).unwrap();
+    let table = run_on(&server, &["audit"]).well();
+    assert!(rows(&table).iter().all(|row| row[1] == user.trim()), "{table}");
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_not_taken_is_said() {
     let server = RedisServer::start();

@@ -11,7 +11,7 @@ use tenure::protocol::message::{
 
 use super::steps::Steps;
 use super::views::Views;
-use super::{LEASES, LONG_MS, NODES, TOLERANCE_MS};
+use super::{AGES_MS, LEASES, LONG_MS, NODES, TOLERANCE_MS};
 use crate::server::RedisServer;
 use crate::tools::claim_id;
 
@@ -19,8 +19,6 @@ use crate::tools::claim_id;
 const ELECTIONS: usize = 5;
 /// The steps until all is cleared: otherwise nearly all values are foreign, and queues are long.
 const EPOCH: u64 = 250;
-/// The times by which watchers and leaders are aged.
-const AGES: [u64; 3] = [173_000, 297_000, 539_000];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_script_for_elections_gives_the_replies_of_the_ledger() {
@@ -551,7 +549,7 @@ impl Run {
             return;
         }
         let alone = self.base.rng.bool();
-        let ms = AGES[self.base.rng.usize(..AGES.len())] * if alone { 2 } else { 1 };
+        let ms = AGES_MS[self.base.rng.usize(..AGES_MS.len())] * if alone { 2 } else { 1 };
         let (known, leads) = (self.left(&memory), self.left(&record));
         // Another step tests records that end, and records that were made to last.
         let ends = |left: i64| (0..=ms as i64).contains(&left);

@@ -13,13 +13,12 @@ use tenure::store::{Link, Store};
 
 use super::steps::Steps;
 use super::views::Views;
-use super::{CLOCK, LEASES, NODES, TOLERANCE_MS};
+use super::{AGES_MS, CLOCK, LEASES, NODES, TOLERANCE_MS};
 use crate::server::RedisServer;
 use crate::tools::{Inbox, claim_id, connect, store};
 
-/// Lifetimes and ages. They are minutes long, so that the few seconds of a run change no reply.
-const LIVES: [u64; 3] = [400_000, 700_000, 1_300_000];
-const AGES: [u64; 3] = [173_000, 297_000, 539_000];
+/// Lifetimes. They are minutes long, so that the few seconds of a run change no reply.
+pub(super) const LIVES: [u64; 3] = [400_000, 700_000, 1_300_000];
 const KEYS: [&[u8]; 5] = [b"a", b"a}b{c}", b"\x00\xff \n", b"clock", b"%s%d"];
 /// Few, so that many are repeated.
 const IDS: [&[u8]; 6] = [b"", b"1", b"2:3:x", b"\x00\n%d", b"left", b"a longer one"];
@@ -323,7 +322,7 @@ impl Run {
     fn age(&mut self) {
         let at = self.rng.usize(..KEYS.len());
         let Some(record) = self.record(at) else { return };
-        let ms = AGES[self.rng.usize(..AGES.len())];
+        let ms = AGES_MS[self.rng.usize(..AGES_MS.len())];
         for (node, _) in self.watchers(&record) {
             let queue = self.tagged('q', &record).unwrap();
             let _: f64 = redis::cmd("ZINCRBY")

@@ -8,7 +8,7 @@ use tenure::protocol::message::Name;
 use tenure::protocol::view::{InspectQuery, KeyView, RecordView};
 use tenure::store::{Inspect, Store};
 
-use super::TOLERANCE_MS;
+use super::{TOLERANCE_MS, wall_us};
 
 /// Reads all that a server shows, and compares it with what the ledger shows.
 pub struct Views(Arc<dyn Inspect>);
@@ -44,6 +44,8 @@ impl Views {
                 break;
             }
         }
+        // A server without keys was not asked for its time, and a ledger keeps what has ended.
+        let now_us = if now_us == 0 { wall_us() } else { now_us };
         let model = ledger.names().filter_map(|name| ledger.view(name, now_us));
         let mut model: BTreeMap<Name, KeyView> = model.map(|key| (key.name.clone(), key)).collect();
         for view in model.values_mut() {

@@ -1,0 +1,34 @@
+//! What the README shows. A test compares the two.
+use axum::Router;
+use std::error::Error;
+use std::future::IntoFuture;
+use std::time::Duration;
+use tenure::{CancellationToken, Locks};
+use tokio::net::TcpListener;
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_cron_scheduler::JobScheduler;
+
+/// Serves until the signal comes. Then requests, jobs and locks have `grace` to end, all together.
+pub(super) async fn serve(
+    listener: TcpListener,
+    app: Router,
+    signal: impl Future,
+    grace: Duration,
+    locks: Locks,
+    mut scheduler: JobScheduler,
+) -> Result<(), Box<dyn Error>> {
+    let stop = CancellationToken::new();
+    let serving = axum::serve(listener, app).with_graceful_shutdown(stop.clone().cancelled_owned());
+    let serving = tokio::spawn(serving.into_future());
+    signal.await;
+    stop.cancel(); // no new requests; `drain` below begins no new ticks
+    let deadline = Instant::now() + grace; // one for all; a tenth of it is for the locks alone
+    let most = grace * 9 / 10;
+    let (drained, _) = tokio::join!(locks.drain(most), timeout(most, serving)); // no open stream delays the jobs' end
+    if let Err(error) = drained {
+        eprintln!("{error}");
+    }
+    scheduler.shutdown().await?; // may fire once more, without effect
+    let _ = timeout_at(deadline, locks.shutdown()).await; // waits for handlers that run to completion
+    Ok(())
+}
