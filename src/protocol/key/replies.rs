@@ -122,21 +122,10 @@ impl<P: Plant> KeyState<P> {
                 self.note_attempt(number, 1, Some(tick));
                 self.granted(cx, number, (sent, time), grant);
             }
-            (RequestKind::Claim { wait: false } | RequestKind::Pass, Reply::Recovering(left)) => {
-                self.refused(cx, number, kind, StoreError::recovering(ms(left)));
+            (_, Reply::Recovering(left)) => self.recovering(cx, number, kind, (sent, left)),
+            (_, reply @ (Reply::Queued(_) | Reply::QueuedBehind(..) | Reply::QueuedBehindForeign(_))) => {
+                self.queued(cx, number, sent, Queued::of(&reply));
             }
-            (RequestKind::Claim { .. } | RequestKind::Renew, Reply::Recovering(left))
-                if self.claims[number].is_held_back(cx.now + ms(left)) =>
-            {
-                self.hold_back(cx, number, kind, ms(left));
-            }
-            (
-                _,
-                reply @ (Reply::Queued(_)
-                | Reply::QueuedBehind(..)
-                | Reply::QueuedBehindForeign(_)
-                | Reply::Recovering(_)),
-            ) => self.queued(cx, number, sent, Queued::of(&reply)),
             (RequestKind::Renew | RequestKind::Assert, Reply::Late) => self.asserted_late(cx, number, kind),
             (RequestKind::Yield, reply) => self.yield_not_executed(cx, number, &reply),
             (RequestKind::Pass, Reply::Late) => self.came_late(cx, number),
@@ -370,6 +359,27 @@ impl<P: Plant> KeyState<P> {
         self.line.retain(waits, |caller| {
             cx.deny(caller.ticket, AcquireError::Store(error.clone()));
         });
+    }
+
+    /// Handles the answer of a server that recovers for so many milliseconds. A claim that waits is queued meanwhile.
+    fn recovering(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        kind: RequestKind,
+        (sent, left): (Instant, u64),
+    ) {
+        match kind {
+            RequestKind::Claim { wait: false } | RequestKind::Pass => {
+                self.refused(cx, number, kind, StoreError::recovering(ms(left)));
+            }
+            RequestKind::Claim { .. } | RequestKind::Renew
+                if self.claims[number].is_held_back(cx.now + ms(left)) =>
+            {
+                self.hold_back(cx, number, kind, ms(left));
+            }
+            _ => self.queued(cx, number, sent, Queued::of(&Reply::Recovering(left))),
+        }
     }
 
     /// Ends a claim that a recovering server holds back for longer than its caller waits, and denies the caller.

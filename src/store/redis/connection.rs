@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, ErrorKind, RedisError, RedisResult, Value};
+use redis::{AsyncConnectionConfig, Client, ErrorKind, RedisError, RedisResult, Value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::message::{Executed, Failure};
 use crate::store::redis::config::Config;
-use crate::store::redis::credentials::client_of_now;
 use crate::store::redis::decode::{self, error_text};
 use crate::store::redis::tls;
 
@@ -23,6 +22,21 @@ pub(super) async fn connect(store: &Arc<Config>) -> Result<MultiplexedConnection
     let opening = async move { client.get_multiplexed_async_connection_with_config(&config).await };
     let opened = tls::open(store.address(), opening).await;
     opened.map_err(|error| cannot_open(store, error))
+}
+
+/// Returns the client of a server, with the credentials of now.
+pub(super) async fn client_of_now(store: &Config) -> Result<Client, StoreError> {
+    let Some(credentials) = &store.credentials else {
+        return Ok(store.client.clone());
+    };
+    let (user, password) = credentials.ask().await.map_err(|why| {
+        let text = format_args!("no credentials for {}: {why}", store.address());
+        StoreError::new(StoreErrorKind::Unreachable, text)
+    })?;
+    let info = store.client.get_connection_info().clone();
+    let settings = info.redis_settings().clone();
+    let settings = settings.set_username(user).set_password(password);
+    Client::open(info.set_redis_settings(settings)).map_err(|error| cannot_open(store, error))
 }
 
 /// Returns what a failed call means: whether it was executed, and the error.

@@ -4,21 +4,17 @@ use std::error::Error;
 use std::fmt;
 use std::sync::Arc;
 
-use redis::Client;
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::error::{StoreError, StoreErrorKind};
 use crate::store::BoxFuture;
-use crate::store::redis::config::Config;
-use crate::store::redis::connection::cannot_open;
 
 /// Why a service has no credentials.
-type Failure = Box<dyn Error + Send + Sync>;
+type BoxedError = Box<dyn Error + Send + Sync>;
 
 /// A function of the service that gives user and password.
 #[derive(Clone)]
 pub(crate) struct Credentials(
-    Arc<dyn Fn() -> BoxFuture<'static, Result<(String, String), Failure>> + Send + Sync>,
+    Arc<dyn Fn() -> BoxFuture<'static, Result<(String, String), BoxedError>> + Send + Sync>,
 );
 
 impl Credentials {
@@ -26,7 +22,7 @@ impl Credentials {
     where
         F: Fn() -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Result<(String, String), E>> + Send + 'static,
-        E: Into<Failure>,
+        E: Into<BoxedError>,
     {
         Credentials(Arc::new(move || {
             let given = hook();
@@ -35,33 +31,20 @@ impl Credentials {
     }
 }
 
+impl Credentials {
+    /// Asks for user and password. Returns why there are none.
+    pub(super) async fn ask(&self) -> Result<(String, String), String> {
+        let hook = self.0.clone();
+        // A task of its own, because foreign code may panic. The task ends with the attempt to connect.
+        match AbortOnDropHandle::new(tokio::spawn(async move { hook().await })).await {
+            Ok(given) => given.map_err(|error| error.to_string()),
+            Err(_) => Err("the function that gives them panicked".to_owned()),
+        }
+    }
+}
+
 impl fmt::Debug for Credentials {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Credentials(…)")
     }
-}
-
-/// Returns the client of a server, with the credentials of now.
-pub(super) async fn client_of_now(store: &Config) -> Result<Client, StoreError> {
-    let Some(Credentials(hook)) = store.credentials.clone() else {
-        return Ok(store.client.clone());
-    };
-    let missing = |why: &dyn fmt::Display| {
-        let text = format_args!("no credentials for {}: {why}", store.address());
-        StoreError::new(StoreErrorKind::Unreachable, text)
-    };
-    // A task of its own, because foreign code may panic. The task ends with the attempt to connect.
-    let asked = AbortOnDropHandle::new(tokio::spawn(async move { hook().await }));
-    let (user, password) = match asked.await {
-        Ok(Ok(given)) => given,
-        Ok(Err(error)) => return Err(missing(&error)),
-        Err(_) => return Err(missing(&"the function that gives them panicked")),
-    };
-    let info = store.client.get_connection_info().clone();
-    let settings = info
-        .redis_settings()
-        .clone()
-        .set_username(user)
-        .set_password(password);
-    Client::open(info.set_redis_settings(settings)).map_err(|error| cannot_open(store, error))
 }
