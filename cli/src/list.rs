@@ -74,6 +74,8 @@ async fn list(locks: &Locks, wanted: &ListArgs, output: &OutputArgs) -> Result<(
             terminal::print(&table)?;
         }
     }
+    // After the table, which takes the place of everything that a terminal shows.
+    crate::warn_of_recovery(&inspection).await?;
     if listing.is_cut {
         let limit = wanted.limit();
         terminal::warn(&format!("there are more keys than {limit}: --limit 0 lists all"));

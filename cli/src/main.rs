@@ -24,6 +24,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use tenure::Locks;
+use tenure::inspect::Inspection;
 
 use args::{Args, Command, OutputArgs};
 use failure::Failure;
@@ -43,6 +44,9 @@ async fn main() -> ExitCode {
 
 async fn run(args: &Args) -> Result<ExitCode, Failure> {
     let locks = store::connect(&args.store).await?;
+    if !matches!(args.command, Command::Ls(_)) {
+        warn_of_recovery(&locks.inspect()).await?;
+    }
     match &args.command {
         Command::Ls(wanted) => list::run(&locks, wanted, &args.output).await?,
         Command::Show { key } => return show(&locks, key, &args.output).await,
@@ -51,6 +55,17 @@ async fn run(args: &Args) -> Result<ExitCode, Failure> {
         Command::Audit => steal::audit(&locks, &args.output).await?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes a line to stderr for each server that recovers. A failure is left to the screen.
+async fn warn_of_recovery(inspection: &Inspection) -> Result<(), Failure> {
+    for (server, left) in inspection.recovering().await? {
+        let left = text::duration(left);
+        terminal::warn(&text::shown(format!(
+            "{server} may have lost leases, and grants none for {left}: holders go on, callers wait"
+        )));
+    }
+    Ok(())
 }
 
 async fn show(locks: &Locks, key: &OsStr, output: &OutputArgs) -> Result<ExitCode, Failure> {

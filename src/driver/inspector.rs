@@ -32,6 +32,12 @@ impl Inspector {
         self.answer(self.inspector()?.read(query)).await
     }
 
+    /// Returns the servers that recover, and for how many milliseconds.
+    pub(crate) async fn recovering(&self) -> Result<Vec<(Arc<str>, u64)>, StoreError> {
+        let recovering = self.inspector()?.recovering();
+        self.answer(Box::pin(async { Ok(recovering.await) })).await
+    }
+
     /// Executes a step of a steal, and returns the server's date in microseconds since 1970, too.
     pub(crate) async fn steal(&self, steal: StealRequest) -> Result<(StealReply, u64), StoreError> {
         self.answer(self.inspector()?.steal(steal)).await

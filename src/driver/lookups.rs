@@ -72,6 +72,24 @@ impl Node {
         }
     }
 
+    /// Returns how long the store still recovers, as far as its answers told this node: until each server grants, or a majority
+    /// of the masters of a quorum.
+    pub(crate) fn recovering(&self) -> Option<Duration> {
+        if self.is_forked() {
+            return None;
+        }
+        let now = self.clock.now();
+        let ids = self.servers.store.servers();
+        let left = |id| lock(&self.servers.get(id).session).recovering(now);
+        let mut rests: Vec<_> = ids.into_iter().map(left).collect();
+        rests.sort_unstable();
+        let last = match self.servers.is_quorum() {
+            true => rests.len() / 2,
+            false => rests.len().checked_sub(1)?,
+        };
+        rests.get(last).copied().flatten()
+    }
+
     /// Returns the number of callers that wait in this process.
     pub(crate) fn waiting(&self) -> usize {
         self.waiting.load(Ordering::Relaxed)

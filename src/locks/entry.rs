@@ -153,6 +153,9 @@ impl Locks {
     /// Checks that the store answers, for a readiness probe. Takes one round trip. Of a quorum, a majority of the masters is
     /// enough.
     ///
+    /// A server that [recovers](Self::recovering) answers, so this is `Ok`: all replicas see the same recovery, and a probe that
+    /// fails then takes all of them out of service at once. Holders go on, and requests that need a lock get 503.
+    ///
     /// # Errors
     /// [`Error::Connect`] with the reason why the store does not answer, or with
     /// [`StoreErrorKind::TimedOut`](crate::error::StoreErrorKind::TimedOut) after the request timeout. A node of a Redis Cluster
@@ -164,6 +167,25 @@ impl Locks {
             store: node.servers.text().to_string(),
             source,
         })
+    }
+
+    /// Returns how long the store still [recovers](crate::Recovery), and grants nothing, as far as this node knows. `None` if it
+    /// does not recover, or if this node has not asked it yet. Takes no round trip.
+    ///
+    /// On a cluster it is the longest recovery of its servers, and on a quorum the time until a majority of the masters votes.
+    /// Show it on a status page, or use it in the probe of a job that must not begin now. A readiness probe needs
+    /// [`ping`](Self::ping).
+    ///
+    /// ```
+    /// # let locks = tenure::Locks::memory();
+    /// let status = match locks.recovering() {
+    ///     Some(left) => format!("no locks for {} s", left.as_secs()),
+    ///     None => "ok".to_owned(),
+    /// };
+    /// # assert_eq!(status, "ok");
+    /// ```
+    pub fn recovering(&self) -> Option<Duration> {
+        self.handle.node().recovering()
     }
 
     /// Returns what operators see of the store: which nodes hold which keys, since when, and which nodes wait. A look

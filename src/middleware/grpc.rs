@@ -12,7 +12,7 @@ use crate::middleware::refusal::{OnRefusal, Refused, RefusedRequest};
 /// |---|---|
 /// | `Busy`, `InFlight`, `WaitedTooLong` | `ABORTED` |
 /// | `QueueFull` | `RESOURCE_EXHAUSTED` |
-/// | `StoreFailed`, `Closed`, `Lost` | `UNAVAILABLE` |
+/// | `StoreFailed`, `Recovering`, `Closed`, `Lost` | `UNAVAILABLE` |
 /// | `OutcomeUnknown` | `UNKNOWN` |
 /// | `BadKey`, `NoKey` | `INVALID_ARGUMENT` |
 /// | `BadOptions`, `StoreRefused` | `INTERNAL` |
@@ -48,7 +48,7 @@ fn code(why: Refused) -> u16 {
     match why {
         Refused::Busy | Refused::InFlight | Refused::WaitedTooLong => 10,
         Refused::QueueFull => 8,
-        Refused::StoreFailed | Refused::Closed | Refused::Lost => 14,
+        Refused::StoreFailed | Refused::Recovering | Refused::Closed | Refused::Lost => 14,
         Refused::OutcomeUnknown => 2,
         Refused::BadKey | Refused::NoKey => 3,
         Refused::BadOptions | Refused::StoreRefused => 13,

@@ -398,7 +398,8 @@ impl<K> LockLayer<K> {
     }
 
     /// Sets `Retry-After`, rounded up to whole seconds, from 1 s to one day. The default is random, from 1 to 3 s, so
-    /// that clients that were refused together do not return together.
+    /// that clients that were refused together do not return together. While the store recovers, the rest of that time and up
+    /// to 2 s are sent if that is longer.
     pub fn retry_after(self, after: Duration) -> Self {
         self.set(|settings| settings.refusals.set_retry_after(after))
     }

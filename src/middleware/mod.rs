@@ -71,7 +71,7 @@
 //! | busy for the whole [`wait`](LockLayer::wait) | 429 | 1 to 3 s | [`WaitedTooLong`](Refused::WaitedTooLong) |
 //! | [`max_waiters`](LockLayer::max_waiters) requests already wait | 429 | 1 to 3 s | [`QueueFull`](Refused::QueueFull) |
 //! | the store is unavailable, refuses for now, or did not answer for the whole wait | 503 | 1 to 3 s | [`StoreFailed`](Refused::StoreFailed) |
-//! | the server [recovers](crate::Recovery) | 503 | its end, and 1 to 3 s | [`StoreFailed`](Refused::StoreFailed) |
+//! | the server [recovers](crate::Recovery) for longer than the request can wait: refused at once | 503 | its rest, and up to 2 s | [`Recovering`](Refused::Recovering) |
 //! | the store refuses the lock until something is [corrected](crate::error::Trouble): another value under the key, a missing right | 500 | | [`StoreRefused`](Refused::StoreRefused) |
 //! | [`Locks::shutdown`](crate::Locks::shutdown) was called | 503 | 1 to 3 s | [`Closed`](Refused::Closed) |
 //! | the lease was lost before the handler began | 503 | 1 to 3 s | [`Lost`](Refused::Lost) |

@@ -44,6 +44,10 @@ pub enum Refused {
     QueueFull,
     /// The store cannot be reached, or refuses for now. Without the store no request may run: 503 with `Retry-After`.
     StoreFailed,
+    /// The store may have lost leases, and grants none until the earlier ones have ended
+    /// ([`Locks::recovering`](crate::Locks::recovering)), which is later than this request can wait: 503. `Retry-After` is the
+    /// rest of that time and up to 2 s.
+    Recovering,
     /// The store refuses this lock until the key, the rights or the layer is corrected: 500. An event names the key, or has the
     /// server's words. See [`Trouble::Key`] and [`Trouble::Service`].
     StoreRefused,
@@ -72,7 +76,9 @@ impl Refused {
             Refused::Busy => StatusCode::LOCKED,
             Refused::InFlight => StatusCode::CONFLICT,
             Refused::WaitedTooLong | Refused::QueueFull => StatusCode::TOO_MANY_REQUESTS,
-            Refused::StoreFailed | Refused::Closed | Refused::Lost => StatusCode::SERVICE_UNAVAILABLE,
+            Refused::StoreFailed | Refused::Recovering | Refused::Closed | Refused::Lost => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             Refused::OutcomeUnknown | Refused::BadOptions | Refused::StoreRefused => {
                 StatusCode::INTERNAL_SERVER_ERROR
             }
@@ -96,6 +102,7 @@ impl Refused {
             Refused::WaitedTooLong => "Waited too long",
             Refused::QueueFull => "Too many requests wait",
             Refused::StoreFailed => "Locks are unavailable",
+            Refused::Recovering => "Locks are recovering",
             Refused::StoreRefused => "Locks are refused",
             Refused::Closed => "Shutting down",
             Refused::Lost => "Interrupted",
@@ -114,6 +121,7 @@ impl Refused {
             Refused::WaitedTooLong => "waited_too_long",
             Refused::QueueFull => "queue_full",
             Refused::StoreFailed => "store_failed",
+            Refused::Recovering => "recovering",
             Refused::StoreRefused => "store_refused",
             Refused::Closed => "closed",
             Refused::Lost => "lost",
@@ -138,6 +146,9 @@ impl Refused {
             Refused::StoreFailed => {
                 "The service cannot make sure that only this request uses its resource. Nothing was done."
             }
+            Refused::Recovering => {
+                "The store of the locks recovers, and grants none for a while. Nothing was done."
+            }
             Refused::StoreRefused => {
                 "The service cannot take this lock before its operator corrects something. Nothing was done."
             }
@@ -159,7 +170,8 @@ impl From<&Error> for Refused {
             Error::Busy { .. } => Refused::WaitedTooLong,
             Error::QueueFull { .. } | Error::NodeFull { .. } => Refused::QueueFull,
             Error::Store { source, .. } | Error::Connect { source, .. } => match source.trouble() {
-                Trouble::Unanswered | Trouble::Passing | Trouble::Recovering => Refused::StoreFailed,
+                Trouble::Unanswered | Trouble::Passing => Refused::StoreFailed,
+                Trouble::Recovering => Refused::Recovering,
                 Trouble::Key | Trouble::Service => Refused::StoreRefused,
             },
             Error::Closed { .. } => Refused::Closed,
@@ -419,13 +431,17 @@ impl RefusalPolicy {
         recovery: Option<Duration>,
         parts: Option<&'a Parts>,
     ) -> RefusedRequest<'a> {
-        let recovery = recovery.map_or(0, |left| left.as_secs().min(MAX_RETRY_AFTER));
         // A random pause, so that clients that were refused together do not return together.
-        let jittered = || Duration::from_secs(recovery + fastrand::u64(1..=3));
+        let jittered = || Duration::from_secs(fastrand::u64(1..=3));
+        // The layer's own time is no shorter than a recovery.
+        let after = || match recovery.map(after_recovery) {
+            Some(end) => self.retry_after.map_or(end, |after| after.max(end)),
+            None => self.retry_after.unwrap_or_else(jittered),
+        };
         RefusedRequest {
             why,
             status: self.statuses.get(&why).copied().unwrap_or(why.status()),
-            retry_after: why.can_retry().then(|| self.retry_after.unwrap_or_else(jittered)),
+            retry_after: why.can_retry().then(after),
             base: &self.base,
             parts,
         }
@@ -466,6 +482,12 @@ impl RefusalPolicy {
         response.extensions_mut().insert(why);
         response
     }
+}
+
+/// Returns when a client may try again that was refused for a recovery: after its end, in whole seconds.
+fn after_recovery(left: Duration) -> Duration {
+    let seconds = left.as_secs() + u64::from(left.subsec_nanos() > 0);
+    Duration::from_secs(seconds.min(MAX_RETRY_AFTER) + fastrand::u64(0..=2))
 }
 
 /// Returns how long the server still recovers that refused with this error.

@@ -128,7 +128,7 @@ metrics! {
 
     /// Requests that a layer answered itself.
     REFUSED: Counter "tenure_refused_total", "requests", {
-        why: busy in_flight waited_too_long queue_full store_failed store_refused closed lost outcome_unknown bad_key no_key bad_options
+        why: busy in_flight waited_too_long queue_full store_failed recovering store_refused closed lost outcome_unknown bad_key no_key bad_options
     } "Requests that a layer answered itself";
 
     /// Requests that ran without their lock, because the store failed and the layer has `StoreFailure::RunUnlocked`.

@@ -201,6 +201,9 @@ impl LockFuture {
             return self.await;
         }
         let node = self.handle.node().clone();
+        if self.entry.is_none() {
+            self.options.until = Some(node.clock.now() + wait);
+        }
         let answer = within([&node], wait, &mut self).await;
         answer.unwrap_or_else(|| Err(self.gave_up(wait)))
     }

@@ -290,6 +290,9 @@ impl Multi {
         if wait.is_zero() {
             return attempt.run().await;
         }
+        for Group { handle, options, .. } in &mut attempt.groups {
+            options.until = Some(handle.node().clock.now() + wait);
+        }
         let nodes = self.groups.iter().map(|group| group.handle.node());
         let answer = within(nodes, wait, pin!(attempt.run())).await;
         answer.unwrap_or_else(|| Err(attempt.timeout_error(wait)))
@@ -459,7 +462,7 @@ impl MultiAcquire {
                 drop(Guards(self.guards.0.split_off(before)));
                 Ok(false)
             }
-            // One by one, the keys wait for the end of the recovery.
+            // One by one, the keys wait for the end of the recovery, if the caller does.
             Err(Error::Store { source, .. }) if self.wait && source.is_recovering() => {
                 drop(Guards(self.guards.0.split_off(before)));
                 Ok(false)

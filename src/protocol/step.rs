@@ -36,6 +36,9 @@ pub struct LockOptions {
     pub mode: Mode,
     /// Waits for the caller's turn. If false, a caller that would have to wait is denied as busy.
     pub wait: bool,
+    /// When the caller gives up, if it waits for a limited time. The caller ends its wait by itself. A caller that gives up before
+    /// the server has recovered is denied at once.
+    pub until: Option<Instant>,
     /// The lease lasts for exactly its length. It is never renewed or handed on, and it has a claim of its own.
     pub fixed: bool,
     /// The caller has its own claim and its own place in the store's queue. The lease is renewed, and never handed on
@@ -70,6 +73,7 @@ impl LockOptions {
             term,
             mode: Mode::Exclusive,
             wait: true,
+            until: None,
             fixed: false,
             solo: false,
             together: false,

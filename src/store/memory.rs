@@ -234,6 +234,13 @@ impl Inspect for MemoryStore {
         })))
     }
 
+    fn recovering(&self) -> BoxFuture<'static, Vec<(Arc<str>, u64)>> {
+        let left = self.lock().ledger.recovering(now_us());
+        Box::pin(ready(
+            left.map(|left| ("memory".into(), left)).into_iter().collect(),
+        ))
+    }
+
     fn steal(&self, steal: StealRequest) -> BoxFuture<'static, Result<(StealReply, u64), StoreError>> {
         Box::pin(ready(Ok((self.take(&steal), date_ms() * 1000))))
     }

@@ -221,6 +221,10 @@ pub trait Inspect: Debug + Send + Sync + 'static {
     /// Answers a question, within the timeouts of the store. A store that needs input and output is asked on the current runtime.
     fn read(&self, query: InspectQuery) -> BoxFuture<'static, Result<InspectAnswer, StoreError>>;
 
+    /// Returns the servers that recover, and for how many milliseconds. A server without an answer is left out, and so are those of a
+    /// cluster, whose slots recover one by one.
+    fn recovering(&self) -> BoxFuture<'static, Vec<(Arc<str>, u64)>>;
+
     /// Executes a step of a steal, and returns the server's date in microseconds since 1970, too.
     fn steal(&self, steal: StealRequest) -> BoxFuture<'static, Result<(StealReply, u64), StoreError>>;
 

@@ -276,6 +276,7 @@ fn texts_of_grpc_need_no_encoding() {
         Refused::WaitedTooLong,
         Refused::QueueFull,
         Refused::StoreFailed,
+        Refused::Recovering,
         Refused::StoreRefused,
         Refused::Closed,
         Refused::Lost,

@@ -156,6 +156,7 @@ async fn a_tonic_client_reads_the_code_of_each_refusal() {
         (Refused::WaitedTooLong, Code::Aborted),
         (Refused::QueueFull, Code::ResourceExhausted),
         (Refused::StoreFailed, Code::Unavailable),
+        (Refused::Recovering, Code::Unavailable),
         (Refused::Closed, Code::Unavailable),
         (Refused::Lost, Code::Unavailable),
         (Refused::OutcomeUnknown, Code::Unknown),

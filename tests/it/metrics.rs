@@ -47,7 +47,7 @@ const ALL: &[(&str, &str, &str, &Labels)] = &[
         "passed_over",
     ])]),
     ("tenure_refused_total", "counter", "requests", &[("why", &[
-        "busy", "in_flight", "waited_too_long", "queue_full", "store_failed", "store_refused", "closed", "lost", "outcome_unknown",
+        "busy", "in_flight", "waited_too_long", "queue_full", "store_failed", "recovering", "store_refused", "closed", "lost", "outcome_unknown",
         "bad_key", "no_key", "bad_options",
     ])]),
     // Routes come from the service.

@@ -580,3 +580,99 @@ fn the_claim_of_a_tick_is_denied_with_the_rest_of_the_recovery() {
     machine.answer(Reply::Done);
     assert!(machine.shard.is_empty());
 }
+
+/// The waits are so long that a caller that is not refused at once fails the test.
+#[tokio::test]
+async fn a_caller_whose_wait_ends_before_the_recovery_is_refused_at_once() {
+    let (store, hour) = (MemoryStore::new(), ms(3_600_000));
+    let locks = Locks::builder().memory_shared(&store).unwrap();
+    assert_eq!(locks.recovering(), None);
+    recover(&store, 7_200_000);
+    let refused = soon(async {
+        [
+            locks.mutex("a").lock_timeout(hour).await.map(drop),
+            locks.mutex("b").fair().lock_timeout(hour).await.map(drop),
+            locks
+                .mutex("c")
+                .fixed(ms(9_000))
+                .lock_timeout(hour)
+                .await
+                .map(drop),
+            locks.rw_lock("d").read_timeout(hour).await.map(drop),
+            locks.semaphore("e", 2).acquire_timeout(hour).await.map(drop),
+            locks.election("f").campaign_timeout(hour).await.map(drop),
+            locks.multi(["g", "h"]).lock_timeout(hour).await.map(drop),
+        ]
+    });
+    for result in refused.await {
+        let error = result.unwrap_err();
+        assert!(is_recovering(&error), "{error}");
+        let Error::Store { source, .. } = error else {
+            unreachable!()
+        };
+        assert!(source.retry_after().unwrap() > hour);
+    }
+    assert!(locks.recovering().unwrap() > hour);
+    // Nothing of these callers stays in the queue.
+    for name in [
+        Name::lock("b".into()),
+        Name::lock("d".into()),
+        Name::semaphore("e".into()),
+    ] {
+        let is_left = || store.with_ledger(|ledger, _| ledger.waiters(&name).is_empty());
+        crate::help::until("its claim has left", is_left).await;
+    }
+}
+
+#[test]
+fn a_caller_is_held_back_only_if_its_wait_ends_before_the_recovery() {
+    let waits = |machine: &Machine, for_ms| LockOptions {
+        until: Some(machine.now + ms(for_ms)),
+        ..options(1_000)
+    };
+    for solo in [false, true] {
+        let mut machine = Machine::new(Rules::default());
+        let of = |options| LockOptions { solo, ..options };
+        let patient = machine.enter(of(waits(&machine, 5_000)));
+        machine.answer(Reply::Recovering(5_000));
+        assert!(machine.denial(patient).is_none());
+        // A caller behind it is told what the node knows, and the caller itself with the next answer.
+        let other = machine.enter(of(waits(&machine, 4_000)));
+        assert!(is_denied_as_recovering(&machine, other));
+        machine.passes();
+        machine.answer(Reply::Recovering(9_000));
+        assert!(is_denied_as_recovering(&machine, patient));
+        assert_eq!(machine.sent().request.verb, Verb::Leave);
+        machine.answer(Reply::Done);
+        assert!(machine.shard.is_empty());
+    }
+}
+
+#[cfg(feature = "axum")]
+#[tokio::test]
+async fn a_request_is_told_how_long_the_recovery_lasts() {
+    use axum::{Router, routing::get};
+    use http::{Request, StatusCode, header::RETRY_AFTER};
+    use tenure::LockLayer;
+    use tenure::middleware::Refused;
+    use tower::ServiceExt;
+
+    let store = MemoryStore::new();
+    let locks = Locks::builder().memory_shared(&store).unwrap();
+    recover(&store, 100_000);
+    // The layer's own time is shorter than the recovery.
+    let layer = LockLayer::by(&locks, |_| "a")
+        .wait(ms(99_000))
+        .retry_after(ms(1_000));
+    let app = Router::new().route("/", get(async || "not reached")).layer(layer);
+    let request = Request::get("/").body(axum::body::Body::empty()).unwrap();
+    let response = soon(app.oneshot(request)).await.unwrap();
+    assert_eq!(response.status(), StatusCode::SERVICE_UNAVAILABLE);
+    assert_eq!(response.extensions().get(), Some(&Refused::Recovering));
+    let after: u64 = response.headers()[RETRY_AFTER].to_str().unwrap().parse().unwrap();
+    let left = locks.recovering().unwrap().as_secs();
+    assert!(
+        (left..=102).contains(&after),
+        "{after} s, of which {left} s are left"
+    );
+}

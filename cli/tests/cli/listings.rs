@@ -202,3 +202,22 @@ async fn keys_of_several_pages_are_listed_once() {
         cut.err
     );
 }
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_screen_says_that_the_server_recovers() {
+    let server = RedisServer::start();
+    let recovers = redis::cmd("SET")
+        .arg(&["tenure1:recovering", "run", "EX", "600"])
+        .exec(&mut server.client());
+    recovers.unwrap();
+    for screen in [
+        &["ls"][..],
+        &["show", "a"],
+        &["nodes"],
+        &["audit"],
+        &["steal", "a", "--yes"],
+    ] {
+        let answer = run_on(&server, screen);
+        assert!(answer.err.contains("grants none for 10m"), "{answer:?}");
+    }
+}

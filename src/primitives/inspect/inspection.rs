@@ -90,6 +90,20 @@ impl Inspection {
         }
     }
 
+    /// Returns the servers that [recover](crate::Recovery), and for how long they grant nothing. Unlike
+    /// [`Locks::recovering`](crate::Locks::recovering) this asks the servers. A server without an answer is left out, and so are
+    /// those of a cluster, whose slots recover one by one.
+    ///
+    /// # Errors
+    /// [`Error::Closed`] in a forked child.
+    pub async fn recovering(&self) -> Result<Vec<(Arc<str>, Duration)>, Error> {
+        self.handle.not_forked(&Key::from("inspect"))?;
+        let recovering = self.inspector.recovering().await;
+        let recovering = recovering.map_err(|source| self.unavailable(source))?.into_iter();
+        let servers = recovering.map(|(server, left)| (server, Duration::from_millis(left)));
+        Ok(servers.collect())
+    }
+
     async fn read(&self, query: InspectQuery) -> Result<Page, Error> {
         let page = self.ask(query).await?;
         Ok(Page {

@@ -154,6 +154,16 @@ pub(crate) enum Phase {
     Leaving(Leaving),
 }
 
+impl Claim {
+    /// Returns whether a recovery that ends at `end` is too long for the caller of a claim of its own. A tick waits for none: later
+    /// ticks have come by then.
+    pub(crate) fn is_held_back(&self, end: Instant) -> bool {
+        let gives_up = self.tick.is_some()
+            || matches!(self.claimant, Claimant::Solo(caller) if !caller.waits_until(end));
+        self.phase.is_waiting() && gives_up
+    }
+}
+
 impl Phase {
     /// Returns whether a caller waits for the claim.
     pub(crate) fn is_waiting(&self) -> bool {

@@ -303,7 +303,11 @@ impl<P: Plant> KeyState<P> {
         let recovery = self.claims.recovery(cx.now);
         let recovery = recovery.filter(|_| !matches!(options.mode, Mode::Permits(_)));
         caller.behind = is_taken || recovery.is_some();
-        if let Some(error) = recovery.filter(|_| !options.wait && !is_taken) {
+        let gives_up = |error: &StoreError| {
+            let left = error.retry_after().unwrap_or_default();
+            !is_taken && !caller.waits_until(cx.now + left)
+        };
+        if let Some(error) = recovery.filter(gives_up) {
             return cx.deny(ticket, AcquireError::Store(error));
         }
         if let Some(denial) = self.refuses(options, caller.behind) {

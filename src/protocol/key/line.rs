@@ -30,6 +30,11 @@ impl Caller {
         self.options.lease()
     }
 
+    /// Returns whether the caller still waits at that time.
+    pub(crate) fn waits_until(&self, time: Instant) -> bool {
+        self.options.wait && self.options.until.is_none_or(|until| time <= until)
+    }
+
     pub(crate) fn patience(&self) -> Patience {
         Patience {
             entered: self.entered,

@@ -122,21 +122,10 @@ impl<P: Plant> KeyState<P> {
                 self.note_attempt(number, 1, Some(tick));
                 self.granted(cx, number, (sent, time), grant);
             }
-            (RequestKind::Claim { wait: false } | RequestKind::Pass, Reply::Recovering(left)) => {
-                self.refused(cx, number, kind, StoreError::recovering(ms(left)));
+            (_, Reply::Recovering(left)) => self.recovering(cx, number, kind, (sent, left)),
+            (_, reply @ (Reply::Queued(_) | Reply::QueuedBehind(..) | Reply::QueuedBehindForeign(_))) => {
+                self.queued(cx, number, sent, Queued::of(&reply));
             }
-            (RequestKind::Claim { .. } | RequestKind::Renew, Reply::Recovering(left))
-                if self.claims[number].tick.is_some() && self.claims[number].phase.is_waiting() =>
-            {
-                self.hold_tick_back(cx, number, kind, ms(left));
-            }
-            (
-                _,
-                reply @ (Reply::Queued(_)
-                | Reply::QueuedBehind(..)
-                | Reply::QueuedBehindForeign(_)
-                | Reply::Recovering(_)),
-            ) => self.queued(cx, number, sent, Queued::of(&reply)),
             (RequestKind::Renew | RequestKind::Assert, Reply::Late) => self.asserted_late(cx, number, kind),
             (RequestKind::Yield, reply) => self.yield_not_executed(cx, number, &reply),
             (RequestKind::Pass, Reply::Late) => self.came_late(cx, number),
@@ -363,18 +352,38 @@ impl<P: Plant> KeyState<P> {
         }
     }
 
-    /// Denies the callers that do not wait, because the server recovers.
+    /// Denies the callers that give up before the server has recovered.
     fn deny_recovering(&mut self, cx: &mut StepContext<'_>, left: Duration) {
-        let error = StoreError::recovering(left);
-        let waits = |caller: &Caller| caller.options.wait;
+        let (error, end) = (StoreError::recovering(left), cx.now + left);
+        let waits = |caller: &Caller| caller.waits_until(end);
         self.line.retain(waits, |caller| {
             cx.deny(caller.ticket, AcquireError::Store(error.clone()));
         });
     }
 
-    /// Ends the claim of a tick that a recovering server holds back, and denies its caller. When the recovery is over, later ticks
-    /// have come, so the caller decides which tick is claimed then.
-    fn hold_tick_back(
+    /// Handles the answer of a server that recovers for so many milliseconds. A claim that waits is queued meanwhile.
+    fn recovering(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        kind: RequestKind,
+        (sent, left): (Instant, u64),
+    ) {
+        match kind {
+            RequestKind::Claim { wait: false } | RequestKind::Pass => {
+                self.refused(cx, number, kind, StoreError::recovering(ms(left)));
+            }
+            RequestKind::Claim { .. } | RequestKind::Renew
+                if self.claims[number].is_held_back(cx.now + ms(left)) =>
+            {
+                self.hold_back(cx, number, kind, ms(left));
+            }
+            _ => self.queued(cx, number, sent, Queued::of(&Reply::Recovering(left))),
+        }
+    }
+
+    /// Ends a claim that a recovering server holds back for longer than its caller waits, and denies the caller.
+    fn hold_back(
         &mut self,
         cx: &mut StepContext<'_>,
         number: ClaimNumber,
@@ -382,9 +391,10 @@ impl<P: Plant> KeyState<P> {
         left: Duration,
     ) {
         let denial = AcquireError::Store(StoreError::recovering(left));
-        let is_asked = matches!(self.claims[number].phase, Phase::Asked);
-        if is_asked && matches!(kind, RequestKind::Claim { .. }) {
-            // The server neither grants nor queues it.
+        let claim = &self.claims[number];
+        let is_first = matches!(claim.phase, Phase::Asked) && matches!(kind, RequestKind::Claim { .. });
+        if is_first && claim.tick.is_some() {
+            // The server neither grants nor queues a tick.
             return self.end_denied(cx, number, denial);
         }
         let claimant = std::mem::replace(&mut self.claims[number].claimant, Claimant::Abandoned);

@@ -57,6 +57,12 @@ impl<P: Plant> Session<P> {
         self.options.remote && (!is_open || self.in_flight.iter().any(is_unanswered))
     }
 
+    /// Returns how long the server still recovers, as far as its answers told; `None` if it does not.
+    pub fn recovering(&self, now: Instant) -> Option<Duration> {
+        let left = self.recovering_until?.since(now);
+        (!left.is_zero()).then_some(left)
+    }
+
     /// Begins to open a connection.
     pub(super) fn connect(&mut self, cx: &mut SessionContext<'_>) {
         let (attempt, began) = (next_attempt(&mut self.ids), cx.now);

@@ -84,6 +84,11 @@ impl Inspect for RedisInspector {
         })
     }
 
+    fn recovering(&self) -> BoxFuture<'static, Vec<(Arc<str>, u64)>> {
+        let inner = self.0.clone();
+        Box::pin(async move { inner.recovering().await })
+    }
+
     fn steal(&self, steal: StealRequest) -> BoxFuture<'static, Result<(StealReply, u64), StoreError>> {
         let inner = self.0.clone();
         Box::pin(async move { inner.stealer().steal(&steal).await })
@@ -101,6 +106,24 @@ impl Inspect for RedisInspector {
 }
 
 impl Inner {
+    async fn recovering(&self) -> Vec<(Arc<str>, u64)> {
+        let mut recovering = Vec::new();
+        let servers = match self.config.cluster {
+            Some(_) => Ok(Vec::new()),
+            None => self.servers().await,
+        };
+        for server in servers.unwrap_or_default() {
+            let mut question = redis::pipe();
+            question.cmd("PTTL").arg(names::RECOVERING);
+            let answer = self.connections.ask_one(server, &question).await;
+            let left: Result<i64, _> = answer.and_then(|answer| read(result(answer)));
+            if let Some(left) = left.ok().and_then(|left| u64::try_from(left).ok()) {
+                recovering.push((self.config.master(server).server().into(), left));
+            }
+        }
+        recovering
+    }
+
     fn stealer(&self) -> Stealer<'_> {
         Stealer {
             connections: &self.connections,
