@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use crate::driver::node::Node;
+use crate::driver::servers::Server;
 use crate::driver::waiter::{Waiter, lock};
 use crate::error::StoreError;
 use crate::protocol::key::claim::Holding;
@@ -11,6 +12,10 @@ use crate::protocol::key::shard::Shard;
 use crate::protocol::message::{ClaimId, Name};
 use crate::protocol::step::Ticket;
 use crate::protocol::time::Instant;
+use crate::store::ServerId;
+
+/// A server of the names is silent, so it is unknown whether they are taken.
+pub(crate) struct Silent;
 
 impl Node {
     /// Returns the holding of a caller, until a step ends it.
@@ -63,13 +68,40 @@ impl Node {
         let keys = lock(&self.cell(name).keys);
         let now = self.clock.now();
         // What a server said before it fell silent does not count, except for a lease that is held here.
-        let is_silent = lock(&self.servers.for_name(name).session).is_silent(now);
-        let is_known = !is_silent || keys.shard.held_alone(now, name).is_some();
+        let is_known = !self.is_silent(name, now) || keys.shard.held_alone(now, name).is_some();
         if is_known && keys.shard.is_known_taken(now, name, since) {
             Ok(())
         } else {
             Err(keys.shard.last_error(now, name))
         }
+    }
+
+    /// Returns whether the server of `name` is silent, or a majority of the masters of a quorum.
+    fn is_silent(&self, name: &Name, now: Instant) -> bool {
+        let is_silent = |server: &Server| lock(&server.session).is_silent(now);
+        let masters = self.servers.store.masters();
+        if masters == 0 {
+            return is_silent(self.servers.for_name(name));
+        }
+        let silent = (0..masters).filter(|master| is_silent(self.servers.get(ServerId(*master))));
+        silent.count() > usize::from(masters) / 2
+    }
+
+    /// Returns the first of these names that the store named taken since `since`.
+    ///
+    /// # Errors
+    /// A server of the names is silent.
+    pub(crate) fn first_taken<'a>(
+        &self,
+        names: impl Iterator<Item = &'a Name> + Clone,
+        since: Instant,
+    ) -> Result<Option<&'a Name>, Silent> {
+        let now = self.clock.now();
+        if names.clone().any(|name| self.is_silent(name, now)) {
+            return Err(Silent);
+        }
+        let mut names = names;
+        Ok(names.find(|name| self.look(name, |shard, _| shard.was_named_taken(name, since))))
     }
 
     /// Returns how long the store still recovers, as far as its answers told this node: until each server grants, or a majority

@@ -208,6 +208,12 @@ impl LockFuture {
         answer.unwrap_or_else(|| Err(self.gave_up(wait)))
     }
 
+    /// Returns whether the key is known to be taken since the caller entered.
+    pub(crate) fn is_known_taken(&self) -> bool {
+        let is_taken = |since| self.handle.node().why_waiting(&self.name, since).is_ok();
+        self.entry.as_ref().is_some_and(|entry| is_taken(entry.since))
+    }
+
     /// Returns the error of a caller that gives up now. It says that the key is held only if that is known.
     pub(crate) fn gave_up(&self, waited: Duration) -> Error {
         match &self.entry {

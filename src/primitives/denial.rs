@@ -62,7 +62,9 @@ pub(crate) fn gave_up(handle: &Handle, name: &Name, since: Instant, waited: Dura
         // The server answers.
         Err(Some(source)) if source.is_recovering() => source,
         Err(Some(source)) => {
-            node.note_server_failure(node.servers.for_name(name), FailureKind::Caller, &source);
+            if let Some(server) = node.servers.alone_for(name) {
+                node.note_server_failure(server, FailureKind::Caller, &source);
+            }
             source
         }
         // The wait was so short that no request is late yet: the server does not count as failing.

@@ -19,6 +19,7 @@ use crate::primitives::multi_guard::{MultiGuard, MultiLease};
 use crate::primitives::within::within;
 use crate::protocol::message::{Mode, Name};
 use crate::protocol::step::LockOptions;
+use crate::protocol::time::Instant;
 
 /// The largest number of keys of a multi-lock.
 pub(crate) const MAX_KEYS: usize = 64;
@@ -294,8 +295,9 @@ impl Multi {
             options.until = Some(handle.node().clock.now() + wait);
         }
         let nodes = self.groups.iter().map(|group| group.handle.node());
+        let begun: Vec<_> = nodes.clone().map(|node| node.clock.now()).collect();
         let answer = within(nodes, wait, pin!(attempt.run())).await;
-        answer.unwrap_or_else(|| Err(attempt.timeout_error(wait)))
+        answer.unwrap_or_else(|| Err(attempt.timeout_error(self, &begun, wait)))
     }
 
     /// Locks as [`lock`](Self::lock), for code that is not async: the thread sleeps until it holds all keys.
@@ -377,6 +379,8 @@ struct MultiAcquire {
     groups: Vec<Group>,
     /// Whether the caller waits for keys that are held.
     wait: bool,
+    /// A key that the store or this process named taken, after which the caller began to wait.
+    taken: Option<Key>,
     /// The guards of the keys granted so far.
     guards: Guards,
     /// The acquisitions without an answer. Dropped last, so that the guards are released first.
@@ -388,6 +392,7 @@ impl MultiAcquire {
         MultiAcquire {
             groups: multi.groups.clone(),
             wait,
+            taken: None,
             guards: Guards::default(),
             pending: Vec::new(),
         }
@@ -458,7 +463,8 @@ impl MultiAcquire {
         match self.await_answers().await {
             Ok(()) => Ok(true),
             // If an answer was lost, a retry may have granted some of the keys.
-            Err(Error::Busy { .. }) if self.wait => {
+            Err(Error::Busy { key, .. }) if self.wait => {
+                self.taken = Some(key);
                 drop(Guards(self.guards.0.split_off(before)));
                 Ok(false)
             }
@@ -477,6 +483,9 @@ impl MultiAcquire {
     /// As [`Multi::lock`].
     async fn take_in_turn(&mut self, group: &Group) -> Result<(), Error> {
         for key in &group.keys {
+            if group.handle.node().held_alone(&key.name).is_some() {
+                self.taken = Some(key.key().clone());
+            }
             self.pending = vec![LockFuture::new(
                 &group.handle,
                 &key.name,
@@ -519,10 +528,26 @@ impl MultiAcquire {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Returns the error of a caller whose timeout ends while an acquisition is pending.
-    fn timeout_error(&self, waited: Duration) -> Error {
+    /// Returns the error of a caller whose timeout ends while an acquisition is pending. The key of that one may have no answer yet,
+    /// after the caller waited for another key.
+    fn timeout_error(&self, multi: &Multi, begun: &[Instant], waited: Duration) -> Error {
         let pending = self.pending.first();
         let pending = pending.expect("a waiting caller has a pending acquisition");
-        pending.gave_up(waited)
+        match self.taken_key(multi, begun) {
+            Some(key) if !pending.is_known_taken() => Error::Busy { key, waited },
+            _ => pending.gave_up(waited),
+        }
+    }
+
+    /// Returns a key that was named taken since the call began. `None` if a server of the call is silent, because the caller may
+    /// have waited for that server.
+    fn taken_key(&self, multi: &Multi, begun: &[Instant]) -> Option<Key> {
+        let mut taken = None;
+        for (group, since) in multi.groups.iter().zip(begun) {
+            let names = group.keys.iter().map(|key| &key.name);
+            let first = group.handle.node().first_taken(names, *since).ok()?;
+            taken = taken.or(first);
+        }
+        taken.map(|name| name.key.clone()).or_else(|| self.taken.clone())
     }
 }

@@ -434,6 +434,22 @@ fn the_answer_to_another_request_does_not_hide_the_recovery() {
     assert_eq!(error.retry_after(), Some(ms(590)));
 }
 
+/// No caller waits for the answer to a leave.
+#[test]
+fn a_leave_without_an_answer_does_not_hide_that_the_key_is_taken() {
+    let mut machine = Machine::new(Rules::default());
+    let (holder, begun) = (machine.claim_id(1_000), machine.now);
+    machine.later(ms(10));
+    machine.tell(Input::Release(holder));
+    let leave = machine.sent();
+    machine.lock(false);
+    machine.answer(Reply::Queued(Some(900)));
+    machine.fail_with(&leave, Unanswered::Unknown, None, tenure::testing::timed_out());
+    let (now, name) = (machine.now, machine.name.clone());
+    assert!(machine.shard.is_known_taken(now, &name, begun));
+    assert!(machine.shard.last_error(now, &name).is_none());
+}
+
 #[test]
 fn a_failed_assertion_of_a_fixed_lease_is_repeated() {
     let (mut machine, holder) = holding(true);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis::aio::MultiplexedConnection;
-use tenure::{Locks, Multi, MultiGuard, MultiKey};
+use tenure::{Error, Locks, Multi, MultiGuard, MultiKey};
 
 use crate::help::{Eyes, Other, held, locks, ms, now, server_time, soon, until};
 use crate::server::RedisServer;
@@ -402,4 +402,38 @@ async fn transfers_without_the_locks_do_not_keep_the_total() {
     slow.nod();
     assert_eq!(slow.hears("wrote"), "true");
     assert_eq!(total(&mut eyes), right + 300);
+}
+
+/// A caller that gives up may have waited for a key that is held, and wait for the first answer about another one now.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn keys_that_are_held_are_busy_and_never_unavailable() {
+    const CALLERS: u64 = 12;
+    const CALLS: u64 = 30;
+    let server = RedisServer::start();
+    let nodes = [
+        locks(&server.url(), ms(10_000)).await,
+        locks(&server.url(), ms(10_000)).await,
+    ];
+    let mut callers = tokio::task::JoinSet::new();
+    for caller in 0..CALLERS {
+        let node = nodes[caller as usize % 2].clone();
+        callers.spawn(async move {
+            let mut busy = 0;
+            for call in 0..CALLS {
+                let keys = (0..3).map(|n| format!("account:{}", (caller + call * 7 + n * 5) % 9));
+                let wait = ms(100 + (caller * 31 + call * 17) % 200);
+                match soon(node.multi(keys).lock_timeout(wait)).await {
+                    Ok(guard) => {
+                        tokio::time::sleep(ms(20)).await;
+                        soon(guard.release()).await.unwrap();
+                    }
+                    Err(Error::Busy { .. }) => busy += 1,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+            busy
+        });
+    }
+    let busy: Vec<u64> = callers.join_all().await;
+    assert!(busy.iter().sum::<u64>() > 0, "no caller gave up");
 }

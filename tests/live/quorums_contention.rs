@@ -2,7 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use crate::help::{Other, ms, until};
+use tenure::{Error, Locks};
+
+use crate::help::{Other, ms, soon, until};
 use crate::quorums::{masters, urls};
 
 const PROCESSES: usize = 8;
@@ -32,4 +34,31 @@ async fn each_process_gets_a_contended_key() {
     })
     .await;
     println!("grants of each process: {:?}", grants.lock().unwrap());
+}
+
+/// The masters that answer are a majority, and name the key taken.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_held_key_is_busy_whichever_master_is_away() {
+    for away in 0..3 {
+        let mut masters = masters(3).await;
+        let holder = Locks::quorum(urls(&masters)).await.unwrap();
+        let waiter = Locks::quorum(urls(&masters)).await.unwrap();
+        let guard = soon(holder.mutex("a").lock()).await.unwrap();
+        masters[away].kill();
+        for _ in 0..3 {
+            let error = soon(waiter.mutex("a").lock_timeout(ms(1_000))).await.unwrap_err();
+            assert!(
+                matches!(error, Error::Busy { .. }),
+                "without master {away}: {error}"
+            );
+            let error = soon(waiter.multi(["a", "b"]).lock_timeout(ms(1_000)))
+                .await
+                .unwrap_err();
+            assert!(
+                matches!(error, Error::Busy { .. }),
+                "without master {away}: {error}"
+            );
+        }
+        assert!(guard.is_held());
+    }
 }

@@ -14,8 +14,16 @@ use crate::protocol::time::Instant;
 impl<P: Plant> KeyState<P> {
     /// Notes a failed request of a claim. If an earlier request has no answer either, the callers get that error. The
     /// earlier request may have been executed, whatever the store says of its repeat.
-    fn note_failure(&mut self, number: ClaimNumber, mut failure: FailedRequest) -> FailedRequest {
-        self.error = Some(failure.error.clone());
+    fn note_failure(
+        &mut self,
+        number: ClaimNumber,
+        kind: RequestKind,
+        mut failure: FailedRequest,
+    ) -> FailedRequest {
+        // No caller waits for the answer to a leave.
+        if !matches!(kind, RequestKind::Leave) {
+            self.error = Some(failure.error.clone());
+        }
         let believes_all = self.plant.planted(Flaw::RefusalBelieved);
         failure.note_first(&mut self.claims[number].unanswered, believes_all);
         failure
@@ -56,7 +64,7 @@ impl<P: Plant> KeyState<P> {
         if let Some(when) = self.redirects.note(cx.now, lease, failure.why) {
             return self.ask_elsewhere(cx, tag.claim, kind, when);
         }
-        let failure = self.note_failure(tag.claim, failure);
+        let failure = self.note_failure(tag.claim, kind, failure);
         match kind {
             RequestKind::Claim { .. } | RequestKind::Yield => {
                 self.claim_failed(cx, tag.claim, late_after, &failure);
@@ -77,7 +85,7 @@ impl<P: Plant> KeyState<P> {
         error: StoreError,
     ) {
         let failure = FailedRequest::of_answer(self.taken_at, error);
-        let failure = self.note_failure(number, failure);
+        let failure = self.note_failure(number, kind, failure);
         match kind {
             RequestKind::Claim { .. } => self.claim_not_executed(cx, number, &failure),
             RequestKind::Yield => {

@@ -343,6 +343,12 @@ impl<P: Plant> Shard<P> {
             .is_some_and(|key| key.is_known_taken(now, since))
     }
 
+    /// Returns whether the store named the key taken at or after `since`, as far as it is known here.
+    pub fn was_named_taken(&self, name: &Name, since: Instant) -> bool {
+        let taken_at = self.keys.get(name).and_then(|key| key.taken_at);
+        taken_at.is_some_and(|at| at >= since)
+    }
+
     /// Returns why the requests of this key have had no answer since the last answer.
     pub fn last_error(&self, now: Instant, name: &Name) -> Option<StoreError> {
         self.keys.get(name)?.last_error(now)
