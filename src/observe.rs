@@ -13,7 +13,8 @@
 //! first connection is given up, or when the first request is refused or not answered in time; its fields are `server` and
 //! `error`. `store_recovered` is emitted when the server answers again and its inbox is open again. Its fields are
 //! `away_ms`, `requests_failed`, `callers_refused` and `leases_lost`. A server that refused requests, or failed again within
-//! five seconds of its return, counts as back when nothing failed for five seconds. The failures of single keys, callers
+//! five seconds of its return, counts as back when nothing failed for five seconds. Two refusals are no outage: of a key that has
+//! a value of another kind, and of requests until something is corrected, such as a missing right (`store_refuses`). The failures of single keys, callers
 //! and requests have level DEBUG, and each is counted by the metrics. A lost lease always has an event of its own.
 //!
 //! Events that a caller sees (`granted`, `denied`, `released`, `release_failed`, and all events of layers and jobs) are

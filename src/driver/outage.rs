@@ -20,6 +20,9 @@ use crate::protocol::time::Instant;
 /// same time applies to a server that fails again this soon after its return.
 const RECOVERY_TIME: Duration = Duration::from_secs(5);
 
+/// The shortest time between two reports of refusals that are no outage.
+const REPORT_PERIOD: Duration = Duration::from_secs(60);
+
 /// The kind of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum FailureKind {
@@ -47,6 +50,8 @@ struct OutageState {
     inbox: InboxHistory,
     /// The id of the server's run that answered last, if the server gives one.
     run_id: Option<Box<str>>,
+    /// When a refusal was last reported that is no outage.
+    refusal_reported: Option<Instant>,
 }
 
 /// What happened to the inbox.
@@ -257,6 +262,16 @@ impl Outage {
         state.inbox.doubt = None;
         self.is_on.store(false, Ordering::Release);
         true
+    }
+
+    /// Returns whether no refusal that is no outage was reported within a minute, and notes that one is reported now.
+    pub(crate) fn is_refusal_news(&self, now: Instant) -> bool {
+        let reported = &mut lock(&self.state).refusal_reported;
+        let is_news = reported.is_none_or(|at| now.since(at) >= REPORT_PERIOD);
+        if is_news {
+            *reported = Some(now);
+        }
+        is_news
     }
 
     /// Returns whether the server fails, or its inbox is in doubt.

@@ -6,7 +6,7 @@ use crate::driver::node::Node;
 use crate::driver::outage::{FailureKind, InboxLoss, OutageEnd};
 use crate::driver::servers::Server;
 use crate::driver::waiter::lock;
-use crate::error::{StoreError, StoreErrorKind};
+use crate::error::{StoreError, StoreErrorKind, Trouble};
 use crate::observe;
 use crate::protocol::message::{Reply, Unanswered};
 use crate::protocol::session::step::{SessionEvent, SessionRole};
@@ -16,9 +16,19 @@ use crate::protocol::time::Instant;
 impl Node {
     /// Notes a failure at a server, which may begin an outage.
     pub(crate) fn note_server_failure(&self, server: &Server, what: FailureKind, error: &StoreError) {
-        // A server that recovers answers its requests, and has an event of its own.
-        if error.is_recovering() {
-            return;
+        match error.trouble() {
+            // A server that recovers answers its requests, and has an event of its own. A value of another kind under one key
+            // concerns the callers of that key, who are told.
+            Trouble::Recovering | Trouble::Key => return,
+            // Nothing is served on a connection that cannot be opened.
+            Trouble::Service if what != FailureKind::Connection => {
+                if server.outage.is_refusal_news(self.clock.now()) {
+                    let event = observe::store_refuses(server.text.clone(), error.clone());
+                    self.events.push(event);
+                }
+                return;
+            }
+            Trouble::Service | Trouble::Unanswered | Trouble::Passing => {}
         }
         // A failure that a process finds after it stood still says nothing about the server. A server that really
         // fails will fail again.

@@ -130,6 +130,11 @@ node later {
     WARN store_failing(server: Arc<str>, error: StoreError): [server = &*server, %error]
         "the store fails; store_recovered will say what that cost";
 
+    /// The server answers, and refuses requests until an operator corrects something: a right is missing (`NOPERM`), or it refuses in
+    /// words that are unknown here. No outage begins. Emitted at most once a minute for each server.
+    ERROR store_refuses(server: Arc<str>, error: StoreError): [server = &*server, %error]
+        "the store refuses requests until something is corrected";
+
     /// The server and its inbox are back, after `away_ms`, with what the outage cost. `is_another` if another run of
     /// the server answers, after a restart or a failover.
     WARN store_recovered(server: Arc<str>, recovery: StoreRecovery):

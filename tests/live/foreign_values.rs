@@ -475,3 +475,33 @@ async fn a_clock_of_a_wrong_type_is_never_overwritten() {
         "{told:#?}"
     );
 }
+
+/// A refusal of one key says nothing of the server, and a missing right ends only when an operator adds it.
+#[tokio::test]
+async fn a_bad_key_and_a_missing_right_are_no_outage() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let watch = Watch::of(format!("127.0.0.1:{}", server.port()));
+    let _: i64 = eyes.text("HSET lock:account:99 a b");
+    let locks = locks(&server.url(), ms(10_000)).await;
+    for _ in 0..5 {
+        let error = soon(locks.mutex("account:99").lock())
+            .await
+            .map(drop)
+            .unwrap_err();
+        tells(&error, &["`account:99`"]);
+        held(&locks, "account:1").await.release().await.unwrap();
+    }
+    assert_eq!(
+        (watch.count("store_failing"), watch.count("store_refuses")),
+        (0, 0)
+    );
+    let _: String = eyes.text("ACL SETUSER default -evalsha");
+    for _ in 0..5 {
+        let error = soon(locks.mutex("account:1").lock()).await.map(drop).unwrap_err();
+        tells(&error, &["NOPERM"]);
+    }
+    watch.until("store_refuses").await;
+    let counts = ["store_failing", "store_refuses", "store_recovered"].map(|event| watch.count(event));
+    assert_eq!(counts, [0, 1, 0], "{:#?}", watch.told());
+}
