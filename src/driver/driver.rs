@@ -181,6 +181,7 @@ impl Node {
             let is_moved = |name: &Name| !self.servers.serves(server, name);
             lock(&server.session).release_moved(now, is_moved, &mut effects);
             self.perform_all(server, &mut effects, now);
+            self.note_left(server);
         }
         self.alarm.ring();
     }

@@ -28,7 +28,12 @@ pub(crate) fn open(node: &Arc<Node>, server: &Arc<Server>, attempt: Attempt) {
             let Some(node) = node.upgrade() else { return };
             match key_input(event) {
                 Ok((name, input)) => node.drive(&name, input),
-                Err(text) => node.events.push(observe::server_warning(text)),
+                Err(Some(text)) => node.events.push(observe::server_warning(text)),
+                Err(None) => {
+                    if let Some(count) = node.count_unknown_push() {
+                        node.events.push(observe::unknown_pushes(count));
+                    }
+                }
             }
         })
     };
@@ -67,14 +72,15 @@ pub(crate) fn open(node: &Arc<Node>, server: &Arc<Server>, attempt: Attempt) {
     );
 }
 
-/// Returns the input for the key machine. A warning for the operator is an error here.
-pub(crate) fn key_input(event: InboxEvent) -> Result<(Name, Input), String> {
+/// Returns the input for the key machine. A warning for the operator is an error here; `None` is a push of an unknown format.
+pub(crate) fn key_input(event: InboxEvent) -> Result<(Name, Input), Option<String>> {
     match event {
         InboxEvent::Pushed(Push::Granted(grant)) => Ok((grant.name.clone(), Input::Pushed(grant))),
         InboxEvent::Pushed(Push::Changed(_, name)) => Ok((name, Input::Changed)),
         InboxEvent::Pushed(Push::Asked(name, claim_id, asking)) => Ok((name, Input::Asked(claim_id, asking))),
         InboxEvent::Pushed(Push::Revoked(name, claim_id, mode)) => Ok((name, Input::Revoked(claim_id, mode))),
-        InboxEvent::Warning(text) => Err(text),
+        InboxEvent::Unknown => Err(None),
+        InboxEvent::Warning(text) => Err(Some(text)),
     }
 }
 

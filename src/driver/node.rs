@@ -12,6 +12,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::Poll;
+use std::time::Duration;
 
 use foldhash::quality::RandomState;
 use tokio::runtime::Handle;
@@ -38,6 +39,8 @@ use crate::store::{ServerId, Store};
 
 /// The number of shards: more than the cores that may contend for one.
 const SHARDS: u64 = 16;
+/// The shortest time between two reports of pushes of an unknown format.
+const UNKNOWN_PUSHES_PERIOD: Duration = Duration::from_secs(60);
 /// How often a ping asks, because an answer may show other servers.
 const MAX_PING_ROUNDS: usize = 3;
 /// A thread keeps buffers with room for at most this many effects, and this many wakers.
@@ -60,6 +63,10 @@ pub(crate) struct Node {
     pub(super) shards: Vec<ShardCell>,
     pub(super) waiting: AtomicUsize,
     abandoned: AtomicBool,
+    /// Set when the caller of the builder gets its `Locks`.
+    is_built: AtomicBool,
+    /// The pushes of an unknown format since the latest report, and when that was.
+    unknown_pushes: Mutex<(u64, Option<Instant>)>,
     pub(super) idle: Notify,
     inbox: watch::Sender<InboxState>,
     pub(super) longest_ms: AtomicU64,
@@ -248,6 +255,8 @@ impl Node {
             shards: shards.collect(),
             waiting: AtomicUsize::new(0),
             abandoned: AtomicBool::new(false),
+            is_built: AtomicBool::new(false),
+            unknown_pushes: Mutex::default(),
             idle: Notify::new(),
             inbox: watch::Sender::new(InboxState::Unconfirmed),
             longest_ms: AtomicU64::new(0),
@@ -565,6 +574,28 @@ impl Node {
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::Release);
         self.alarm.ring();
+    }
+
+    /// Notes that the caller of the builder gets its `Locks`.
+    pub(crate) fn note_built(&self) {
+        self.is_built.store(true, Ordering::Release);
+    }
+
+    pub(crate) fn is_built(&self) -> bool {
+        self.is_built.load(Ordering::Acquire)
+    }
+
+    /// Counts a push of an unknown format. Returns how many to report now.
+    pub(crate) fn count_unknown_push(&self) -> Option<u64> {
+        let now = self.clock.now();
+        let mut pushes = lock(&self.unknown_pushes);
+        let (count, reported) = &mut *pushes;
+        *count += 1;
+        if reported.is_some_and(|at| now.since(at) < UNKNOWN_PUSHES_PERIOD) {
+            return None;
+        }
+        *reported = Some(now);
+        Some(std::mem::take(count))
     }
 
     pub(crate) fn is_abandoned(&self) -> bool {

@@ -198,6 +198,22 @@ impl Outage {
         Some(OutageEnd::Outage(recovery))
     }
 
+    /// Ends the outage of a server that answers for no name any more.
+    pub(crate) fn left(&self, now: Instant) -> Option<OutageEnd> {
+        if !self.is_on() {
+            return None;
+        }
+        let mut state = lock(&self.state);
+        let outage = state.ongoing.take()?;
+        state.ended_at = Some(now);
+        self.is_on.store(false, Ordering::Release);
+        Some(OutageEnd::Outage(StoreRecovery {
+            away: now.since(outage.since),
+            has_left: true,
+            ..outage.recovery
+        }))
+    }
+
     /// Notes that the inbox is lost, or was not opened. If `is_decided`, the connection need not be asked what that
     /// means.
     pub(crate) fn inbox_lost(&self, now: Instant, error: &StoreError, is_decided: bool) -> InboxLoss {
@@ -332,12 +348,26 @@ mod tests {
         let recovery = StoreRecovery {
             away: Duration::from_millis(1_490),
             is_another: false,
+            has_left: false,
             requests_failed: 3,
             callers_refused: 1,
             leases_lost: 1,
         };
         assert_eq!(answered(&outage, 1_500), Some(recovery));
         assert_eq!(answered(&outage, 1_501), None);
+    }
+
+    #[test]
+    fn the_outage_of_a_server_that_left_the_map_is_over() {
+        let outage = Outage::default();
+        assert!(outage.left(at(0)).is_none());
+        assert!(begins(&outage, 10, FailureKind::Connection, TimedOut));
+        let Some(OutageEnd::Outage(recovery)) = outage.left(at(300)) else {
+            panic!("the outage goes on");
+        };
+        assert!(recovery.has_left && !outage.is_on());
+        assert_eq!(recovery.away, Duration::from_millis(290));
+        assert!(outage.left(at(301)).is_none());
     }
 
     #[test]

@@ -166,6 +166,11 @@ impl Servers {
         self.is_quorum() || self.store.server(name) == server.id
     }
 
+    /// Returns whether the store still asks the server. A cluster may have removed it.
+    pub(crate) fn is_named(&self, server: &Server) -> bool {
+        server.role != SessionRole::Member || self.store.servers().contains(&server.id)
+    }
+
     pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Server>> {
         let slots = std::iter::successors(Some(&self.list), |slot| Some(slot.next.get()?));
         slots.filter_map(|slot| slot.server.get())

@@ -35,10 +35,17 @@ impl Node {
         if self.pause_until_now().is_some() {
             return;
         }
+        // A server that answers for no name is needed by no caller.
+        if !self.servers.is_named(server) {
+            return;
+        }
         let (begins, inbox) = server.outage.failed(self.clock.now(), what, error);
         if begins {
-            self.events
-                .push(observe::store_failing(server.text.clone(), error.clone()));
+            self.events.push(observe::store_failing(
+                server.text.clone(),
+                error.clone(),
+                self.is_built(),
+            ));
         }
         if let Some(error) = inbox {
             self.events.push(observe::inbox_lost(error, false));
@@ -75,6 +82,14 @@ impl Node {
     pub(crate) fn note_inbox(&self, server: &Server, state: InboxState) {
         let ended = server.outage.inbox_state(self.clock.now(), state);
         self.push_outage_end(server, ended);
+    }
+
+    /// Ends the outage of a server that the map of the cluster no longer names.
+    pub(crate) fn note_left(&self, server: &Server) {
+        if !self.servers.is_named(server) {
+            let ended = server.outage.left(self.clock.now());
+            self.push_outage_end(server, ended);
+        }
     }
 
     fn push_outage_end(&self, server: &Server, ended: Option<OutageEnd>) {

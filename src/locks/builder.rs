@@ -163,6 +163,7 @@ impl Locks {
 
     fn log_built(&self) {
         let node = self.handle.node();
+        node.note_built();
         let store = node.servers.text();
         observe::locks_built(node.events.label(), &store, &node.options.prefix);
     }

@@ -127,8 +127,8 @@ node now {
 
 node later {
     /// A server is unreachable, refuses, or does not answer in time. Emitted once for each node.
-    WARN store_failing(server: Arc<str>, error: StoreError): [server = &*server, %error]
-        "the store fails; store_recovered will say what that cost";
+    WARN store_failing(server: Arc<str>, error: StoreError, is_built: bool): [server = &*server, %error]
+        "the store fails{}" (if is_built { "; store_recovered will say what that cost" } else { "" });
 
     /// The server answers, and refuses requests until an operator corrects something: a right is missing (`NOPERM`), or it refuses in
     /// words that are unknown here. No outage begins. Emitted at most once a minute for each server.
@@ -136,11 +136,13 @@ node later {
         "the store refuses requests until something is corrected";
 
     /// The server and its inbox are back, after `away_ms`, with what the outage cost. `is_another` if another run of
-    /// the server answers, after a restart or a failover.
+    /// the server answers, after a restart or a failover. `has_left` if the cluster no longer names the server, and others serve
+    /// its keys.
     WARN store_recovered(server: Arc<str>, recovery: StoreRecovery):
         [server = &*server, away_ms = ms(recovery.away), requests_failed = recovery.requests_failed,
-         callers_refused = recovery.callers_refused, leases_lost = recovery.leases_lost, is_another = recovery.is_another]
-        "the store is back";
+         callers_refused = recovery.callers_refused, leases_lost = recovery.leases_lost, is_another = recovery.is_another,
+         has_left = recovery.has_left]
+        "{}" (if recovery.has_left { "the cluster no longer needs this server" } else { "the store is back" });
 
     /// Another run of the server answers at its address, and the node had noticed no failure.
     WARN server_changed(server: Arc<str>): [server = &*server]
@@ -173,6 +175,11 @@ node later {
     /// still answers. DEBUG if `store_failing` explains the loss, or if the loss was reported before.
     WARN (DEBUG if !is_news) inbox_lost(error: StoreError, is_news: bool): [%error]
         "grants are not pushed to this node; waiters use timers", counts pending::store_failed("inbox", &error);
+
+    /// Pushes to this node were ignored, `count` since the previous such event: another release, another prefix, or a forgery. The
+    /// first is reported at once, the following ones once a minute.
+    WARN unknown_pushes(count: u64): [count]
+        "pushes of an unknown format were ignored: another release, another prefix, or a forgery";
 
     /// The configuration of a server endangers leases.
     WARN server_warning(text: String): "{text}";
@@ -356,6 +363,8 @@ pub(crate) struct StoreRecovery {
     pub(crate) away: Duration,
     /// Another run of the server answers.
     pub(crate) is_another: bool,
+    /// The map of the cluster no longer names the server.
+    pub(crate) has_left: bool,
     pub(crate) requests_failed: u64,
     pub(crate) callers_refused: u64,
     pub(crate) leases_lost: u64,

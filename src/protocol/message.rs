@@ -473,6 +473,8 @@ impl Push {
 pub enum InboxEvent {
     /// A push of the store.
     Pushed(Push),
+    /// A push of an unknown format, which is ignored.
+    Unknown,
     /// A fact about the server that its operator should know.
     Warning(String),
 }

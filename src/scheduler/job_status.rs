@@ -1,5 +1,6 @@
 //! What a node learns from the store about a job: its clock, its open ticks, and the ticks that are over.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::time::Instant as Since;
@@ -44,7 +45,10 @@ impl TickRunner {
         if Duration::from_millis(report.ahead_ms) > MAX_CLOCK_SKEW {
             observe::mark_ahead(label, name, report.ahead_ms);
         }
-        if report.differs {
+        // The store knows the fingerprint of the latest question, and each node asks once a lease. Another fingerprint since the last
+        // question of this node is that of a process that lives. One before the first may be of a process that a deploy replaced.
+        let has_asked = self.has_asked.swap(true, Ordering::Relaxed);
+        if report.differs && has_asked {
             observe::job_differs(label, name);
         }
         let mut over = lock(&self.jobs.over);

@@ -36,7 +36,7 @@
 //! | the job is removed from a node's scheduler | a run continues; standbys on that node stop, and the job's name is free |
 //! | the store knows a tick ahead of its clock | nothing runs, each node reports it (`mark_ahead`), and [`reset_job`](Locks::reset_job) repairs it |
 //! | the store is restored from an older copy, as after a failover that lost writes | each node remembers the latest tick of a job that is over, and reports it when it asks for unfinished ticks. From then on the store grants that tick to no node, and an event reports it (`store_went_back`). A standby that asks for its tick before that may run it again, and so may any node if no living node knows that the tick is over |
-//! | another service, or another expression, uses the job's name | both run, and a warning reports it (`job_differs`) |
+//! | another service, or another expression, uses the job's name | both run, and a warning reports it (`job_differs`) while both live |
 //! | the job fails or panics | the tick has ended, and the next one comes as usual |
 //! | the store is unavailable | no node runs the job until the store is back; then each node claims the newest tick that it has seen, and that tick runs once |
 //! | the node drains | it claims nothing; a run is cancelled after the timeout, and handed to a standby |

@@ -2,7 +2,7 @@
 //! crate.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -55,6 +55,8 @@ pub(crate) struct TickRunner {
     consecutive_skips: AtomicU32,
     /// The last known time of the store's clock, in milliseconds since the Unix epoch, and when this node learned it.
     pub(super) store_clock: Mutex<Option<(u64, Since)>>,
+    /// Set when the store has answered a question of this node about the job.
+    pub(super) has_asked: AtomicBool,
     /// When a claim last failed because the store was unavailable. A tick that was due before then, and begins later,
     /// is a catch-up.
     pub(super) last_outage: Mutex<Option<SystemTime>>,
@@ -134,6 +136,7 @@ impl TickRunner {
             run_all_lock: AsyncMutex::default(),
             consecutive_skips: AtomicU32::new(0),
             store_clock: Mutex::default(),
+            has_asked: AtomicBool::new(false),
             last_outage: Mutex::default(),
             ongoing_polls: Mutex::default(),
             unresolved: Mutex::default(),

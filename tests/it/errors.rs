@@ -20,6 +20,7 @@ async fn a_failure_to_connect_is_a_tenure_error() {
     let closed = tokio::net::TcpSocket::new_v4().unwrap();
     closed.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let addr = closed.local_addr().unwrap();
+    let watch = crate::support::events::Watch::of(addr.to_string());
     let away = crate::help::soon(starts(&format!("redis://user:hunter2@{addr}/")))
         .await
         .unwrap_err();
@@ -29,6 +30,9 @@ async fn a_failure_to_connect_is_a_tenure_error() {
         text.contains(&addr.to_string()) && !text.contains("hunter2"),
         "{text}"
     );
+    // No `Locks` exist that will report a recovery.
+    let failing = watch.until("store_failing").await.text;
+    assert!(!failing.contains("store_recovered"), "{failing}");
 }
 
 /// A handler returns a tenure error with `?`, and the response is that of the layer.

@@ -560,3 +560,20 @@ async fn releases_differ_in_the_jobs_expression() {
     assert!(told.count("job_differs") > 0);
     assert_eq!(old.log.ended().len(), 4, "both run it");
 }
+
+/// The store knows the expression of the release before. No process uses that expression any more.
+#[tokio::test(start_paused = true)]
+async fn a_deploy_with_another_expression_is_no_difference_between_processes() {
+    let told = Watch::of("one-release");
+    let sim = Simulation::at("2026-10-01T12:00:30Z");
+    let old = Service::new("one-release", "0 0 * * * *", secs(1));
+    let before = old.start(&sim, "old").await;
+    sim.run_for(secs(600)).await;
+    before.crash();
+    let mut new = old.clone();
+    new.expression = "0 30 * * * *";
+    let _new = new.start(&sim, "new").await;
+    sim.run_for(secs(2 * 3_600)).await;
+    assert_eq!(told.count("job_differs"), 0);
+    assert_eq!(old.log.ended().len(), 2);
+}

@@ -10,6 +10,7 @@ use crate::cluster::Cluster;
 use crate::clusters::node;
 use crate::deployment::{eventually, info, query, tell};
 use crate::help::{ms, soon, until};
+use crate::support::events::Watch;
 
 const KEYS: usize = 64;
 /// Waiters wait through an outage of up to a lease. The node timeout is 2 s.
@@ -154,4 +155,20 @@ async fn every_waiter_of_a_killed_or_replaced_master_is_granted() {
     Counts::of(&cluster).check(&cluster, took);
     soon(one.shutdown()).await;
     soon(other.shutdown()).await;
+}
+
+/// The killed master never answers again, and its replica serves its keys.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_outage_of_a_killed_master_ends_when_the_map_names_it_no_longer() {
+    let mut cluster = Cluster::start_with(3, 1, &["--cluster-require-full-coverage", "no"]);
+    let watch = Watch::of(format!(":{}", cluster.server(0).port()));
+    let locks = node(&cluster, LEASE).await;
+    let contended = Contended::on(&cluster, 0, &locks, &node(&cluster, LEASE).await).await;
+    cluster.wait_for_replicas(0);
+    cluster.kill(0);
+    watch.until("store_failing").await;
+    assert_eq!(cluster.promoted(0), 3);
+    contended.hand_over(true).await;
+    let told = watch.until("store_recovered").await;
+    assert!(told.text.contains("has_left=true"), "{told:?}");
 }

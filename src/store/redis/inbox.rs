@@ -52,9 +52,7 @@ async fn listen(store: Arc<Config>, node: NodeId, sink: Sink, mut stream: PubSub
     while let Some(message) = poll_fn(|cx| Pin::new(&mut stream).poll_next(cx)).await {
         match decode::push(message.get_payload_bytes(), node, &store.names) {
             Some(push) => sink(InboxEvent::Pushed(push)),
-            None => sink(InboxEvent::Warning(format!(
-                "ignored a push to {node} of an unknown format: another release, another prefix, or a forgery"
-            ))),
+            None => sink(InboxEvent::Unknown),
         }
     }
     StoreError::new(

@@ -93,7 +93,26 @@ fn has_port(url: &str) -> bool {
 
 /// Returns advice for a URL of a set-up that is not supported yet.
 fn unsupported(url: &str) -> Option<&'static str> {
-    let scheme = url.split_once("://")?.0.to_ascii_lowercase();
+    let Some((scheme, _)) = url.split_once("://") else {
+        // `redis:`, `unix:` and the like are left to redis-rs.
+        let has_scheme = [
+            "redis",
+            "rediss",
+            "valkey",
+            "valkeys",
+            "unix",
+            "redis+unix",
+            "valkey+unix",
+        ]
+        .iter()
+        .any(|scheme| {
+            url.split(':')
+                .next()
+                .is_some_and(|given| given.eq_ignore_ascii_case(scheme))
+        });
+        return (!has_scheme).then_some("it lacks a scheme: put `redis://` in front of the host");
+    };
+    let scheme = scheme.to_ascii_lowercase();
     if scheme.contains("sentinel") {
         Some(
             "Sentinels have a constructor of their own: `Locks::sentinel(name, urls)`, with a URL `redis://host:port` for \
@@ -129,6 +148,17 @@ fn redacted(url: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_url_without_a_scheme_says_what_to_add() {
+        for url in ["localhost:6379", "localhost", "10.0.0.1:6379/2"] {
+            let error = client(url).unwrap_err().to_string();
+            assert!(
+                error.contains("lacks a scheme") && error.contains("`redis://`"),
+                "{error}"
+            );
+        }
+    }
 
     #[test]
     fn a_sentinel_has_a_port_of_its_own() {
