@@ -680,7 +680,7 @@ fn finds_an_assertion_that_takes_the_record_of_another_owner() {
 
 #[test]
 fn finds_an_assertion_that_leaves_its_claim_in_the_queue() {
-    finds(with(Flaw::AssertionStaysQueued), Violation::OwnerQueued, 85);
+    finds(with(Flaw::AssertionStaysQueued), Violation::OwnerQueued, 2_630);
 }
 
 #[test]
@@ -688,7 +688,7 @@ fn finds_an_assertion_that_is_executed_after_its_leave() {
     finds_among(
         with(Flaw::AssertedAfterLeave),
         Violation::OrphanRecord,
-        30_700,
+        28_100,
         FAILOVERS,
     );
 }
