@@ -259,7 +259,7 @@ async fn the_documented_acl_is_enough_on_a_cluster() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_that_stops_costs_only_its_own_leases() {
     let cluster = Cluster::start_with(3, 0, &["--cluster-require-full-coverage", "no"]);
-    let lease = ms(2_000);
+    let lease = ms(4_000);
     let locks = node(&cluster, lease).await;
     let mut guards = Vec::new();
     for n in 0..300 {

@@ -102,7 +102,7 @@ impl Service {
             assert_eq!((answer.status(), self.runs(n)), (why.status(), 0));
             assert_eq!(answer.extensions().get(), Some(&why));
             let may_retry = answer.headers().contains_key("retry-after");
-            assert_eq!(may_retry, why == Refused::StoreFailed);
+            assert_eq!(may_retry, why != Refused::StoreRefused);
         }
     }
 }
@@ -175,7 +175,7 @@ async fn no_request_runs_unlocked_while_a_server_recovers() {
             .parse()
             .unwrap();
         assert!(after > 3, "the client is told of the recovery: {after}");
-        permits.are_refused(vec![answer]);
+        permits.are_refused_as(Refused::Recovering, vec![answer]);
     }
     assert_eq!(eyes.text::<u8>("EXISTS tenure1:recovering"), 1);
     assert!(guard.is_held());
