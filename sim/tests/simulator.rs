@@ -638,7 +638,7 @@ fn finds_a_link_for_which_the_sentinels_are_asked_before_it_opens() {
     finds_among(
         with(Flaw::SentinelsAskedBefore),
         Violation::TwoHolders,
-        23_700,
+        106_400,
         FAILOVERS,
     );
 }

@@ -282,7 +282,7 @@ pub trait Link: Debug + Send + Sync + 'static {
 /// An open inbox. Dropping it closes it.
 #[non_exhaustive]
 pub struct Inbox {
-    /// The address that the inbox leads to, equal to that of a [`Place`].
+    /// The address that the inbox leads to, equal to that of a [`Place`](crate::protocol::session::step::Place).
     pub address: Arc<str>,
     /// A channel to which no other connection is subscribed, if the store has channels. It tells which server the inbox leads to.
     pub own_channel: Option<Arc<str>>,
