@@ -363,9 +363,8 @@ async fn a_server_without_role_is_asked_for_info() {
         .release()
         .await
         .unwrap();
-    let follows = format!("127.0.0.1 {}", master.port());
-    let replica = [&without_role[..], &["--replicaof", &follows]].concat();
-    let replica = RedisServer::with_args(&replica);
+    let replica = RedisServer::with_args(&without_role);
+    Eyes::on(&replica).text::<()>(&format!("REPLICAOF 127.0.0.1 {}", master.port()));
     let (_, error) = refused(Locks::redis(&replica.url()).await);
     assert_eq!(error.kind(), &StoreErrorKind::Refused(StoreRefusal::ReadOnly));
 }
