@@ -72,7 +72,7 @@ impl Watch {
 
     /// Waits up to 20 s for the event, and returns the first one.
     pub async fn until(&self, event: &str) -> Told {
-        match tokio::time::timeout(std::time::Duration::from_secs(20), self.whenever(event)).await {
+        match tokio::time::timeout(std::time::Duration::from_secs(60), self.whenever(event)).await {
             Ok(told) => told,
             Err(_) => panic!("timed out waiting for `{event}`: {:#?}", self.told()),
         }

@@ -12,11 +12,11 @@ use crate::store::BoxFuture;
 type BoxedError = Box<dyn Error + Send + Sync>;
 
 /// User and password, when the service has given them.
-type Asked = BoxFuture<'static, Result<(String, String), BoxedError>>;
+type GivenCredentials = BoxFuture<'static, Result<(String, String), BoxedError>>;
 
 /// A function of the service that gives user and password.
 #[derive(Clone)]
-pub(crate) struct Credentials(Arc<dyn Fn() -> Asked + Send + Sync>);
+pub(crate) struct Credentials(Arc<dyn Fn() -> GivenCredentials + Send + Sync>);
 
 impl Credentials {
     pub(crate) fn new<F, Fut, E>(hook: F) -> Self

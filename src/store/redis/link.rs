@@ -26,7 +26,7 @@ use crate::store::redis::script::{LuaScript, VOTE};
 use crate::store::redis::sentinel::SentinelWatch;
 use crate::store::redis::slots::{self, SlotBatch};
 use crate::store::redis::write::{self, ActionCall};
-use crate::store::redis::{decode, encode, format, map_answer, names, run};
+use crate::store::redis::{contract, decode, encode, format, map_answer, names, run};
 use crate::store::{BoxFuture, Link, WarnSink};
 
 /// The oldest supported version: older servers lack commands that the scripts use.
@@ -288,7 +288,7 @@ async fn join(
 ) -> Result<(), StoreError> {
     let contract = masters.contract(store.run_policy);
     masters.compare(&store.client, &contract, recorded.as_deref(), run_id)?;
-    let lives = run::contract_lives(store.run_policy);
+    let lives = contract::contract_lives(store.run_policy);
     if recorded.is_some() {
         let mut refresh = redis::pipe();
         refresh.cmd("PEXPIRE").arg(names::MASTERS).arg(lives);
@@ -448,7 +448,7 @@ impl Link for RedisLink {
     }
 
     fn ended(&self, warn: WarnSink) -> BoxFuture<'static, ()> {
-        let contradicted = run::keep_contracts(self.store.clone(), self.connection.clone());
+        let contradicted = contract::keep_contracts(self.store.clone(), self.connection.clone());
         let masters = self.store.masters.clone();
         let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take();
         let address = self.store.tcp_address();

@@ -28,6 +28,7 @@ use crate::store::{Abilities, BoxFuture, Inbox, Inspect, Link, MapSink, ServerId
 mod cluster;
 mod config;
 mod connection;
+mod contract;
 pub(crate) mod credentials;
 mod decode;
 mod encode;
