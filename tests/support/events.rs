@@ -70,7 +70,7 @@ impl Watch {
         self.told().iter().filter(|told| told.event == event).count()
     }
 
-    /// Waits up to 20 s for the event, and returns the first one.
+    /// Waits up to a minute for the event, and returns the first one.
     pub async fn until(&self, event: &str) -> Told {
         match tokio::time::timeout(std::time::Duration::from_secs(60), self.whenever(event)).await {
             Ok(told) => told,
