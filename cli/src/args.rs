@@ -79,8 +79,8 @@ pub(crate) struct StealArgs {
 }
 
 impl StealArgs {
-    /// Returns the name of the operator. Services and containers often lack the variables, and an entry of the audit list without
-    /// a name helps nobody.
+    /// Returns the name of the operator. Services and containers often lack the variables, and an entry of the audit list needs a
+    /// name.
     pub(crate) fn by(&self) -> String {
         let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         let name = self.by.clone().or_else(|| variable("USER"));

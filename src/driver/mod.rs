@@ -4,7 +4,7 @@
 //! step), [`driver`] (the thread), [`servers`], [`inbox`], [`immediate`] (stores in memory), [`waiter`], [`events`],
 //! [`outage`] and [`session_events`] (a server that fails, and its events), [`pulse`] and [`pause`] (a process that
 //! stood still), `jobs`, [`presence`] and
-//! [`inspector`] (for operators), [`clock`], [`handle`]. `process` is part of simulations.
+//! [`inspector`] (for operators), [`clock`], [`handle`], [`throttle`]. `process` is part of simulations.
 
 pub(crate) mod clock;
 #[allow(clippy::module_inception, reason = "the thread that the folder is about")]
@@ -28,4 +28,5 @@ pub(crate) mod pulse;
 pub(crate) mod servers;
 pub(crate) mod session_events;
 pub(crate) mod steps;
+pub(crate) mod throttle;
 pub(crate) mod waiter;

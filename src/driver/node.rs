@@ -12,7 +12,6 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::task::Poll;
-use std::time::Duration;
 
 use foldhash::quality::RandomState;
 use tokio::runtime::Handle;
@@ -24,6 +23,7 @@ use crate::driver::outage::FailureKind;
 use crate::driver::presence_state::PresenceState;
 use crate::driver::pulse::Pulse;
 use crate::driver::servers::{Server, Servers};
+use crate::driver::throttle::Throttle;
 use crate::driver::waiter::{CallResult, Waiter, Wake, lock};
 use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::observe::Label;
@@ -39,8 +39,6 @@ use crate::store::{ServerId, Store};
 
 /// The number of shards: more than the cores that may contend for one.
 const SHARDS: u64 = 16;
-/// The shortest time between two reports of pushes of an unknown format.
-const UNKNOWN_PUSHES_PERIOD: Duration = Duration::from_secs(60);
 /// How often a ping asks, because an answer may show other servers.
 const MAX_PING_ROUNDS: usize = 3;
 /// A thread keeps buffers with room for at most this many effects, and this many wakers.
@@ -65,8 +63,8 @@ pub(crate) struct Node {
     abandoned: AtomicBool,
     /// Set when the caller of the builder gets its `Locks`.
     is_built: AtomicBool,
-    /// The pushes of an unknown format since the latest report, and when that was.
-    unknown_pushes: Mutex<(u64, Option<Instant>)>,
+    /// The pushes of an unknown format since the latest report.
+    unknown_pushes: Mutex<(u64, Throttle)>,
     pub(super) idle: Notify,
     inbox: watch::Sender<InboxState>,
     pub(super) longest_ms: AtomicU64,
@@ -589,13 +587,9 @@ impl Node {
     pub(crate) fn count_unknown_push(&self) -> Option<u64> {
         let now = self.clock.now();
         let mut pushes = lock(&self.unknown_pushes);
-        let (count, reported) = &mut *pushes;
+        let (count, reports) = &mut *pushes;
         *count += 1;
-        if reported.is_some_and(|at| now.since(at) < UNKNOWN_PUSHES_PERIOD) {
-            return None;
-        }
-        *reported = Some(now);
-        Some(std::mem::take(count))
+        reports.allow(now).then(|| std::mem::take(count))
     }
 
     pub(crate) fn is_abandoned(&self) -> bool {

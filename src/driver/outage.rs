@@ -10,8 +10,9 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::driver::throttle::Throttle;
 use crate::driver::waiter::lock;
-use crate::error::{StoreError, StoreErrorKind};
+use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::observe::StoreRecovery;
 use crate::protocol::step::InboxState;
 use crate::protocol::time::Instant;
@@ -19,9 +20,6 @@ use crate::protocol::time::Instant;
 /// A server that answers some requests and refuses others counts as back when nothing was refused for this time. The
 /// same time applies to a server that fails again this soon after its return.
 const RECOVERY_TIME: Duration = Duration::from_secs(5);
-
-/// The shortest time between two reports of refusals that are no outage.
-const REPORT_PERIOD: Duration = Duration::from_secs(60);
 
 /// The kind of a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,8 +48,8 @@ struct OutageState {
     inbox: InboxHistory,
     /// The id of the server's run that answered last, if the server gives one.
     run_id: Option<Box<str>>,
-    /// When a refusal was last reported that is no outage.
-    refusal_reported: Option<Instant>,
+    /// The reports of refusals that are no outage.
+    refusals: Throttle,
 }
 
 /// What happened to the inbox.
@@ -109,23 +107,33 @@ struct OngoingOutage {
     is_again: bool,
     /// Set if a connection was lost: the next connection that answers ends the outage.
     by_connection: bool,
+    /// Set if the report of the outage said that the server refuses this user.
+    is_user_refused: bool,
     /// What is reported when the outage ends. Its length is known then.
     recovery: StoreRecovery,
 }
 
 impl Outage {
-    /// Notes a failure. Returns whether an outage begins with it, and why the inbox was lost, if that was in doubt.
+    /// Notes a failure. Returns whether it is reported, and why the inbox was lost, if that was in doubt. An outage is reported when
+    /// it begins, and when it turns out that the server refuses this user: before, there was only a broken connection.
     pub(crate) fn failed(
         &self,
         now: Instant,
         what: FailureKind,
         error: &StoreError,
     ) -> (bool, Option<StoreError>) {
+        use StoreRefusal::{NoAuth, NoPermission, WrongPassword};
+        let refuses_user = matches!(
+            error.kind(),
+            StoreErrorKind::Refused(NoAuth | NoPermission | WrongPassword)
+        );
         let mut state = lock(&self.state);
         if let Some(outage) = &mut state.ongoing {
             (outage.failed, outage.answered) = (now, None);
             outage.count(what);
-            return (false, None);
+            let is_news = refuses_user && !outage.is_user_refused;
+            outage.is_user_refused |= refuses_user;
+            return (is_news, None);
         }
         // The loss of the connection is reported by itself, and a connection that closed while it was idle is no
         // trouble.
@@ -145,6 +153,7 @@ impl Outage {
                 .ended_at
                 .is_some_and(|ended_at| now.since(ended_at) < RECOVERY_TIME),
             by_connection: false,
+            is_user_refused: refuses_user,
             recovery: StoreRecovery::default(),
         };
         outage.count(what);
@@ -193,9 +202,13 @@ impl Outage {
             away,
             ..outage.recovery
         };
+        Some(self.close(state, now, recovery))
+    }
+
+    fn close(&self, state: &mut OutageState, now: Instant, recovery: StoreRecovery) -> OutageEnd {
         (state.ongoing, state.ended_at) = (None, Some(now));
         self.is_on.store(false, Ordering::Release);
-        Some(OutageEnd::Outage(recovery))
+        OutageEnd::Outage(recovery)
     }
 
     /// Ends the outage of a server that answers for no name any more.
@@ -204,14 +217,13 @@ impl Outage {
             return None;
         }
         let mut state = lock(&self.state);
-        let outage = state.ongoing.take()?;
-        state.ended_at = Some(now);
-        self.is_on.store(false, Ordering::Release);
-        Some(OutageEnd::Outage(StoreRecovery {
+        let outage = state.ongoing.as_ref()?;
+        let recovery = StoreRecovery {
             away: now.since(outage.since),
             has_left: true,
             ..outage.recovery
-        }))
+        };
+        Some(self.close(&mut state, now, recovery))
     }
 
     /// Notes that the inbox is lost, or was not opened. If `is_decided`, the connection need not be asked what that
@@ -282,12 +294,7 @@ impl Outage {
 
     /// Returns whether no refusal that is no outage was reported within a minute, and notes that one is reported now.
     pub(crate) fn is_refusal_news(&self, now: Instant) -> bool {
-        let reported = &mut lock(&self.state).refusal_reported;
-        let is_news = reported.is_none_or(|at| now.since(at) >= REPORT_PERIOD);
-        if is_news {
-            *reported = Some(now);
-        }
-        is_news
+        lock(&self.state).refusals.allow(now)
     }
 
     /// Returns whether the server fails, or its inbox is in doubt.
@@ -355,6 +362,39 @@ mod tests {
         };
         assert_eq!(answered(&outage, 1_500), Some(recovery));
         assert_eq!(answered(&outage, 1_501), None);
+    }
+
+    /// An outage begins by a broken connection, and the next one shows why.
+    #[test]
+    fn a_wrong_password_is_reported_once_although_the_outage_began_before() {
+        use crate::error::StoreRefusal::{OutOfMemory, WrongPassword};
+        let outage = Outage::default();
+        assert!(begins(&outage, 0, FailureKind::Connection, Interrupted));
+        assert!(!begins(
+            &outage,
+            10,
+            FailureKind::Connection,
+            Refused(OutOfMemory)
+        ));
+        assert!(begins(
+            &outage,
+            20,
+            FailureKind::Connection,
+            Refused(WrongPassword)
+        ));
+        assert!(!begins(
+            &outage,
+            30,
+            FailureKind::Connection,
+            Refused(WrongPassword)
+        ));
+        assert!(!begins(&outage, 40, FailureKind::Connection, Interrupted));
+        assert!(!begins(
+            &outage,
+            50,
+            FailureKind::Connection,
+            Refused(WrongPassword)
+        ));
     }
 
     #[test]

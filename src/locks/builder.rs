@@ -459,8 +459,8 @@ impl Builder {
     ///
     /// The connections to the master have the user, the password, the database, the TLS settings and the socket settings of
     /// `like`. Its address is replaced by the one that the Sentinels tell. The URLs have the settings of the connections to
-    /// the Sentinels; with `rediss`, these have the authority and the certificate of `like`, too. With TLS the master's certificate must be for that address: an IP, unless the Sentinels announce
-    /// host names.
+    /// the Sentinels; with `rediss`, these have the authority and the certificate of `like`, too. With TLS the master's certificate
+    /// must be for that address: an IP, unless the Sentinels announce host names.
     ///
     /// # Errors
     /// As [`Locks::sentinel`]. With [`lazy`](Self::lazy) only [`ConnectError::Options`], for an option or a URL.
@@ -523,7 +523,9 @@ impl Builder {
         client: redis::Client,
     ) -> Result<Locks, ConnectError> {
         self.options.check()?;
-        let store = RedisStore::new(client)?.with_connect_timeout(self.options.request_timeout);
+        let store = RedisStore::new(client)?
+            .with_credentials(self.credentials.clone())
+            .with_connect_timeout(self.options.request_timeout);
         if !self.options.lazy {
             let is_behind = store.is_behind(&pool).await;
             let failed = |source| ConnectError::Store {

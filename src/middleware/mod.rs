@@ -154,7 +154,7 @@
 //!   [`max_waiters`](LockLayer::max_waiters) to shed load.
 //! * Many requests of *one HTTP/2 connection*, of a proxy or a gRPC channel, share its streams and its window. The waiters of one hot
 //!   key use them up, and requests for other keys wait behind them, even while they hold their own locks. Limit the waiters with
-//!   [`max_waiters`](LockLayer::max_waiters) to a part of the streams, put a [`BufferBody`] outside, so that bodies that nobody reads
+//!   [`max_waiters`](LockLayer::max_waiters) to a part of the streams, put a [`BufferBody`] outside, so that bodies that no handler reads
 //!   do not fill the window, or let the proxy open several connections.
 //! * If a timeout outside fires, it drops the handler, as a client that leaves does: see below. If the handler runs to completion,
 //!   the timeout ends the response only.

@@ -145,7 +145,8 @@ impl Mutex {
     ///
     /// # Errors
     /// [`Error::Busy`] if the wait ended first and the store reported a holder. [`Error::Store`] if the store did not answer
-    /// within the wait, and at once if the store [recovers](crate::Locks::recovering) for longer than the wait. Other errors as of [`lock`](Self::lock).
+    /// within the wait, and at once if the store [recovers](crate::Locks::recovering) for longer than the wait. Other errors as of
+    /// [`lock`](Self::lock).
     ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).

@@ -4,7 +4,10 @@ use tenure::error::{LostCause, StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{
     Call, ClaimId, ClaimNumber, Grant, GrantNumber, LeaseTimes, Name, NodeId, Reply, Unanswered, Verb,
 };
-use tenure::protocol::step::{AcquireError, Effect, FormerMaster, Input, LockOptions, Rules, Ticket};
+use tenure::protocol::step::{
+    AcquireError, Effect, FormerMaster, Input, LockOptions, Outgoing, Rules, Ticket,
+};
+use tenure::protocol::time::Instant;
 use tenure::{Error, Locks, MemoryStore};
 
 use crate::help::{ms, soon, two};
@@ -415,14 +418,20 @@ fn a_caller_behind_a_waiter_is_told_of_the_recovery_and_later_of_the_owner() {
     );
 }
 
-#[test]
-fn the_answer_to_another_request_does_not_hide_the_recovery() {
+/// A holder has released its lease, and a caller asks for the key since. Returns the leave too, and when the lease was granted.
+fn asked_after_a_leave() -> (Machine, Outgoing, Instant) {
     let mut machine = Machine::new(Rules::default());
     let (holder, begun) = (machine.claim_id(1_000), machine.now);
     machine.later(ms(10));
     machine.tell(Input::Release(holder));
     let leave = machine.sent();
     machine.lock(false);
+    (machine, leave, begun)
+}
+
+#[test]
+fn the_answer_to_another_request_does_not_hide_the_recovery() {
+    let (mut machine, leave, begun) = asked_after_a_leave();
     machine.answer(Reply::Recovering(600));
     machine.answer_to(&leave, machine.now, Reply::Done);
     machine.later(ms(10));
@@ -437,12 +446,7 @@ fn the_answer_to_another_request_does_not_hide_the_recovery() {
 /// No caller waits for the answer to a leave.
 #[test]
 fn a_leave_without_an_answer_does_not_hide_that_the_key_is_taken() {
-    let mut machine = Machine::new(Rules::default());
-    let (holder, begun) = (machine.claim_id(1_000), machine.now);
-    machine.later(ms(10));
-    machine.tell(Input::Release(holder));
-    let leave = machine.sent();
-    machine.lock(false);
+    let (mut machine, leave, begun) = asked_after_a_leave();
     machine.answer(Reply::Queued(Some(900)));
     machine.fail_with(&leave, Unanswered::Unknown, None, tenure::testing::timed_out());
     let (now, name) = (machine.now, machine.name.clone());

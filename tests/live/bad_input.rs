@@ -271,7 +271,7 @@ fn a_runtime_without_io_and_timers_will_do() {
 
 #[tokio::test]
 async fn a_server_that_is_not_there_is_told() {
-    // A port that nobody listens at is not waited for.
+    // A port without a listener is not waited for.
     let patient = Locks::builder().request_timeout(HOUR);
     let (text, error) = refused(soon(patient.redis("redis://me:hunter2@127.0.0.1:1/")).await);
     assert_eq!(error.kind(), &StoreErrorKind::Unreachable);

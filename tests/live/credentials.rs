@@ -9,6 +9,7 @@ use tenure::{Guard, Locks};
 use crate::bad_input::refused;
 use crate::help::{Eyes, held, ms, soon, until};
 use crate::server::RedisServer;
+use crate::support::events::Watch;
 
 /// What the service knows: the password of now.
 type Known = Arc<Mutex<String>>;
@@ -101,4 +102,29 @@ async fn credentials_that_are_missing_or_wrong_are_told_without_the_password() {
         &StoreErrorKind::Refused(StoreRefusal::WrongPassword)
     );
     assert!(!text.contains("hunter3"), "{text}");
+}
+
+/// The password changes, and the service does not know the new one. The outage begins with a broken connection, and its report
+/// names the refusal.
+#[tokio::test]
+async fn an_outage_by_a_wrong_password_is_reported_with_the_refusal() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let known = Known::new(Mutex::new("p0".into()));
+    set_user(&mut eyes, &["reset", "on", ">p0", "~*", "&*", "+@all"]);
+    let watch = Watch::of(format!("127.0.0.1:{}", server.port()));
+    let locks = connect(&server, &known).await;
+    let guard = held(&locks, "a").await;
+    set_user(&mut eyes, &["resetpass", ">p1"]);
+    eyes.ask::<u32>(&[b"CLIENT", b"KILL", b"USER", b"shop"]);
+    let is_told = || {
+        let told = watch.told();
+        let mut failing = told.iter().filter(|told| told.event == "store_failing");
+        failing.any(|told| format!("{told:?}").contains("WRONGPASS"))
+    };
+    until("the refusal is named", is_told).await;
+    assert!(watch.count("store_failing") <= 2, "{:#?}", watch.told());
+    *known.lock().unwrap() = "p1".into();
+    soon(guard.renew()).await.unwrap();
+    soon(guard.release()).await.unwrap();
 }

@@ -26,7 +26,9 @@ impl World {
         let job = self.job(key);
         let is_right = match denial {
             // The tick was over when the store answered, and a reset may have come after the answer.
-            AcquireError::Tick(TickRefusal::Over) => is_over(&job, mark) || self.memory.ticks.reset,
+            AcquireError::Tick(TickRefusal::Over) => {
+                is_over(&job, mark) || self.memory.ticks.was_over_before_reset(key, mark)
+            }
             // Grants from before a reset are unknown.
             AcquireError::Tick(TickRefusal::Skipped) => {
                 let tick = self.memory.ticks.ticks.get(&(key, mark));

@@ -32,6 +32,8 @@ pub(crate) struct TickMemory {
     pub(crate) recalls: HashMap<ClaimId, u64>,
     /// The tick that was begun and is not pursued, and since when.
     pub(crate) abandoned: Option<(Option<TickTime>, u64)>,
+    /// The latest mark of each job before its mark was reset.
+    before_reset: HashMap<usize, Option<TickTime>>,
     /// Whether a mark was reset.
     pub(crate) reset: bool,
     /// The latest grant before the server was told of a finished tick that it had forgotten. A tick granted
@@ -71,6 +73,9 @@ impl TickMemory {
     /// Follows a reset of the job's mark.
     pub(crate) fn reset(&mut self, key: usize, job: &JobRecord) {
         self.reset = true;
+        let latest = self.latest.get(&key).copied().flatten();
+        let before = self.before_reset.entry(key).or_default();
+        *before = latest.max(*before);
         self.ticks.retain(|(of, mark), _| *of != key || *mark < job.mark);
         self.saved.retain(|(of, mark), _| *of != key || *mark < job.mark);
         let over = TickState {
@@ -82,6 +87,13 @@ impl TickMemory {
         self.ticks.insert((key, job.mark), over);
         self.latest.insert(key, job.mark);
         self.skipped.insert(key, job.skipped);
+    }
+}
+
+impl TickMemory {
+    /// Returns whether the tick may have been over before a mark was reset, which may have brought it back.
+    pub(crate) fn was_over_before_reset(&self, key: usize, mark: Option<TickTime>) -> bool {
+        self.before_reset.get(&key).is_some_and(|latest| mark <= *latest)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, Client, ErrorKind, RedisError, RedisResult, Value};
+use redis::{AsyncConnectionConfig, Client, ErrorKind, Pipeline, RedisError, RedisResult, Value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::message::{Executed, Failure};
@@ -37,6 +37,32 @@ pub(super) async fn client_of_now(store: &Config) -> Result<Client, StoreError> 
     let settings = info.redis_settings().clone();
     let settings = settings.set_username(user).set_password(password);
     Client::open(info.set_redis_settings(settings)).map_err(|error| cannot_open(store, error))
+}
+
+/// Returns a server's answers to the `N` commands of a pipeline.
+pub(super) async fn ask_all<const N: usize>(
+    store: &Config,
+    connection: &mut MultiplexedConnection,
+    questions: &Pipeline,
+) -> Result<[Value; N], StoreError> {
+    answered(ask(store, connection, questions).await?)
+}
+
+/// Returns a server's answers to the commands of a pipeline.
+pub(super) async fn ask(
+    store: &Config,
+    connection: &mut MultiplexedConnection,
+    questions: &Pipeline,
+) -> Result<Vec<Value>, StoreError> {
+    let answers = connection
+        .send_packed_commands(questions, 0, questions.len())
+        .await;
+    answers.map_err(|error| cannot_open(store, error))
+}
+
+pub(super) fn answered<const N: usize>(answers: Vec<Value>) -> Result<[Value; N], StoreError> {
+    let unanswered = |_| decode::malformed("the server did not answer every command").error;
+    answers.try_into().map_err(unanswered)
 }
 
 /// Returns what a failed call means: whether it was executed, and the error.

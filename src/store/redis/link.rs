@@ -18,8 +18,9 @@ use crate::protocol::session::step::{Opened, Place};
 use crate::protocol::view::Presence;
 use crate::protocol::write::Action;
 use crate::store::redis::config::Config;
-use crate::store::redis::connection::{cannot_open, connect, failure, read_time, too_slow};
+use crate::store::redis::connection::{answered, ask, ask_all, cannot_open, connect, failure, too_slow};
 pub(super) use crate::store::redis::decode::{error_text, field, result, text};
+use crate::store::redis::greeting::{check_info, greet, run_id, run_of};
 use crate::store::redis::masters::Masters;
 use crate::store::redis::run::{Comparison, RunPolicy};
 use crate::store::redis::script::{LuaScript, VOTE};
@@ -28,11 +29,6 @@ use crate::store::redis::slots::{self, SlotBatch};
 use crate::store::redis::write::{self, ActionCall};
 use crate::store::redis::{contract, decode, encode, format, map_answer, names, run};
 use crate::store::{BoxFuture, Link, WarnSink};
-
-/// The oldest supported version: older servers lack commands that the scripts use.
-const MIN_REDIS_VERSION: (u32, u32) = (6, 2);
-/// The first version whose `min-replicas-to-write` also applies to writes of scripts.
-const REPLICA_LIMIT_BINDS_SCRIPTS: (u32, u32) = (7, 0);
 
 /// A connection to a master.
 ///
@@ -105,13 +101,13 @@ impl RedisLink {
     ) -> Result<Self, StoreError> {
         let mut connection = connect(store).await?;
         let mut warnings = Vec::new();
-        let (time, server) = greet(store, &mut connection, &mut warnings).await?;
+        let (time, [server, replication]) = greet(store, &mut connection, &mut warnings).await?;
         let (reign, too_few) = match &mut watch {
             Some(watch) => reign(store, watch).await?,
             None => (Reign::Ignored, None),
         };
 
-        let [memory, replication, recorded] = prepare(store, &mut connection).await?;
+        let [memory, recorded] = prepare(store, &mut connection).await?;
         let run_id = run_id(&server);
         let run: Arc<str> = run_of(run_id.as_deref(), &replication).unwrap_or_default().into();
         check_info(store, [server, memory, replication], &mut warnings)?;
@@ -163,15 +159,14 @@ impl RedisLink {
     }
 }
 
-/// Loads the scripts and names the connection. Returns the sections `memory` and `replication` of INFO, and what is recorded in
-/// the server: its run and a list of masters, or the node id of a server of a cluster.
-async fn prepare(store: &Config, connection: &mut MultiplexedConnection) -> Result<[Value; 3], StoreError> {
+/// Loads the scripts and names the connection. Returns the section `memory` of INFO, and what is recorded in the server: its run
+/// and a list of masters, or the node id of a server of a cluster.
+async fn prepare(store: &Config, connection: &mut MultiplexedConnection) -> Result<[Value; 2], StoreError> {
     let mut questions = redis::pipe();
     for script in store.scripts() {
         questions.add_command(script.load_command());
     }
     questions.cmd("INFO").arg("memory");
-    questions.cmd("INFO").arg("replication");
     // On a cluster the key of the run would be in one slot, and a slot that moved looks like a promotion.
     match &store.cluster {
         Some(_) => questions.cmd("CLUSTER").arg("MYID"),
@@ -183,56 +178,12 @@ async fn prepare(store: &Config, connection: &mut MultiplexedConnection) -> Resu
         .arg("SETNAME")
         .arg(&*store.connection_name);
     let mut loaded = ask(store, connection, &questions).await?;
-    let answers = loaded.split_off(loaded.len().saturating_sub(4));
-    let [memory, replication, recorded, _] = answered(answers)?;
+    let answers = loaded.split_off(loaded.len().saturating_sub(3));
+    let [memory, recorded, _] = answered(answers)?;
     for loaded in loaded {
         result(loaded).map_err(|error| cannot_open(store, error))?;
     }
-    Ok([memory, replication, recorded])
-}
-
-/// Returns a server's answers to the `N` commands of a pipeline.
-async fn ask_all<const N: usize>(
-    store: &Config,
-    connection: &mut MultiplexedConnection,
-    questions: &Pipeline,
-) -> Result<[Value; N], StoreError> {
-    answered(ask(store, connection, questions).await?)
-}
-
-/// Returns a server's answers to the commands of a pipeline.
-async fn ask(
-    store: &Config,
-    connection: &mut MultiplexedConnection,
-    questions: &Pipeline,
-) -> Result<Vec<Value>, StoreError> {
-    let answers = connection
-        .send_packed_commands(questions, 0, questions.len())
-        .await;
-    answers.map_err(|error| cannot_open(store, error))
-}
-
-fn answered<const N: usize>(answers: Vec<Value>) -> Result<[Value; N], StoreError> {
-    let unanswered = |_| decode::malformed("the server did not answer every command").error;
-    answers.try_into().map_err(unanswered)
-}
-
-/// Asks whether the server can be used at all. Returns its clock, and the section `server` of its INFO.
-///
-/// The pipeline is short and precedes the scripts. A server that requires a password closes the connection on a script,
-/// and the reason would be lost.
-pub(super) async fn greet(
-    store: &Config,
-    connection: &mut MultiplexedConnection,
-    warnings: &mut Vec<String>,
-) -> Result<(u64, Value), StoreError> {
-    let mut greeting = redis::pipe();
-    greeting.cmd("ROLE").cmd("TIME").cmd("INFO").arg("server");
-    let [role, time, server] = ask_all(store, connection, &greeting).await?;
-    check_mode(store, &server)?;
-    check_role(store, connection, role, warnings).await?;
-    let time = read_time(result(time)).map_err(|error| cannot_open(store, error))?;
-    Ok((time, server))
+    Ok([memory, recorded])
 }
 
 /// Asks the Sentinels in which reign the server is the master. A node that recovers on evidence only does not ask.
@@ -531,163 +482,6 @@ fn refused_by_master(store: &Config, error: StoreError) -> StoreError {
         _ => return error,
     };
     error.within(format_args!("at {}, {what}", store.address()))
-}
-
-/// Refuses a server of a Redis Cluster, which accepts connections and then refuses each lock by its slot. On a cluster,
-/// refuses any other server. Checks nothing if the Redis user may not send INFO.
-fn check_mode(store: &Config, server: &Value) -> Result<(), StoreError> {
-    let server = text(server.clone()).unwrap_or_default();
-    let Some(mode) = field(&server, "redis_mode") else {
-        return Ok(());
-    };
-    let address = store.address();
-    match (mode == "cluster", store.cluster.is_some()) {
-        (true, false) => Err(StoreError::unsupported(format_args!(
-            "{address} is a server of a Redis Cluster: use `Locks::cluster` with the URL of one of its servers"
-        ))),
-        (false, true) => Err(StoreError::unsupported(format_args!(
-            "{address} is no server of a cluster (`cluster-enabled no`): use `Locks::redis`"
-        ))),
-        _ => Ok(()),
-    }
-}
-
-/// Returns the error for a Sentinel, which keeps no data. Its answer to ROLE lists the masters that it watches.
-fn refuse_sentinel(store: &Config, watched: Option<Value>) -> StoreError {
-    let only = match watched {
-        Some(Value::Array(names)) => <[Value; 1]>::try_from(names).ok(),
-        _ => None,
-    };
-    let name = only.and_then(|[name]| text(name));
-    let name = name.as_deref().unwrap_or("<name>");
-    StoreError::unsupported(format_args!(
-        "{} is a Sentinel and keeps no locks: use `Locks::sentinel(\"{name}\", urls)` with the URL of each Sentinel, which \
-         follows the master",
-        store.address()
-    ))
-}
-
-/// Refuses a server that is not a master. Only a master's "gone" and "busy" are true; a replica gives both without
-/// notice. A server that does not know ROLE, as some managed ones, is asked for INFO.
-async fn check_role(
-    store: &Config,
-    connection: &mut MultiplexedConnection,
-    role: Value,
-    warnings: &mut Vec<String>,
-) -> Result<(), StoreError> {
-    let mut parts = match result(role) {
-        Ok(Value::Array(parts)) => parts.into_iter(),
-        Ok(_) => return Err(decode::malformed("the answer to ROLE is not a list").error),
-        Err(error) => {
-            let said = error_text(&error).unwrap_or_default();
-            let is_unknown = said.starts_with("ERR unknown command");
-            if !is_unknown && decode::refusal(&said) != StoreRefusal::NoPermission {
-                return Err(cannot_open(store, error));
-            }
-            let role = match is_unknown {
-                true => role_in_info(store, connection).await?,
-                false => None,
-            };
-            let Some(role) = role else {
-                let why = if is_unknown {
-                    "does not know ROLE"
-                } else {
-                    "may not be asked for ROLE by this user"
-                };
-                warnings.push(format!(
-                    "{} {why}: a replica is only noticed at the first write; allow +role or +info",
-                    store.address()
-                ));
-                return Ok(());
-            };
-            vec![Value::SimpleString(role)].into_iter()
-        }
-    };
-    match parts.next().and_then(text).as_deref() {
-        Some("master") => Ok(()),
-        Some("slave") => Err(StoreError::refused(StoreRefusal::ReadOnly)),
-        Some("sentinel") => Err(refuse_sentinel(store, parts.next())),
-        other => Err(StoreError::unsupported(format_args!(
-            "{} is not a Redis master, its role is `{}`",
-            store.address(),
-            other.unwrap_or("unknown")
-        ))),
-    }
-}
-
-/// Returns the role that INFO tells, if the user may ask for it.
-async fn role_in_info(
-    store: &Config,
-    connection: &mut MultiplexedConnection,
-) -> Result<Option<String>, StoreError> {
-    let mut question = redis::pipe();
-    question.cmd("INFO").arg("replication");
-    let [replication] = ask_all(store, connection, &question).await?;
-    let replication = result(replication).ok().and_then(text).unwrap_or_default();
-    Ok(field(&replication, "role").map(str::to_owned))
-}
-
-/// Checks the sections `server`, `memory` and `replication` of INFO, and adds warnings.
-fn check_info(store: &Config, info: [Value; 3], warnings: &mut Vec<String>) -> Result<(), StoreError> {
-    let [Ok(server), Ok(memory), Ok(replication)] = info.map(result) else {
-        warnings.push(format!(
-            "the user may not ask {} for INFO: version and maxmemory-policy are unchecked; allow +info",
-            store.address()
-        ));
-        return Ok(());
-    };
-    let [server, memory, replication] =
-        [server, memory, replication].map(|section| text(section).unwrap_or_default());
-    // ROLE says so too, but the user may lack the right to ask for it.
-    if field(&replication, "role") == Some("slave") {
-        return Err(StoreError::refused(StoreRefusal::ReadOnly));
-    }
-    let version =
-        field(&server, "redis_version").and_then(|version| Some((version, parse_version(version)?)));
-    if let Some((version, numbers)) = version
-        && numbers < MIN_REDIS_VERSION
-    {
-        return Err(StoreError::unsupported(format_args!(
-            "{} is Redis {version}, 6.2 or newer is needed: upgrade it",
-            store.address()
-        )));
-    }
-    if let Some(policy) = field(&memory, "maxmemory_policy")
-        && policy != "noeviction"
-    {
-        warnings.push(format!(
-            "{} may evict locks that are held when memory is short (maxmemory-policy {policy}): set it to noeviction",
-            store.address()
-        ));
-    }
-    // INFO has this field only if the option is set. Scripts of an older Redis write nevertheless (redis#9993).
-    if let Some((version, numbers)) = version
-        && numbers < REPLICA_LIMIT_BINDS_SCRIPTS
-        && field(&replication, "min_slaves_good_slaves").is_some()
-    {
-        warnings.push(format!(
-            "min-replicas-to-write of {} does not bound locks on Redis {version}, whose scripts ignore it: upgrade to 7.0",
-            store.address()
-        ));
-    }
-    Ok(())
-}
-
-/// Returns the server's run id, if the Redis user may send INFO.
-pub(super) fn run_id(server: &Value) -> Option<String> {
-    let server = text(server.clone())?;
-    field(&server, "run_id").map(str::to_owned)
-}
-
-/// Returns the run of a server: the run id, which a restart changes, and the replication id, which a promotion changes.
-pub(super) fn run_of(run_id: Option<&str>, replication: &Value) -> Option<String> {
-    let replication = text(replication.clone())?;
-    Some(format!("{}:{}", run_id?, field(&replication, "master_replid")?))
-}
-
-fn parse_version(version: &str) -> Option<(u32, u32)> {
-    let mut parts = version.split('.');
-    Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }
 
 #[cfg(test)]

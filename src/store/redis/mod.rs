@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use redis::{Client, ConnectionInfo};
+use redis::Client;
 
 use crate::error::{OptionsError, StoreError};
 use crate::options::is_prefix;
@@ -33,6 +33,7 @@ pub(crate) mod credentials;
 mod decode;
 mod encode;
 mod format;
+mod greeting;
 mod inbox;
 mod inspector;
 mod link;
@@ -80,7 +81,7 @@ impl RedisStore {
         // redis 2.0 sets it by default (redis-rs#2196). Remove this then.
         let info = client.get_connection_info();
         let tcp = info.tcp_settings().clone().set_nodelay(true);
-        let client = open(info.clone().set_tcp_settings(tcp))?;
+        let client = url::open(info.clone().set_tcp_settings(tcp))?;
         Ok(RedisStore {
             inner: Arc::new(Config {
                 client,
@@ -226,7 +227,7 @@ impl RedisStore {
             let settings = info.redis_settings().clone();
             if settings.lib_name().is_none() && !settings.skip_set_lib_name() {
                 let settings = settings.set_lib_name(&*inner.connection_name, env!("CARGO_PKG_VERSION"));
-                *client = open(info.clone().set_redis_settings(settings))?;
+                *client = url::open(info.clone().set_redis_settings(settings))?;
             }
         }
         inner.masters = masters.map(Masters::new).transpose()?.map(Arc::new);
@@ -237,9 +238,13 @@ impl RedisStore {
     #[cfg(feature = "bb8")]
     pub(crate) async fn is_behind(&self, pool: &Pool) -> Result<bool, StoreError> {
         let inner = &self.inner;
-        let asked = tokio::time::timeout(inner.timeout, pool::is_same_server(pool, &inner.client)).await;
-        let asked = asked.map_err(|_| connection::too_slow(inner))?;
-        asked.map_err(|error| connection::cannot_open(inner, error))
+        let asking = async {
+            let client = connection::client_of_now(inner).await?;
+            let asked = pool::is_same_server(pool, &client).await;
+            asked.map_err(|error| connection::cannot_open(inner, error))
+        };
+        let asked = tokio::time::timeout(inner.timeout, asking).await;
+        asked.unwrap_or_else(|_| Err(connection::too_slow(inner)))
     }
 
     fn edit(&mut self) -> &mut Config {
@@ -271,10 +276,6 @@ impl fmt::Display for RedisStore {
             (None, None) => write!(f, "the Redis at {}", self.inner.address()),
         }
     }
-}
-
-fn open(info: ConnectionInfo) -> Result<Client, OptionsError> {
-    Client::open(info).map_err(|error| OptionsError(format!("the Redis client cannot be used: {error}")))
 }
 
 impl sealed::Sealed for RedisStore {}

@@ -47,8 +47,7 @@ impl Cluster {
         urls: impl IntoIterator<Item = U>,
         like: &Client,
     ) -> Result<Self, OptionsError> {
-        let seed = |url: U| url::check_like(url.as_ref(), like).and_then(|()| url::cluster(url.as_ref()));
-        let seeds = urls.into_iter().map(seed);
+        let seeds = urls.into_iter().map(|url| url::seed(url.as_ref(), like));
         let seeds: Vec<Client> = seeds.collect::<Result<_, _>>()?;
         if seeds.is_empty() {
             return Err(OptionsError(

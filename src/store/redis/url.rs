@@ -1,6 +1,6 @@
 //! URLs of servers: the checks that redis-rs does not make, and errors without passwords.
 
-use redis::{Client, ConnectionAddr};
+use redis::{Client, ConnectionAddr, ConnectionInfo};
 
 use crate::error::OptionsError;
 
@@ -64,6 +64,11 @@ pub(super) fn sentinel(url: &str) -> Result<Client, OptionsError> {
     Client::open(info.clone().set_addr(addr)).map_err(|error| refused(&format!("cannot be used: {error}")))
 }
 
+/// Returns a client with these settings.
+pub(super) fn open(info: ConnectionInfo) -> Result<Client, OptionsError> {
+    Client::open(info).map_err(|error| OptionsError(format!("the Redis client cannot be used: {error}")))
+}
+
 /// Returns the client with the authority and the certificate of `like`, if both use TLS: a URL cannot name them.
 pub(super) fn with_certificates_of(like: &Client, client: &Client) -> Result<Client, OptionsError> {
     let info = client.get_connection_info();
@@ -77,16 +82,16 @@ pub(super) fn with_certificates_of(like: &Client, client: &Client) -> Result<Cli
     {
         *tls_params = tls_params.take().or_else(|| of_like.clone());
     }
-    Client::open(info.clone().set_addr(addr))
-        .map_err(|error| OptionsError(format!("the Redis client cannot be used: {error}")))
+    open(info.clone().set_addr(addr))
 }
 
-/// Checks that a URL of a cluster asks for nothing but what the connections have: they have the settings of `like`.
+/// Returns a client for the server of a cluster at `url`, which may ask for nothing but what the connections have: they have the
+/// settings of `like`.
 ///
 /// # Errors
 ///
-/// Returns an error if only one of both uses TLS, or if the URL names another user or password.
-pub(super) fn check_like(url: &str, like: &Client) -> Result<(), OptionsError> {
+/// Returns an error as [`cluster`] does, if only one of both uses TLS, or if the URL names another user or password.
+pub(super) fn seed(url: &str, like: &Client) -> Result<Client, OptionsError> {
     let client = cluster(url)?;
     let (info, known) = (client.get_connection_info(), like.get_connection_info());
     let is_tls = |addr: &ConnectionAddr| matches!(addr, ConnectionAddr::TcpTls { .. });
@@ -99,7 +104,7 @@ pub(super) fn check_like(url: &str, like: &Client) -> Result<(), OptionsError> {
     {
         "name different users or passwords"
     } else {
-        return Ok(());
+        return Ok(client);
     };
     Err(OptionsError(format!(
         "the Redis URL `{}` and the client for the connections {why}: all connections have the settings of that client, so make \
@@ -138,23 +143,11 @@ fn has_port(url: &str) -> bool {
 /// Returns advice for a URL of a set-up that is not supported yet.
 fn unsupported(url: &str) -> Option<&'static str> {
     let Some((scheme, _)) = url.split_once("://") else {
+        let scheme = url.split(':').next().unwrap_or_default().to_ascii_lowercase();
         // `redis:`, `unix:` and the like are left to redis-rs.
-        let has_scheme = [
-            "redis",
-            "rediss",
-            "valkey",
-            "valkeys",
-            "unix",
-            "redis+unix",
-            "valkey+unix",
-        ]
-        .iter()
-        .any(|scheme| {
-            url.split(':')
-                .next()
-                .is_some_and(|given| given.eq_ignore_ascii_case(scheme))
-        });
-        return (!has_scheme).then_some("it lacks a scheme: put `redis://` in front of the host");
+        let is_known =
+            ["redis", "rediss", "valkey", "valkeys"].contains(&&*scheme) || scheme.ends_with("unix");
+        return (!is_known).then_some("it lacks a scheme: put `redis://` in front of the host");
     };
     let scheme = scheme.to_ascii_lowercase();
     if scheme.contains("sentinel") {
