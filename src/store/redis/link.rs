@@ -19,7 +19,7 @@ use crate::protocol::view::Presence;
 use crate::protocol::write::Action;
 use crate::store::redis::config::Config;
 use crate::store::redis::connection::{answered, ask, ask_all, cannot_open, connect, failure, too_slow};
-pub(super) use crate::store::redis::decode::{error_text, field, result, text};
+use crate::store::redis::decode::{error_text, result, text};
 use crate::store::redis::greeting::{check_info, greet, run_id, run_of};
 use crate::store::redis::masters::Masters;
 use crate::store::redis::run::{Comparison, RunPolicy};

@@ -8,7 +8,7 @@
 use redis::aio::MultiplexedConnection;
 use redis::{Client, RedisResult};
 
-use crate::store::redis::link::{field, result, text};
+use crate::store::redis::decode::{field, result, text};
 use crate::store::redis::tls;
 
 /// A connection pool of the user.
