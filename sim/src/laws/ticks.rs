@@ -24,20 +24,20 @@ impl World {
     ) {
         let mark = options.mark;
         let job = self.job(key);
+        // A reset may have come after the store's answer.
+        let was_over = self.memory.ticks.was_over_before_reset(key, mark);
+        let is_over = is_over(&job, mark) || was_over;
         let is_right = match denial {
-            // The tick was over when the store answered, and a reset may have come after the answer.
-            AcquireError::Tick(TickRefusal::Over) => {
-                is_over(&job, mark) || self.memory.ticks.was_over_before_reset(key, mark)
-            }
+            AcquireError::Tick(TickRefusal::Over) => is_over,
             // Grants from before a reset are unknown.
             AcquireError::Tick(TickRefusal::Skipped) => {
                 let tick = self.memory.ticks.ticks.get(&(key, mark));
                 let was_begun = tick.is_some_and(|tick| tick.winner.is_some());
-                is_over(&job, mark) && (!was_begun || self.memory.ticks.reset)
+                is_over && (!was_begun || self.memory.ticks.reset)
             }
             AcquireError::Busy => {
                 self.cover(Case::DeniedSkipped);
-                mark <= job.skipped && options.turn == WhenBehind::Skip
+                (mark <= job.skipped || was_over) && options.turn == WhenBehind::Skip
             }
             _ => true,
         };

@@ -32,7 +32,7 @@ pub(crate) struct TickMemory {
     pub(crate) recalls: HashMap<ClaimId, u64>,
     /// The tick that was begun and is not pursued, and since when.
     pub(crate) abandoned: Option<(Option<TickTime>, u64)>,
-    /// The latest mark of each job before its mark was reset.
+    /// The latest tick of each job that was granted or skipped before its mark was reset.
     before_reset: HashMap<usize, Option<TickTime>>,
     /// Whether a mark was reset.
     pub(crate) reset: bool,
@@ -74,8 +74,9 @@ impl TickMemory {
     pub(crate) fn reset(&mut self, key: usize, job: &JobRecord) {
         self.reset = true;
         let latest = self.latest.get(&key).copied().flatten();
+        let skipped = self.skipped.get(&key).copied().flatten();
         let before = self.before_reset.entry(key).or_default();
-        *before = latest.max(*before);
+        *before = latest.max(skipped).max(*before);
         self.ticks.retain(|(of, mark), _| *of != key || *mark < job.mark);
         self.saved.retain(|(of, mark), _| *of != key || *mark < job.mark);
         let over = TickState {
