@@ -119,6 +119,8 @@ pub enum Flaw {
     NeverLeftFree,
     /// A question about a job is not told of a tick that has begun and not ended.
     OpenTickUntold,
+    /// Each question about a job counts as the first one with its expression.
+    FirstSeenRenewed,
     /// A reader joins other readers although a writer waits.
     ReaderJoinsPastWriter,
     /// A downgrade releases the lock and claims it again.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::error::{StoreError, StoreRefusal};
 
-pub use call::{Call, CallTime, JobReport, LatchReport, LeaderReport, Payload};
+pub use call::{Call, CallTime, JobReport, LatchReport, LeaderReport, MIN_POLL_MS, Payload};
 #[cfg(feature = "redis")]
 pub(crate) use names::append_number;
 pub use names::{

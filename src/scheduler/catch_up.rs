@@ -4,6 +4,7 @@
 //! order. The nodes know the schedule and choose the next tick: each goes from the latest tick that the store knows
 //! to the newest tick that the node saw. It stands by while other nodes run ticks.
 
+use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
 use crate::observe;
@@ -13,12 +14,13 @@ use crate::scheduler::schedule::{Schedule, age, time};
 use crate::scheduler::tick_runner::{TickAttempt, TickRunner};
 use crate::scheduler::work::Work;
 
-/// Returns the tick after `after`, and up to `to`, that runs next: the oldest one that is within the limits of age
-/// and number. Also returns whether older ticks are passed over.
+/// Returns the tick after `after`, and up to `to`, that runs next: the oldest one that was scheduled and is within the
+/// limits of age and number. Also returns whether older ticks are passed over.
 fn next_tick(
     schedule: &Schedule,
     misfire: Option<Misfire>,
     now: SystemTime,
+    was_scheduled: impl Fn(TickTime) -> bool,
     (after, to): (TickTime, TickTime),
 ) -> (TickTime, bool) {
     let (within, at_most) = match misfire {
@@ -26,7 +28,9 @@ fn next_tick(
         _ => (Duration::MAX, 1),
     };
     let (mut first, mut count) = (to, 1);
-    while let Some(before) = tick_before(schedule, first).filter(|before| *before > after) {
+    let earlier =
+        |tick| tick_before(schedule, tick).filter(|before| *before > after && was_scheduled(*before));
+    while let Some(before) = earlier(first) {
         if count >= at_most || age(before, now) > within {
             return (first, true);
         }
@@ -95,11 +99,16 @@ impl TickRunner {
             let Some(schedule) = self.schedule.get() else {
                 return TickOutcome::Elsewhere;
             };
+            if self.since_ms.load(Ordering::Relaxed) == 0 {
+                // Only the store knows since when this expression is in use. If it does not answer, it grants no tick.
+                self.fetch_report().await;
+            }
             let passes_over;
             (tick, passes_over) = next_tick(
                 schedule,
                 self.settings.misfire,
                 self.store_or_local_time(),
+                |tick| self.was_scheduled(tick),
                 (after, to),
             );
             if passes_over {
@@ -158,13 +167,17 @@ mod tests {
         let newest = minutes.latest(now).unwrap();
         let ago = |minutes: u64| TickTime(newest.0 - 60_000 * minutes);
         let (day, hour) = (Duration::from_secs(86_400), Duration::from_secs(3_600));
-        let next_tick = |misfire, after| next_tick(&minutes, misfire, now, (after, newest));
+        let next_tick = |misfire, after| next_tick(&minutes, misfire, now, |_| true, (after, newest));
         assert_eq!(next_tick(all(day, 100), ago(1)), (newest, false));
         assert_eq!(next_tick(all(day, 100), ago(10)), (ago(9), false));
         assert_eq!(next_tick(all(day, 3), ago(10)), (ago(2), true));
         assert_eq!(next_tick(all(day, 0), ago(10)), (newest, true));
         let (first, passes_over) = next_tick(all(hour, 1_000), ago(600));
         assert!((ago(60)..=ago(59)).contains(&first) && passes_over, "{first:?}");
+        // Ticks from before the expression was known are not passed over: they were never scheduled.
+        let since = |tick| tick >= ago(3);
+        let first = super::next_tick(&minutes, all(day, 100), now, since, (ago(10), newest));
+        assert_eq!(first, (ago(3), false));
         // A mark from another schedule lies between two ticks.
         assert_eq!(next_tick(all(day, 100), TickTime(ago(2).0 + 1)), (ago(1), false));
         assert_eq!(next_tick(all(Duration::ZERO, 9), ago(2)), (newest, true));

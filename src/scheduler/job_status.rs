@@ -38,6 +38,7 @@ impl TickRunner {
         if report.now_ms > 0 {
             self.note_store_clock(report.now_ms);
         }
+        self.since_ms.store(report.since_ms, Ordering::Relaxed);
         let (label, name) = (self.label(), &self.name);
         if let Some((skew, is_ahead)) = skew(report.now_ms, (before, self.now())) {
             observe::clock_skewed(label, name, skew, is_ahead);
@@ -72,6 +73,11 @@ impl TickRunner {
             (date, _) => age(mark, date.unwrap_or_else(|| self.now())),
         };
         self.settings.oldest().is_some_and(|oldest| age > oldest)
+    }
+
+    /// Returns whether the store knew this expression when the tick was due. An earlier tick was never scheduled.
+    pub(super) fn was_scheduled(&self, mark: TickTime) -> bool {
+        mark.0 >= self.since_ms.load(Ordering::Relaxed)
     }
 
     /// Returns whether the tick was due while the store was unavailable.

@@ -97,6 +97,7 @@
 //! | ticks are missed, and the policy is to skip them | none of them runs |
 //! | ticks are missed, and the policy is to run the newest | it runs once, if it is not too old |
 //! | ticks are missed, and the policy is to run all | they run one after the other, from the oldest one within the limits of age and number |
+//! | a deploy changes the expression | its ticks from before the store first saw it are not missed: none of them is caught up. An expression that another one replaced for more than two leases counts as new when it comes back |
 //! | ticks are missed, and clocks are wrong | the store's clock decides how old a tick is, whichever node fires |
 //! | the owner dies repeatedly | the tick begins at most as often as the limit says |
 //! | the owner dies, and the policy is not to run its tick again | the tick is over |

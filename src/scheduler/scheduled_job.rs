@@ -23,7 +23,7 @@ use tokio::time::{Instant, sleep};
 use crate::driver::jobs::Fire;
 use crate::driver::waiter::lock;
 use crate::observe;
-use crate::protocol::message::{JobReport, TickTime, WhenBehind};
+use crate::protocol::message::{JobReport, MIN_POLL_MS, TickTime, WhenBehind};
 use crate::scheduler::policy::{Misfire, Overlap, TickOutcome};
 use crate::scheduler::schedule::{Schedule, age};
 use crate::scheduler::tick_runner::{TickAttempt, TickRunner, remember};
@@ -32,7 +32,7 @@ use crate::scheduler::work::Work;
 /// How soon after a job is made the store is asked for the first time. By then an unfit job has been refused.
 const FIRST_POLL_DELAY: Duration = Duration::from_millis(500);
 /// The shortest interval between two queries.
-const MIN_POLL_INTERVAL: Duration = Duration::from_secs(5);
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(MIN_POLL_MS);
 /// The longest delay of a scheduler that checks every 500 ms.
 const MAX_ENGINE_DELAY: Duration = Duration::from_secs(1);
 /// The longest sleep, because this node's clock may be set meanwhile.
@@ -113,7 +113,10 @@ impl<F> ScheduledJob<F> {
         let past = self.runner.now().checked_sub(MAX_ENGINE_DELAY)?;
         let missed = schedule.latest(past).ok().filter(|missed| *missed > known)?;
         let is_new = !self.runner.is_in_progress(missed) && !lock(&self.seen).contains(&missed);
-        (misfire != Misfire::Skip && is_new && !self.runner.is_too_old(missed, None)).then_some(missed)
+        let is_caught_up = misfire != Misfire::Skip
+            && self.runner.was_scheduled(missed)
+            && !self.runner.is_too_old(missed, None);
+        (is_new && is_caught_up).then_some(missed)
     }
 
     /// Returns the time until the next query. All jobs of a node ask at the same moments, so that their queries

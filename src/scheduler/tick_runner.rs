@@ -2,7 +2,7 @@
 //! crate.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
@@ -57,6 +57,8 @@ pub(crate) struct TickRunner {
     pub(super) store_clock: Mutex<Option<(u64, Since)>>,
     /// Set when the store has answered a question of this node about the job.
     pub(super) has_asked: AtomicBool,
+    /// When the store first saw this job's expression, in ms of the store's clock; 0 if that is unknown.
+    pub(super) since_ms: AtomicU64,
     /// When a claim last failed because the store was unavailable. A tick that was due before then, and begins later,
     /// is a catch-up.
     pub(super) last_outage: Mutex<Option<SystemTime>>,
@@ -137,6 +139,7 @@ impl TickRunner {
             consecutive_skips: AtomicU32::new(0),
             store_clock: Mutex::default(),
             has_asked: AtomicBool::new(false),
+            since_ms: AtomicU64::new(0),
             last_outage: Mutex::default(),
             ongoing_polls: Mutex::default(),
             unresolved: Mutex::default(),

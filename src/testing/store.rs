@@ -137,7 +137,10 @@ impl SimulatedStore {
         drop(server);
         let asks = |verb| matches!(verb, Verb::Call(_) | Verb::Renew { .. });
         let is_watched = matches!(batch.kind(), Some(Kind::Latch | Kind::Election));
-        if is_watched || !batch.requests.iter().all(|request| asks(request.verb)) {
+        // The other expression's processes ask again, too.
+        let differs = |reply: &Reply| matches!(reply, Reply::Report(report) if report.differs);
+        let is_news = !batch.requests.iter().all(|request| asks(request.verb));
+        if is_watched || is_news || reply.replies.iter().any(differs) {
             self.world.note_news();
         }
         reply

@@ -29,6 +29,30 @@ pub async fn until(what: &str, mut so: impl FnMut() -> bool) {
     assert!(seen.is_ok(), "timed out: {what}");
 }
 
+/// Sets the store's record of a job, whose expression the store has known since ever. `job` makes a job with that expression.
+#[cfg(feature = "scheduler")]
+pub async fn known_since_ever<J>(
+    (store, name): (&MemoryStore, &str),
+    job: impl FnOnce(&Locks) -> J,
+    record: tenure::protocol::ledger::JobRecord,
+) {
+    use tenure::protocol::ledger::Expression;
+    use tenure::protocol::message::Name;
+    let (locks, key) = (
+        Locks::builder().memory_shared(store).unwrap(),
+        Name::job(name.into()),
+    );
+    let job = job(&locks);
+    let known = || store.with_ledger(|ledger, _| ledger.job(&key).and_then(|job| job.expression));
+    until("the store knows the expression", || known().is_some()).await;
+    drop(job);
+    soon(async { while locks.drain(Duration::ZERO).await.is_err() {} }).await;
+    let expression = known().map(|known| Expression { since_ms: 0, ..known });
+    store.with_ledger(|ledger, _| {
+        ledger.set_job(&key, tenure::protocol::ledger::JobRecord { expression, ..record })
+    });
+}
+
 /// Polls the future once and returns its output if it is ready.
 pub async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
     std::future::poll_fn(|cx| {

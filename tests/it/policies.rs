@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use tokio_cron_scheduler::{Job, JobBuilder, JobScheduler};
 use tracing::Level;
 
-use crate::help::{ms, soon};
+use crate::help::{known_since_ever, ms, soon};
 use crate::support::events::{Told, Watch};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -76,14 +76,18 @@ async fn minute() -> u64 {
 }
 
 /// Sets the store's record of a job that runs each minute.
-fn known(store: &MemoryStore, name: &str, minute: u64, done: bool) {
-    let job = StoredJob {
+async fn known(store: &MemoryStore, name: &str, minute: u64, done: bool) {
+    let job = |locks: &Locks| locks.every(name, MINUTE).run(|_| async {}).unwrap();
+    known_since_ever((store, name), job, record(minute, done)).await;
+}
+
+fn record(minute: u64, done: bool) -> StoredJob {
+    StoredJob {
         mark: Some(TickTime(minute * 60_000)),
         done,
         attempt: 1,
         ..StoredJob::default()
-    };
-    store.with_ledger(|ledger, _| ledger.set_job(&Name::job(name.into()), job));
+    }
 }
 
 // Ticks that were missed.
@@ -104,7 +108,7 @@ async fn missed_ticks_are_run_as_the_policy_says() {
     let (mut jobs, mut ran) = (Vec::new(), Vec::new());
     for (name, policy) in policies {
         if name != "never known" {
-            known(&store, name, now - 5, true);
+            known(&store, name, now - 5, true).await;
         }
         // There are two nodes, and each tick is still run once.
         let of_job = Ran::default();
@@ -142,7 +146,7 @@ async fn missed_ticks_are_run_as_the_policy_says() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tick_that_was_cut_short_is_run_again_before_those_that_come_after_it() {
     let (store, now) = (MemoryStore::new(), minute().await);
-    known(&store, "chained", now - 3, false);
+    known(&store, "chained", now - 3, false).await;
     let (ran, locks) = (Ran::default(), node(&store));
     let policy = Misfire::RunAll {
         within: HOUR,
@@ -169,8 +173,8 @@ async fn ticks_that_are_too_old_are_not_run() {
     };
     let once = Misfire::RunOnce { within: ms(1_000) };
     // One missed tick was begun, and blocks those that are young enough.
-    known(&store, "old and open", now - 30, false);
-    known(&store, "old", now - 30, true);
+    known(&store, "old and open", now - 30, false).await;
+    known(&store, "old", now - 30, true).await;
     let (ran, old) = (Ran::default(), Ran::default());
     let (one, other) = (node(&store), node(&store));
     let job = one.every("old and open", MINUTE).misfire(all);
@@ -204,7 +208,11 @@ async fn a_builder_job_follows_its_policies() {
         builder.with_cron_job_type().with_schedule("0 * * * * *").unwrap()
     };
     for name in ["built", "built to fail", "built to block"] {
-        known(&store, name, now - 5, true);
+        let job = |locks: &Locks| {
+            let job = builder().leased_with(locks.job_builder(name), |_| async {});
+            job.unwrap().build().unwrap()
+        };
+        known_since_ever((&store, name), job, record(now - 5, true)).await;
     }
     let within = HOUR;
     let set_up = |name: &str| locks.job_builder(name).misfire(Misfire::RunOnce { within });

@@ -10,7 +10,7 @@ use tenure::{Locks, MemoryStore, Tick};
 use tokio::sync::watch;
 use tokio_cron_scheduler::{Job, JobScheduler};
 
-use crate::help::{soon, two, until};
+use crate::help::{known_since_ever, soon, two, until};
 use crate::support::events::Watch;
 
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -51,16 +51,15 @@ fn at(hour: u64) -> TickTime {
     TickTime(hour * HOUR.as_millis() as u64)
 }
 
-/// Sets the store's record of a job that runs each hour.
-fn known(store: &MemoryStore, name: &str, (mark, done): (u64, bool), skipped: Option<u64>) {
-    let job = StoredJob {
+/// The store's record of a job that runs each hour.
+fn record((mark, done): (u64, bool), skipped: Option<u64>) -> StoredJob {
+    StoredJob {
         mark: Some(at(mark)),
         done,
         attempt: 1,
         skipped: skipped.map(at),
         ..StoredJob::default()
-    };
-    store.with_ledger(|ledger, _| ledger.set_job(&Name::job(name.into()), job));
+    }
 }
 
 /// The job's policy was to skip, and its latest tick came during a slow run.
@@ -84,7 +83,8 @@ async fn a_skipped_tick_blocks_no_other_tick() {
         ),
     ];
     for (name, mark, skipped, expected) in cases {
-        known(&store, name, mark, Some(skipped));
+        let job = |locks: &Locks| locks.every(name, HOUR).run(|_| async {}).unwrap();
+        known_since_ever((&store, name), job, record(mark, Some(skipped))).await;
         let watch = Watch::of(format!("job={name} "));
         let (ran, (one, other)) = (Ran::default(), two(&store));
         let make = |locks: &Locks| locks.every(name, HOUR).misfire(ALL).run(noting(&ran)).unwrap();
@@ -103,7 +103,11 @@ async fn a_skipped_tick_blocks_no_other_tick() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_standby_from_before_the_job_fires_continues_from_its_tick() {
     let (store, now) = (MemoryStore::new(), hour());
-    known(&store, "deployed", (now - 1, false), None);
+    let job = |locks: &Locks| {
+        let job = locks.cron("deployed", "0 0 * * * *").timezone("UTC");
+        job.run(|_| async {}).unwrap()
+    };
+    known_since_ever((&store, "deployed"), job, record((now - 1, false), None)).await;
     let watch = Watch::of("job=deployed ");
     let (one, other) = two(&store);
     let (ran, others) = (Ran::default(), Ran::default());

@@ -169,8 +169,13 @@ impl World {
         self.note(None, None, || format!("server's clock steps by {step_ms} ms"));
         self.server.offset += step_ms * 1000;
         self.memory.stepped_at = self.now;
-        let lasting = step_ms.unsigned_abs() * MS;
-        self.extend_fault(self.now + lasting);
+        // What ends by this clock ends later after each step back.
+        let from = if step_ms < 0 {
+            self.memory.fault_until.max(self.now)
+        } else {
+            self.now
+        };
+        self.extend_fault(from + step_ms.unsigned_abs() * MS);
     }
 
     /// A client that ignores the protocol changes a record.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tenure::protocol::ledger::{JobRecord, RecordOwner};
-use tenure::protocol::message::{Call, Fence, Kind, Reply, Request, TickTime, Verb, WhenBehind};
+use tenure::protocol::message::{Call, Fence, JobReport, Kind, Reply, Request, TickTime, Verb, WhenBehind};
 use tenure::protocol::step::{AcquireError, LockOptions, TickRefusal, Ticket};
 
 use crate::coverage::Case;
@@ -107,8 +107,15 @@ impl World {
         if let (Verb::Call(Call::Reset), Reply::Report(report)) = (request.verb, reply) {
             return self.watch_reset(key, report);
         }
-        if let (Verb::Call(Call::Open { over, .. }), Reply::Report(report)) = (request.verb, reply) {
+        if let (
+            Verb::Call(Call::Open {
+                over, fingerprint, ..
+            }),
+            Reply::Report(report),
+        ) = (request.verb, reply)
+        {
             self.watch_loss(key, over, report);
+            self.watch_first_seen(key, fingerprint, report);
         }
         let queues = self.profile.rules.queues;
         if matches!(reply, Reply::Busy(_)) && !queues && request.mark == job.mark {
@@ -138,6 +145,27 @@ impl World {
                     )
                 });
             }
+        }
+    }
+
+    /// Checks that the store first saw an expression at a question for it, and that this time stays while no question
+    /// names another expression.
+    fn watch_first_seen(&mut self, key: usize, fingerprint: u64, report: &JobReport) {
+        if fingerprint == 0 {
+            return;
+        }
+        let (now, since) = (report.now_ms, report.since_ms);
+        let asked = self.memory.ticks.asked.entry((key, fingerprint)).or_default();
+        // Earlier questions are unknown after the store forgot.
+        let was_asked = asked.is_empty() || since == now || asked.contains(&since);
+        asked.extend([since, now]);
+        let before = self.memory.ticks.expression.insert(key, (fingerprint, since));
+        // A time in the future came from a wrong clock.
+        let before = before.filter(|(of, before)| *of == fingerprint && *before <= now);
+        if !was_asked || before.is_some_and(|(_, before)| before != since) {
+            self.report(Violation::FirstSeenMoved, Some(key), || {
+                format!("{fingerprint} was first seen at {since}, it is {now}, and before it was {before:?}")
+            });
         }
     }
 

@@ -1,6 +1,6 @@
 //! What the laws remember of ticks.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 
 use tenure::protocol::ledger::{CheckpointRecord, JobRecord};
 use tenure::protocol::message::{ClaimId, GrantNumber, TickTime};
@@ -34,6 +34,10 @@ pub(crate) struct TickMemory {
     pub(crate) abandoned: Option<(Option<TickTime>, u64)>,
     /// The latest tick of each job that was granted or skipped before its mark was reset.
     before_reset: HashMap<usize, Option<TickTime>>,
+    /// The fingerprint of the latest question about each job, and since when the store knows it.
+    pub(crate) expression: HashMap<usize, (u64, u64)>,
+    /// When each fingerprint (key, fingerprint) was asked for, in ms of the store's clock.
+    pub(crate) asked: HashMap<(usize, u64), BTreeSet<u64>>,
     /// Whether a mark was reset.
     pub(crate) reset: bool,
     /// The latest grant before the server was told of a finished tick that it had forgotten. A tick granted

@@ -76,6 +76,8 @@ pub enum Branch {
     OpenTooOld,
     /// A call learned that the stored fingerprint differs from its own.
     OtherFingerprint,
+    /// An expression that was replaced a short time ago came back.
+    ExpressionReturned,
     /// A mark ahead of the store's clock was set back to the clock.
     MarkReset,
     /// A claim was refused only because another claim of its group was refused.

@@ -5,13 +5,13 @@
 
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::ledger::branch::Branch;
-use crate::protocol::ledger::record::CheckpointRecord;
+use crate::protocol::ledger::record::{CheckpointRecord, Expression};
 use crate::protocol::ledger::transaction::Transaction;
-use crate::protocol::message::{Call, JobReport, Payload, Reply};
+use crate::protocol::message::{Call, JobReport, MIN_POLL_MS, Payload, Reply};
 
 impl<P: Plant> Transaction<'_, P> {
     /// Answers a call about a job or a semaphore.
-    pub(crate) fn answer_call(&mut self, call: Call, data: Option<&Payload>) -> Reply {
+    pub(crate) fn answer_call(&mut self, call: Call, lease_ms: u64, data: Option<&Payload>) -> Reply {
         let lost = self.mend_lost_mark(call);
         // Every verb settles the key first. A call has no claim, so the key is never granted to its sender.
         self.settle(None);
@@ -37,7 +37,10 @@ impl<P: Plant> Transaction<'_, P> {
                 within_ms,
                 fingerprint,
                 ..
-            } => self.report_open_tick(&mut report, within_ms, fingerprint),
+            } => {
+                self.report_open_tick(&mut report, within_ms);
+                self.note_expression(&mut report, fingerprint, lease_ms);
+            }
             Call::Reset if report.ahead_ms > 0 => {
                 job.reset(now);
                 self.branches.push(Branch::MarkReset);
@@ -60,9 +63,8 @@ impl<P: Plant> Transaction<'_, P> {
         Reply::Report(Box::new(report))
     }
 
-    /// Reports a tick whose winner and waiters are all gone: only the store knows of it. Also compares the
-    /// fingerprints.
-    fn report_open_tick(&mut self, report: &mut JobReport, within_ms: u64, fingerprint: u64) {
+    /// Reports a tick whose winner and waiters are all gone: only the store knows of it.
+    fn report_open_tick(&mut self, report: &mut JobReport, within_ms: u64) {
         let (now, untold) = (report.now_ms, self.planted(Flaw::OpenTickUntold));
         let Some(job) = self.job.as_deref_mut() else {
             return;
@@ -73,12 +75,37 @@ impl<P: Plant> Transaction<'_, P> {
             Some(_) => Branch::OpenTold,
             None => Branch::OpenTooOld,
         }));
-        report.differs = fingerprint > 0 && job.fingerprint > 0 && fingerprint != job.fingerprint;
-        if fingerprint > 0 {
-            job.fingerprint = fingerprint;
-        }
-        if report.differs {
+    }
+
+    /// Notes the caller's expression, and reports since when the store knows it.
+    ///
+    /// During a deploy two expressions are in use, and each node asks once a lease. So an expression that comes back
+    /// soon after it was replaced was never out of use. One that comes back later is new: no node scheduled its ticks
+    /// in between.
+    fn note_expression(&mut self, report: &mut JobReport, fingerprint: u64, lease_ms: u64) {
+        let now = report.now_ms;
+        let is_renewed = self.planted(Flaw::FirstSeenRenewed);
+        let Some(job) = self.job.as_deref_mut().filter(|_| fingerprint > 0) else {
+            return;
+        };
+        // A time in the future came from a wrong clock.
+        let is_known = |known: &Expression| known.fingerprint == fingerprint && known.since_ms <= now;
+        let known = job.expression.filter(|known| is_known(known) && !is_renewed);
+        let in_use = 2 * lease_ms.max(MIN_POLL_MS);
+        let former = job
+            .former
+            .filter(|(former, until)| is_known(former) && now <= until + in_use);
+        let expression = known.or(former.map(|(former, _)| former)).unwrap_or(Expression {
+            fingerprint,
+            since_ms: now,
+        });
+        report.since_ms = expression.since_ms;
+        let other = job.expression.replace(expression);
+        if let Some(other) = other.filter(|other| other.fingerprint != fingerprint) {
+            job.former = Some((other, now));
+            report.differs = true;
             self.branches.push(Branch::OtherFingerprint);
+            self.branches.extend(former.map(|_| Branch::ExpressionReturned));
         }
     }
 

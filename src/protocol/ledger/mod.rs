@@ -13,7 +13,8 @@ use crate::error::StoreRefusal;
 use crate::protocol::flaw::{Flaw, Plant, Sound};
 pub use crate::protocol::ledger::branch::Branch;
 pub use crate::protocol::ledger::record::{
-    CheckpointRecord, JobRecord, LatchRecord, LeftFree, Proclaimed, Record, RecordOwner, SharedLease,
+    CheckpointRecord, Expression, JobRecord, LatchRecord, LeftFree, Proclaimed, Record, RecordOwner,
+    SharedLease,
 };
 use crate::protocol::ledger::record::{KeyRecord, is_past};
 use crate::protocol::ledger::recovery_state::RecoveryState;

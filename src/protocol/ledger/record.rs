@@ -181,12 +181,23 @@ pub struct JobRecord {
     /// Two ticks that were granted one after the other, with no granted tick between them. Before the first grant
     /// stands tick 0.
     pub passed: Option<(TickTime, TickTime)>,
-    /// The fingerprint of the service and the expression in the latest call; 0 if no call had one.
-    pub fingerprint: u64,
+    /// The expression of the latest call that named one.
+    pub expression: Option<Expression>,
+    /// The expression before it, and when the present one replaced it, in ms.
+    pub former: Option<(Expression, u64)>,
     /// The latest tick that was run to its end and succeeded.
     pub well: Option<TickTime>,
     /// The latest checkpoint of a run, for the next run of its tick.
     pub saved: Option<CheckpointRecord>,
+}
+
+/// An expression of a job, as the store knows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Expression {
+    /// The fingerprint of service and expression.
+    pub fingerprint: u64,
+    /// When the store first saw it, in milliseconds since the Unix epoch.
+    pub since_ms: u64,
 }
 
 /// A checkpoint that a run saved for the next run of its tick.

@@ -133,7 +133,7 @@ impl<P: Plant> Transaction<'_, P> {
             Verb::Call(Call::Extend { of }) => self.lengthen(of, mode, term),
             Verb::Call(call) if self.name.kind == Kind::Latch => self.ask_latch(request, call),
             Verb::Call(call) if self.name.kind == Kind::Election => self.ask_election(request, call),
-            Verb::Call(call) => self.answer_call(call, request.data.as_ref()),
+            Verb::Call(call) => self.answer_call(call, request.term.lease_ms, request.data.as_ref()),
         }
     }
 

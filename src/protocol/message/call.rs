@@ -203,6 +203,9 @@ pub struct LeaderReport {
     pub value: Option<Payload>,
 }
 
+/// Each node of a job asks the store once in a lease, or in this time if the lease is shorter. In milliseconds.
+pub const MIN_POLL_MS: u64 = 5_000;
+
 /// What a store knew of a job before it executed the call.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct JobReport {
@@ -212,6 +215,8 @@ pub struct JobReport {
     pub ahead_ms: u64,
     /// Set if the previous caller's fingerprint was another.
     pub differs: bool,
+    /// When the store first saw the caller's fingerprint, in milliseconds since the Unix epoch; 0 if it does not know.
+    pub since_ms: u64,
     /// Set if the store would have granted the tick that the caller knows to be over.
     pub lost: bool,
     /// The store's clock, in milliseconds since the Unix epoch.

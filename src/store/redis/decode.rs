@@ -145,23 +145,24 @@ fn leader(text: &[u8]) -> Option<LeaderReport> {
     })
 }
 
-/// Decodes the report on a job, as `lua/ask.lua` lists the parts: seven numbers, three numbers that the store keeps as
+/// Decodes the report on a job, as `lua/ask.lua` lists the parts: seven numbers, four numbers that the store keeps as
 /// text, and the bytes that the runs of a tick have saved.
 fn report(text: &[u8]) -> Option<JobReport> {
-    let mut parts = text.splitn(11, |byte| *byte == b':');
+    let mut parts = text.splitn(12, |byte| *byte == b':');
     let mut numbers = [0; 7];
     for number in &mut numbers {
         *number = next_part(&mut parts)?;
     }
     let [open, ahead_ms, differs, now_ms, lost, owns, mark] = numbers;
     let mut kept = || next_part(&mut parts).filter(|number: &u64| *number <= MAX_EXACT_INTEGER);
-    let (well, before, latest) = (kept(), kept(), kept());
+    let (well, before, latest, since) = (kept(), kept(), kept(), kept());
     let tick = |ms: u64| (ms > 0).then_some(TickTime(ms));
     Some(JobReport {
         open: tick(open),
         ahead_ms,
         differs: differs > 0,
         now_ms,
+        since_ms: since.unwrap_or(0),
         lost: lost > 0,
         owns: owns > 0,
         mark: tick(mark),

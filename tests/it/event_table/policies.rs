@@ -197,6 +197,71 @@ fn ticks_are_missed_and_all_are_to_be_run() {
     missed(|job| job.misfire(all(500, 9)), (&[10, 15], &[10, 15]));
 }
 
+/// A deploy at 12:08 moves the job from each half hour to five minutes after it, and is taken back at 13:10.
+async fn moved(set: fn(LeasedJob<Scheduled>) -> LeasedJob<Scheduled>, made_up: &[u64]) {
+    let sim = Simulation::at(BEFORE_NOON);
+    let mut old = Service::new("moved", "0 0,30 * * * *", secs(0));
+    old.set = set;
+    let mut new = old.clone();
+    new.expression = "0 5,35 * * * *";
+    let before = old.start(&sim, "old").await;
+    sim.run_until("2026-10-01T12:08:00Z").await;
+    before.crash();
+    let mut replicas = new.three(&sim).await;
+    sim.run_until("2026-10-01T12:34:00Z").await;
+    assert_eq!(old.minutes(), [0], "12:05 was never scheduled");
+    // All replicas are away at 12:35 and 13:05. These ticks were scheduled.
+    replicas.drain().for_each(|(_, replica)| replica.crash());
+    sim.run_until("2026-10-01T13:06:00Z").await;
+    let replicas = new.three(&sim).await;
+    sim.run_until("2026-10-01T13:10:00Z").await;
+    let begun = [&[0], made_up].concat();
+    assert_eq!(old.minutes(), begun);
+    // The former expression was out of use at 12:30 and 13:00.
+    replicas.into_values().for_each(Replica::crash);
+    let _old = old.start(&sim, "old").await;
+    sim.run_until("2026-10-01T13:29:00Z").await;
+    assert_eq!(old.minutes(), begun);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_changed_expression_catches_up_no_tick_from_before_it() {
+    moved(|job| job.misfire(Misfire::RunOnce { within: secs(3_600) }), &[65]).await;
+    moved(
+        |job| {
+            job.misfire(Misfire::RunAll {
+                within: secs(3 * 3_600),
+                at_most: 9,
+            })
+        },
+        &[35, 65],
+    )
+    .await;
+}
+
+/// Replicas of both releases live, and one crashes. Its expression stays in use.
+#[tokio::test(start_paused = true)]
+async fn a_slow_deploy_forgets_no_expression() {
+    let sim = Simulation::at(BEFORE_NOON);
+    let mut old = Service::new("both-live", "0 0,10 * * * *", secs(0));
+    old.set = |job| job.misfire(Misfire::RunOnce { within: secs(3_600) });
+    let mut new = old.clone();
+    new.expression = "0 5,15 * * * *";
+    let before = old.start(&sim, "old").await;
+    sim.run_until("2026-10-01T12:06:00Z").await;
+    let _new = new.start(&sim, "new").await;
+    sim.run_until("2026-10-01T12:09:50Z").await;
+    before.crash();
+    sim.run_until("2026-10-01T12:10:10Z").await;
+    let _again = old.start(&sim, "old").await;
+    sim.run_until("2026-10-01T12:14:00Z").await;
+    assert_eq!(
+        old.minutes(),
+        [0, 10],
+        "the replica that crashed had scheduled 12:10"
+    );
+}
+
 /// Returns how often the tick of 12:05 is begun. It may run once within 20 s, but cannot be begun until `late_ms`
 /// after its time.
 async fn begun_so_late(ahead: &[(&'static str, i64)], is_store_away: bool, late_ms: u64) -> usize {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use tenure::protocol::ledger::{CheckpointRecord, JobRecord, RecordOwner};
+use tenure::protocol::ledger::{CheckpointRecord, Expression, JobRecord, RecordOwner};
 use tenure::protocol::message::{
     Batch, ClaimId, GrantNumber, Kind, Mode, Payload, Permits, Reply, TickTime, WriteAnswer,
 };
@@ -91,6 +91,19 @@ impl Run {
         };
         let number = |field: &str| real.get(field).map_or(0, |text| text.parse().unwrap());
         let tick = |field: &str| real.get(field).map(|text| TickTime(text.parse().unwrap()));
+        // The parts of `print` or `former`.
+        let expression = |field: &str| {
+            let parts = real.get(field)?.split(':').map(|part| part.parse().unwrap());
+            let parts: Vec<u64> = parts.collect();
+            let (fingerprint, since_ms) = (parts[0], parts[1]);
+            Some((
+                Expression {
+                    fingerprint,
+                    since_ms,
+                },
+                parts.get(2).copied().unwrap_or(0),
+            ))
+        };
         let real = JobRecord {
             mark: tick("mark"),
             done: number("done") == 1,
@@ -104,7 +117,8 @@ impl Run {
                     TickTime(latest.parse().unwrap()),
                 )
             }),
-            fingerprint: number("print"),
+            expression: expression("print").map(|(expression, _)| expression),
+            former: expression("former"),
             well: tick("well"),
             saved: real.get("saved").map(|text| {
                 let numbers: Vec<u64> = text.split(':').map(|part| part.parse().unwrap()).collect();

@@ -11,7 +11,8 @@
 -- KEYS[n+2+i]   queue
 -- returns       U<open tick, or 0>:<ms by which the mark is ahead of the clock>:<1 = another fingerprint was kept>:<now>:
 --               <1 = a tick that is over was open>:<1 = the holder owns the job>:<mark>:<latest tick that went well>:
---               <`passed`, or 0:0>: then nothing, or = and the saved data.
+--               <`passed`, or 0:0>:<when the store first saw the caller's fingerprint, or 0>: then nothing, or = and the
+--               saved data.
 if asks then
   -- Saves data of a run, unless data with a later number of the same run came first.
   local function save(job, tick, to)
@@ -20,6 +21,23 @@ if asks then
     local kept = job.saved and find(job.saved, run, 1, true) == 1 and string.sub(job.saved, #run + 1) + 0
     if kept and kept >= seq + 0 then return end
     redis.call('HSET', job.key, 'saved', run .. seq, 'data', string.sub(to, colon + 1))
+  end
+
+  -- Notes the caller's fingerprint. Returns 1 if the latest caller had another, else 0, and when the store first saw it.
+  -- During a deploy two are in use, and each node asks once a lease, or in 5 s if its lease is shorter. So one that comes
+  -- back soon after it was replaced was never out of use. A time in the future came from a wrong clock.
+  local function note(job, print, lease)
+    if print == '0' then return 0, '0' end
+    local found = redis.call('HMGET', job.key, 'print', 'former')
+    local kept, since = string.match(found[1] or '', '^(%d+):(%d+)$')
+    if kept == print and since + 0 <= ms then return 0, since end
+    local former, began, ended = string.match(found[2] or '', '^(%d+):(%d+):(%d+)$')
+    local in_use = former == print and began + 0 <= ms and ms <= ended + 2 * math.max(lease, 5000)
+    since = in_use and began or format('%d', ms)
+    redis.call('HSET', job.key, 'print', print .. ':' .. since)
+    if not kept or kept == print then return 0, since end
+    redis.call('HSET', job.key, 'former', found[1] .. ':' .. format('%d', ms))
+    return 1, since
   end
 
   function ask(i, queue, number, job, holder, entry, lease, hold, tick, to, verb)
@@ -37,7 +55,7 @@ if asks then
       -- The holder in question may be the waiter that was just granted.
       number = find(records[i] or '', holder, 1, true) == 1
     end
-    local open, ahead, differs, data = 0, math.max(job.mark, job.skipped, ms) - ms, 0, ''
+    local open, ahead, differs, since, data = 0, math.max(job.mark, job.skipped, ms) - ms, 0, '0', ''
     local mark = job.mark
     local owns = verb ~= 'o' and verb ~= 'z' and number and tick == mark
     -- These two are returned as they are stored. A node that cannot read them ignores them.
@@ -50,16 +68,12 @@ if asks then
     elseif verb == 'o' then
       -- For this verb the word `tick` is the greatest age of a tick, in ms.
       if job.attempt > 0 and not job.done and mark <= ms and mark + tick >= ms then open = mark end
-      if print ~= '0' then
-        local kept = redis.call('HGET', job.key, 'print')
-        if kept ~= print then redis.call('HSET', job.key, 'print', print) end
-        differs = kept and kept ~= print and 1 or 0
-      end
+      differs, since = note(job, print, lease)
     elseif owns and verb == 's' then
       save(job, tick, to)
     elseif owns and verb == 'm' and job.saved and find(job.saved, format('%d:', tick), 1, true) == 1 then
       data = '=' .. (redis.call('HGET', job.key, 'data') or '')
     end
-    return format('U%d:%d:%d:%d:%d:%d:%d:%s:%s:', open, ahead, differs, ms, lost, owns and 1 or 0, mark, found[1] or '0', found[2] or '0:0') .. data
+    return format('U%d:%d:%d:%d:%d:%d:%d:%s:%s:%s:', open, ahead, differs, ms, lost, owns and 1 or 0, mark, found[1] or '0', found[2] or '0:0', since) .. data
   end
 end

@@ -6,7 +6,9 @@
 --                  winner   <node>:<claim>:<nonce> of the latest grant
 --                  skipped  the latest tick that came while an earlier one was running
 --                  passed   <tick>:<tick>, the tick granted before the mark, or 0, and the mark
---                  print    the fingerprint of service and expression of the latest caller
+--                  print    <print>:<since> of the latest caller: the fingerprint of service and expression, and when it was
+--                           first seen
+--                  former   <print>:<since>:<until>: the fingerprint before that, and when it was replaced
 --                  well     the latest tick that ended with success
 --                  saved    <tick>:<attempt>:<seq> of the saved data
 --                  data     the data that the runs of a tick saved
