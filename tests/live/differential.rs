@@ -771,7 +771,7 @@ impl Run {
             assert!(inbox.is_empty(), "step {step}: a push that is not in the ledger");
         }
         for at in places {
-            self.compare(at, real.time / 1000, step);
+            self.compare(at, step);
             self.compare_record(at, step);
             self.compare_memory(at, step);
         }
@@ -843,6 +843,32 @@ impl Run {
         let (seconds, micros): (u64, u64) = redis::cmd("TIME").query(&mut self.client).unwrap();
         seconds * 1000 + micros / 1000
     }
+}
+
+/// Asks the server all of this at one moment, and returns that moment in ms and the answers.
+fn at_once<T: redis::FromRedisValue>(
+    client: &mut redis::Connection,
+    commands: impl IntoIterator<Item = redis::Cmd>,
+) -> (u64, T) {
+    let mut pipe = redis::pipe();
+    pipe.atomic().cmd("TIME");
+    for command in commands {
+        pipe.add_command(command);
+    }
+    let mut answers: Vec<redis::Value> = pipe.query(client).unwrap();
+    let others = redis::Value::Array(answers.split_off(1));
+    let (seconds, micros): (u64, u64) = redis::from_redis_value(answers.remove(0)).unwrap();
+    (
+        seconds * 1000 + micros / 1000,
+        redis::from_redis_value(others).unwrap(),
+    )
+}
+
+/// Returns the command with its arguments.
+fn cmd(name: &str, args: &[&[u8]]) -> redis::Cmd {
+    let mut command = redis::cmd(name);
+    command.arg(args);
+    command
 }
 
 /// Returns the reading of the server's clock, which is this machine's clock.

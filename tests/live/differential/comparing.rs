@@ -8,7 +8,7 @@ use tenure::protocol::message::{
 };
 use tenure::protocol::write::{Action, GuardedWrite, Precondition, WriteBody};
 
-use super::{Run, TOLERANCE_MS};
+use super::{Run, TOLERANCE_MS, at_once, cmd};
 
 impl Run {
     /// Compares a write under one lease or two, and which of the leases refuses the write.
@@ -135,10 +135,11 @@ impl Run {
     }
 
     /// Compares a queue in order. Expired entries keep their places until a search removes them.
-    pub(super) fn compare(&mut self, at: usize, now: u64, step: u64) {
+    pub(super) fn compare(&mut self, at: usize, step: u64) {
         let model = self.ledger.waiters(&self.names[at]);
-        let left_free = self.ledger.left_free(&self.names[at], now * 1000);
         let Some(queue) = self.queue(at) else {
+            let now = self.now();
+            let left_free = self.ledger.left_free(&self.names[at], now * 1000);
             assert_eq!(left_free, None, "step {step}: {} has no queue", self.names[at]);
             assert!(
                 model.is_empty(),
@@ -146,13 +147,9 @@ impl Run {
             );
             return;
         };
-        let members: Vec<(String, f64)> = redis::cmd("ZRANGE")
-            .arg(&queue)
-            .arg("0")
-            .arg("-1")
-            .arg("WITHSCORES")
-            .query(&mut self.client)
-            .unwrap();
+        let all = cmd("ZRANGE", &[&queue, b"0", b"-1", b"WITHSCORES"]);
+        let (now, (members,)): (u64, (Vec<(String, f64)>,)) = at_once(&mut self.client, [all]);
+        let left_free = self.ledger.left_free(&self.names[at], now * 1000);
         let known_until = members.iter().find(|(member, _)| member == "c");
         let known_until = known_until
             .map(|(_, score)| *score as u64)
@@ -196,14 +193,11 @@ impl Run {
 
     /// Compares the shares of a key: claims, grant numbers and ends. Expired shares may still be listed.
     pub(super) fn compare_shares(&mut self, at: usize, record: &[u8], step: u64) {
-        let now = self.now();
-        let members: Vec<(String, f64)> = redis::cmd("ZRANGE")
-            .arg(record)
-            .arg("0")
-            .arg("-1")
-            .arg("WITHSCORES")
-            .query(&mut self.client)
-            .unwrap();
+        let asked = [
+            cmd("ZRANGE", &[record, b"0", b"-1", b"WITHSCORES"]),
+            cmd("PTTL", &[record]),
+        ];
+        let (now, (members, ttl)): (u64, (Vec<(String, f64)>, i64)) = at_once(&mut self.client, asked);
         let of = |letter: char| {
             let members = members.iter();
             members.filter_map(move |(member, score)| Some((member.strip_prefix(letter)?, *score as u64)))
@@ -247,7 +241,6 @@ impl Run {
         if model.len() > 1 {
             self.saw("several share");
         }
-        let ttl: i64 = redis::cmd("PTTL").arg(record).query(&mut self.client).unwrap();
         if let Some(last) = model.iter().map(|share| share.expires - now).max() {
             assert!(
                 ttl.abs_diff(last as i64) <= TOLERANCE_MS,
@@ -264,8 +257,7 @@ impl Run {
         if kind == "zset" || self.ledger.shares(&self.names[at], us).next().is_some() {
             return self.compare_shares(at, &record, step);
         }
-        let ttl: i64 = redis::cmd("PTTL").arg(record).query(&mut self.client).unwrap();
-        let now = self.now();
+        let (now, (ttl,)): (u64, (i64,)) = at_once(&mut self.client, [cmd("PTTL", &[&record])]);
         let model = self.ledger.record(&self.names[at], now * 1000);
         let left = model.map_or(-2, |record| {
             record.expires.map_or(-1, |expires| (expires - now) as i64)

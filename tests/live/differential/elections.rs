@@ -11,7 +11,7 @@ use tenure::protocol::message::{
 
 use super::steps::Steps;
 use super::views::Views;
-use super::{AGES_MS, LEASES, LONG_MS, NODES, TOLERANCE_MS};
+use super::{AGES_MS, LEASES, LONG_MS, NODES, TOLERANCE_MS, at_once, cmd};
 use crate::server::RedisServer;
 use crate::tools::claim_id;
 
@@ -370,7 +370,7 @@ impl Run {
             if number.is_some() && proclaimed.map(|proclaimed| proclaimed.number) == number.copied() {
                 self.base.saw("proclaimed by a winner that waited");
             }
-            self.base.compare(at, real.time / 1000, step);
+            self.base.compare(at, step);
             self.base.compare_record(at, step);
             self.compare_memory(at, step);
         }
@@ -452,8 +452,8 @@ impl Run {
 
     /// Compares the proclaimed value, the watchers, and the end of the memory.
     fn compare_memory(&mut self, at: usize, step: u64) {
-        let now = self.base.now();
         let Some(memory) = self.memory(at) else {
+            let now = self.base.now();
             let watchers = self.base.ledger.watchers(&self.base.names[at], now * 1000);
             assert_eq!(
                 (watchers.count(), self.proclaimed(at)),
@@ -462,10 +462,9 @@ impl Run {
             );
             return;
         };
-        let fields: HashMap<String, Vec<u8>> = redis::cmd("HGETALL")
-            .arg(&memory)
-            .query(&mut self.base.client)
-            .unwrap();
+        type Fields = HashMap<String, Vec<u8>>;
+        let asked = [cmd("HGETALL", &[&memory]), cmd("PTTL", &[&memory])];
+        let (now, (fields, left)): (u64, (Fields, i64)) = at_once(&mut self.base.client, asked);
         let number = |field: &[u8]| std::str::from_utf8(field).unwrap().parse::<u64>().unwrap();
         let leads = self.owner(at).map(|(_, number)| number.0);
         let is_of_leader = |fields: &&HashMap<String, Vec<u8>>| {
@@ -497,7 +496,6 @@ impl Run {
             self.base.saw("several watch");
         }
 
-        let left = self.left(&memory);
         let longest = LONG_MS as i64;
         assert!(
             (1..=longest).contains(&left),

@@ -13,7 +13,7 @@ use tenure::store::{Link, Store};
 
 use super::steps::Steps;
 use super::views::Views;
-use super::{AGES_MS, CLOCK, LEASES, NODES, TOLERANCE_MS};
+use super::{AGES_MS, CLOCK, LEASES, NODES, TOLERANCE_MS, at_once, cmd};
 use crate::server::RedisServer;
 use crate::tools::{Inbox, claim_id, connect, store};
 
@@ -227,15 +227,15 @@ impl Run {
         let Some(record) = self.record(at) else { return };
         let kind: String = redis::cmd("TYPE").arg(&record).query(&mut self.client).unwrap();
         let is_wrong = self.ledger.record(&self.names[at], 0).is_some();
-        let fields: HashMap<Vec<u8>, Vec<u8>> = if kind == "hash" && !is_wrong {
+        type Fields = HashMap<Vec<u8>, Vec<u8>>;
+        let fields: Fields = if kind == "hash" && !is_wrong {
             let mut all = redis::cmd("HGETALL");
             all.arg(&record).query(&mut self.client).unwrap()
         } else {
             HashMap::new()
         };
-        let ttl: i64 = redis::cmd("PTTL").arg(&record).query(&mut self.client).unwrap();
         let watching = self.watchers(&record);
-        let now = self.now();
+        let (now, (ttl,)): (u64, (i64,)) = at_once(&mut self.client, [cmd("PTTL", &[&record])]);
         let latch = self.ledger.latch(&self.names[at], now * 1000);
         let model: HashMap<Vec<u8>, Vec<u8>> = latch.map_or_else(HashMap::new, |latch| {
             let known: [(&[u8], String); 3] = [
@@ -332,9 +332,8 @@ impl Run {
                 .query(&mut self.client)
                 .unwrap();
         }
-        let now = self.now();
+        let (now, (ttl,)): (u64, (i64,)) = at_once(&mut self.client, [cmd("PTTL", &[&record])]);
         let us = now * 1000;
-        let ttl: i64 = redis::cmd("PTTL").arg(&record).query(&mut self.client).unwrap();
         if self.ledger.latch(&self.names[at], us).is_some() && ttl > 0 {
             let mut expire = redis::cmd("PEXPIRE");
             expire.arg(&record).arg(ttl - ms as i64);

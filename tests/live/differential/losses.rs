@@ -3,7 +3,7 @@
 use tenure::protocol::ledger::RecordOwner;
 use tenure::protocol::message::{Batch, ClaimId, GrantNumber, Kind, LeaseTimes, Reply, Request, Verb};
 
-use super::{CLOCK, Run, TOLERANCE_MS};
+use super::{CLOCK, Run, TOLERANCE_MS, at_once, cmd};
 
 pub(super) const RECOVERING: &str = "tenure1:recovering";
 /// The lengths of recoveries. They do not end by themselves during a run, and differ by more than the tolerance.
@@ -222,10 +222,9 @@ impl Run {
         let clock: Option<u64> = redis::cmd("GET").arg(CLOCK).query(&mut self.client).unwrap();
         let last = self.ledger.last_number().0;
         assert_eq!(clock.unwrap_or_default(), last, "step {step}: the clock");
-        let mut pttl = redis::cmd("PTTL");
-        let real: i64 = pttl.arg(RECOVERING).query(&mut self.client).unwrap();
-        let us = self.now() * 1000;
-        let model = self.ledger.recovering(us).map_or(-2, |left| left as i64);
+        let (now, (real,)): (u64, (i64,)) =
+            at_once(&mut self.client, [cmd("PTTL", &[RECOVERING.as_bytes()])]);
+        let model = self.ledger.recovering(now * 1000).map_or(-2, |left| left as i64);
         let is_same = if real < 0 {
             real == model
         } else {

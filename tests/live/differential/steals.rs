@@ -58,8 +58,7 @@ impl Run {
             (_, StealReply::Recovering(_)) => "not handed over while recovering",
         });
         self.compare_stolen_pushes(pushes, step).await;
-        let now = self.now();
-        self.compare(at, now, step);
+        self.compare(at, step);
         self.compare_record(at, step);
         self.compare_memory(at, step);
     }

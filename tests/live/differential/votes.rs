@@ -602,7 +602,7 @@ impl Run {
             }
         }
         let mut pipe = redis::pipe();
-        pipe.ignore_errors();
+        pipe.atomic().ignore_errors().cmd("TIME");
         for at in places {
             let key = self.record_key(*at);
             pipe.cmd("TYPE")
@@ -620,12 +620,13 @@ impl Run {
             .query::<Vec<RedisResult<redis::Value>>>(&mut self.client)
             .unwrap()
             .into_iter();
-        let now = wall_us() / 1000;
+        let mut next = || answers.next().unwrap().unwrap_or(redis::Value::Nil);
+        let (seconds, micros): (u64, u64) = redis::from_redis_value(next()).unwrap();
+        let now = seconds * 1000 + micros / 1000;
         let is_near = |real: i64, model: Option<u64>| match model {
             Some(ends) => real >= 0 && real.abs_diff(ends as i64 - now as i64) <= TOLERANCE_MS,
             None => real == -1,
         };
-        let mut next = || answers.next().unwrap().unwrap_or(redis::Value::Nil);
         for at in places {
             let (kind, value, ttl, clock) = (next(), next(), next(), next());
             let kind: String = redis::from_redis_value(kind).unwrap();
