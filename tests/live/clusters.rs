@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use tenure::error::{StoreErrorKind, StoreRefusal};
+use tenure::inspect::{Entry, State};
 use tenure::{Error, Guard, Locks, Recovery};
 
 use crate::bad_input::{options, refused, tells};
@@ -12,6 +13,7 @@ use crate::help::{HOUR, ms, soon};
 use crate::server::RedisServer;
 use crate::store::acl;
 use crate::support::events::Watch;
+use crate::support::inspect;
 
 /// How many leases are held while a slot is half moved.
 const HELD: usize = 20;
@@ -129,6 +131,27 @@ async fn a_slot_that_moves_to_and_fro_loses_no_lease_and_keeps_fences_growing() 
     }
 }
 
+/// An operator sees each lease of a half-moved slot. A steal says why it must wait.
+async fn operator_sees(operator: &Locks) {
+    let held = |entry: &&Entry| entry.state == State::Held;
+    let listed = inspect::list(operator, "{order}").await;
+    assert_eq!(listed.iter().filter(held).count(), HELD + 2, "{listed:#?}");
+    for key in ["{order}:0", "{order}:book"] {
+        let shown = inspect::show(operator, key).await;
+        assert_eq!(shown.iter().filter(held).count(), 1, "{shown:?}");
+    }
+    let entry = &inspect::show(operator, "{order}:0").await[0];
+    let steal = operator.inspect().steal(entry).grace(Duration::ZERO);
+    let error = soon(steal.into_future()).await.unwrap_err();
+    tells(
+        &format!(
+            "{error} {:?}",
+            std::error::Error::source(&error).map(ToString::to_string)
+        ),
+        &["on its way to another server"],
+    );
+}
+
 /// What holds while a slot is half moved: with the records at the source, or at the target.
 async fn half_moved(migrated: bool) {
     let cluster = Cluster::start(3, 0);
@@ -147,6 +170,7 @@ async fn half_moved(migrated: bool) {
     guards.push(reader);
     guards.push(permits);
     hold(&guards, lease).await;
+    operator_sees(&other).await;
     // A release takes effect, although other names of the key are elsewhere.
     for guard in guards.drain(..HELD / 2) {
         soon(guard.release()).await.unwrap();

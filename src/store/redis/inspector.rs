@@ -212,8 +212,13 @@ impl Inner {
             })
             .await?;
         let listed: Vec<Name> = found.keys().cloned().collect();
-        // While a slot moves, the names that its new server has already are not listed.
-        let (mut view, _) = self.view(server, &listed).await?;
+        let (mut view, unread) = self.view(server, &listed, false).await?;
+        if self.config.cluster.is_some() && !unread.is_empty() {
+            // Their slot is on its way here.
+            let (moving, _) = self.view(server, &unread, true).await?;
+            view.keys.extend(moving.keys);
+            view.nodes.extend(moving.nodes);
+        }
         // A name with a record is listed when SCAN returns the record.
         view.keys
             .retain(|key| key.record == RecordView::Free || found.get(&key.name) == Some(&true));
@@ -231,7 +236,7 @@ impl Inner {
                 nodes.len()
             })
             .await?;
-        let (mut view, _) = self.view(server, &[]).await?;
+        let (mut view, _) = self.view(server, &[], false).await?;
         view.nodes = self.nodes(server, nodes).await?;
         view.nodes.retain(|_, node| node.presence.is_some());
         Ok((view, next))
@@ -252,9 +257,9 @@ impl Inner {
             failures: Vec::new(),
         };
         for server in servers {
-            match self.view(server, &names).await {
+            match self.view_moving(server, &names).await {
                 Ok((_, unread)) if !unread.is_empty() => return Err(self.changes(key)),
-                Ok((view, _)) => page.views.push(view),
+                Ok((views, _)) => page.views.extend(views),
                 Err(error) => self.note_failure(server, error, &mut page)?,
             }
         }
@@ -298,12 +303,41 @@ impl Inner {
         Ok(cursor)
     }
 
+    /// Like `view`. While their slot moves, some of the names are read at the server to which it moves.
+    async fn view_moving(
+        &self,
+        at: ServerId,
+        names: &[Name],
+    ) -> Result<(Vec<ServerView>, Vec<Name>), StoreError> {
+        let (view, mut unread) = self.view(at, names, false).await?;
+        let mut views = vec![view];
+        if self.config.cluster.is_none() || unread.is_empty() {
+            return Ok((views, unread));
+        }
+        // Only the server that takes over their slot reads them.
+        let others = self.servers().await?.into_iter();
+        for server in others.filter(|server| *server != at) {
+            if !unread.is_empty() {
+                let (view, elsewhere) = self.view(server, &unread, true).await?;
+                views.push(view);
+                unread = elsewhere;
+            }
+        }
+        Ok((views, unread))
+    }
+
     /// Reads what a server keeps of these names, and of the nodes that hold them and wait for them. Also returns the names that
     /// could not be read.
-    async fn view(&self, server: ServerId, names: &[Name]) -> Result<(ServerView, Vec<Name>), StoreError> {
+    async fn view(
+        &self,
+        server: ServerId,
+        names: &[Name],
+        is_asking: bool,
+    ) -> Result<(ServerView, Vec<Name>), StoreError> {
         let keys = KeyReader {
             connections: &self.connections,
             server,
+            is_asking,
         };
         let read = keys.read(names).await?;
         let nodes = self.nodes(server, nodes_of(&read.views)).await?;

@@ -10,7 +10,7 @@ use crate::store::redis::connection::{failure, read_time};
 use crate::store::redis::decode::{result, text};
 use crate::store::redis::format;
 use crate::store::redis::inspector::answers::{
-    checked, has_other_type, is_refused_with, next, optional, push,
+    checked, has_other_type, is_refused_with, next, optional, push, unreadable,
 };
 use crate::store::redis::inspector::connections::Connections;
 
@@ -37,6 +37,8 @@ const NO_LOCK: RecordView = RecordView::Foreign {
 pub(super) struct KeyReader<'a> {
     pub(super) connections: &'a Connections,
     pub(super) server: ServerId,
+    /// Reads keys of slots that are on their way to this server, too.
+    pub(super) is_asking: bool,
 }
 
 /// What was read of some names.
@@ -93,11 +95,20 @@ impl KeyReader<'_> {
     }
 
     async fn ask(&self, pipe: &Pipeline) -> Result<Vec<Value>, StoreError> {
-        self.connections.ask(self.server, pipe).await
+        if !self.is_asking {
+            return self.connections.ask(self.server, pipe).await;
+        }
+        let mut asking = redis::pipe();
+        for command in pipe.cmd_iter() {
+            asking.cmd("ASKING").add_command(command.clone());
+        }
+        let answers = self.connections.ask(self.server, &asking).await?;
+        Ok(answers.into_iter().skip(1).step_by(2).collect())
     }
 
     async fn ask_one(&self, pipe: &Pipeline) -> Result<Value, StoreError> {
-        self.connections.ask_one(self.server, pipe).await
+        let [answer] = self.ask(pipe).await?.try_into().map_err(unreadable)?;
+        Ok(answer)
     }
 
     /// Reads the types of records, when they end, how many claims wait, and the server's clock in microseconds.

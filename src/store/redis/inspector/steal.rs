@@ -2,13 +2,13 @@
 
 use redis::{Pipeline, Value};
 
-use crate::error::StoreError;
+use crate::error::{StoreError, StoreRefusal};
 use crate::key::Key;
 use crate::protocol::message::{ClaimId, Kind, NodeId};
 use crate::protocol::primitive::Primitive;
 use crate::protocol::steal::{AuditEntry, MAX_AUDIT, StealAct, StealReply, StealRequest, StealTarget};
 use crate::store::redis::decode::{self, malformed, result};
-use crate::store::redis::inspector::answers::read;
+use crate::store::redis::inspector::answers::{is_refused_with, read};
 use crate::store::redis::inspector::connections::Connections;
 use crate::store::redis::link::is_master_of_quorum;
 use crate::store::redis::script::{LuaScript, REVOKE};
@@ -108,6 +108,13 @@ impl Stealer<'_> {
     async fn last_answer(&self, server: ServerId, pipe: &Pipeline) -> Result<Value, StoreError> {
         let mut last = Value::Nil;
         for answer in self.connections.ask(server, pipe).await? {
+            if let Value::ServerError(error) = &answer
+                && is_refused_with(&answer, &["ASK", "TRYAGAIN"])
+            {
+                // The script needs all keys of the name at one server.
+                let text = format!("its slot is on its way to another server; the server said: {error}");
+                return Err(StoreError::refused(StoreRefusal::Unready(text)));
+            }
             last = read(result(answer))?;
         }
         Ok(last)
