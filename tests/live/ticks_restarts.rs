@@ -1,6 +1,6 @@
 //! Ticks around faults: a Redis that is unavailable, restarted or behind, and replicas that were drained or stopped.
 
-use crate::help::{Eyes, locks, ms, soon};
+use crate::help::{Eyes, locks, ms, soon, until};
 use crate::server::RedisServer;
 use crate::support::events::Watch;
 use crate::ticks::{Heard, Line, Setup, Worker, wall};
@@ -47,6 +47,57 @@ fn a_tick_during_an_outage_is_run_once_after_it() {
         "{starts:#?}"
     );
     assert_eq!(heard.ended()[&tick], 1);
+}
+
+/// A server that recovers grants nothing. A job of each second has no alarm then, and goes on with the newest tick.
+/// `TENURE_RECOVERY_SECONDS` is how long that takes.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_recovery_skips_no_tick_of_a_job_each_second() {
+    let seconds = std::env::var("TENURE_RECOVERY_SECONDS").map_or(6, |text| text.parse().unwrap());
+    let (server, watch) = (RedisServer::start(), Watch::of("job=each-second "));
+    let begun: Arc<Mutex<Vec<u64>>> = Arc::default();
+    let mut replicas = Vec::new();
+    for _ in 0..3 {
+        let (node, of_job) = (locks(&server.url(), ms(3_000)).await, begun.clone());
+        let job = node.every("each-second", ms(1_000)).run(move |tick: Tick| {
+            of_job.lock().unwrap().push(tick.nominal_unix());
+            async {}
+        });
+        let scheduler = JobScheduler::new().await.unwrap();
+        node.add_job(&scheduler, job.unwrap()).await.unwrap();
+        scheduler.start().await.unwrap();
+        replicas.push((node, scheduler));
+    }
+    until("it runs", || begun.lock().unwrap().len() >= 2).await;
+    let mut recover = redis::cmd("SET");
+    recover
+        .arg("tenure1:recovering")
+        .arg("run")
+        .arg("PX")
+        .arg(seconds * 1_000);
+    let () = recover.query(&mut server.client()).unwrap();
+    let from = wall().as_secs() + 1;
+    sleep(Duration::from_secs(seconds)).await;
+    until("it runs again", || {
+        begun.lock().unwrap().iter().filter(|tick| **tick > from).count() >= 3
+    })
+    .await;
+    for (node, mut scheduler) in replicas {
+        scheduler.shutdown().await.unwrap();
+        soon(node.shutdown()).await;
+    }
+    let mut begun = begun.lock().unwrap().clone();
+    let later: Vec<_> = begun.iter().copied().filter(|tick| *tick > from).collect();
+    assert!(
+        later[0] + 2 >= from + seconds,
+        "the newest tick is first: {begun:?}, it ended {seconds} s after {from}"
+    );
+    let count = begun.len();
+    begun.sort_unstable();
+    begun.dedup();
+    assert_eq!(begun.len(), count, "each tick once");
+    assert_eq!(watch.count("job_skips"), 0, "{:#?}", watch.told());
+    println!("a recovery of {seconds} s from {from}: {later:?}");
 }
 
 /// A tick is made up for within 12 s by the server's clock, though the clocks of two replicas are 4 s apart. The replica that
