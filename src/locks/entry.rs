@@ -232,7 +232,8 @@ impl Locks {
     }
 
     /// Releases everything and refuses new calls: waiters get [`Error::Closed`], guards are lost, and leases are released in
-    /// the store. Resolves when the store has answered. If the store is unavailable, it resolves when all leases have ended.
+    /// the store. Resolves when the store has answered. If the store is unavailable, it resolves when all leases have ended and the
+    /// [request timeout](crate::Builder::request_timeout) has passed.
     ///
     /// First it waits for the handlers that a layer runs to completion, even if their clients have left. Meanwhile layers
     /// refuse other requests with 503. If a handler may never end, put a timeout around this call. When the future is

@@ -19,13 +19,10 @@ const TORTURE: &str = "the torture: spans, stalls and bounds of its own";
 const MOMENT: &str = "computes a moment";
 /// The bound of a count, by the time that the count took.
 const RATE: &str = "a longer time allows more";
-/// Judges a time, beside stalls that were measured or with room for a slow machine. Make it fewer.
-const JUDGED: &str = "judges a time";
-
 /// How often each file below `tests` may measure time, and why.
 const ALLOWED: &[(&str, usize, &str)] = &[
     ("it/event_table.rs", 3, PRINTED),
-    ("it/key_machine.rs", 1, JUDGED),
+    ("it/key_machine.rs", 1, PATIENCE),
     ("it/metrics.rs", 2, LOWER_BOUND),
     ("it/nonce.rs", 1, MOMENT),
     ("it/proxy.rs", 1, LOWER_BOUND),
@@ -54,17 +51,14 @@ const ALLOWED: &[(&str, usize, &str)] = &[
     ("live/many_ticks.rs", 1, PRINTED),
     ("live/multi.rs", 1, PRINTED),
     ("live/outages.rs", 1, PATIENCE),
-    ("live/pools.rs", 1, JUDGED),
     ("live/quiet.rs", 1, RATE),
     ("live/quorums_clocks.rs", 2, PATIENCE),
     ("live/quorums_faults.rs", 1, PRINTED),
     ("live/requests.rs", 3, SPAN),
-    ("live/requests/answers.rs", 1, JUDGED),
     ("live/run_all.rs", 2, SPAN),
     ("live/runtimes.rs", 4, PATIENCE),
     ("live/scenarios.rs", 1, RATE),
     ("live/server.rs", 1, PATIENCE),
-    ("live/shutdown.rs", 2, JUDGED),
     ("live/silence.rs", 1, PRINTED),
     ("live/stage.rs", 2, PRINTED),
     ("live/store.rs", 3, PATIENCE),

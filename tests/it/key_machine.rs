@@ -452,8 +452,8 @@ fn a_step_costs_no_walk_along_ten_thousand_claims() {
         engine.answer(Reply::Done);
     }
     assert!(engine.shard.is_empty());
-    // Walking all claims in each of 50,000 steps takes minutes in a debug build.
-    assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
+    // Walking all claims in each of 50,000 steps takes minutes in a debug build, and this takes a second.
+    assert!(begin.elapsed() < Duration::from_secs(60), "{:?}", begin.elapsed());
 }
 
 /// Renews the keys that are due at `now`, answers the renewals at once, and returns the keys.

@@ -392,6 +392,23 @@ mod tests {
         }
     }
 
+    /// A pool that was made from a URL leaves Nagle's algorithm on, which makes the second of two requests wait for the
+    /// answer to the first. No connection of a store does.
+    #[test]
+    fn no_connection_waits_for_the_answer_to_the_request_before() {
+        let client = Client::open("redis://host/").unwrap();
+        let of_client = client.get_connection_info().tcp_settings();
+        assert!(!of_client.nodelay(), "redis-rs sets it by now: remove ours");
+        let store = RedisStore::new(client.clone()).unwrap();
+        let sentinel = RedisStore::behind("main", ["redis://sentinel/"], client).unwrap();
+        for store in [store, sentinel, RedisStore::open("redis://host/").unwrap()] {
+            let at = store.inner.at(("other".to_owned(), 1)).unwrap();
+            for client in [&store.inner.client, &at.client] {
+                assert!(client.get_connection_info().tcp_settings().nodelay());
+            }
+        }
+    }
+
     #[test]
     fn debug_shows_the_server_and_hides_the_password() {
         let store = RedisStore::open("redis://user:hunter2@host:1234/").unwrap();

@@ -1,7 +1,7 @@
-//! How long an answer takes on a Redis behind a slow wire, in round trips of that wire.
+//! What an answer waits for, on a Redis whose answers do not come.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
 use axum::body::Body;
@@ -11,63 +11,62 @@ use tenure::middleware::{Refused, keys};
 use tenure::{LockLayer, Locks};
 use tower::ServiceExt;
 
-use crate::help::{addr, ms, now, soon, url};
+use crate::help::{Eyes, HOUR, addr, ms, soon, until, url};
 use crate::server::RedisServer;
 use crate::support::proxy::{Direction, Flow, Proxy};
 
-/// Each way. Long, as a busy machine adds tens of milliseconds to each trip.
-const WAY: Duration = ms(60);
-/// A machine that is busy answers some requests late.
-const TRIES: usize = 60;
-
-/// Returns the shortest time that a request takes, or the first that is short enough.
-async fn least(app: &Router, path: impl Fn() -> String, enough: Duration) -> Duration {
-    let mut least = Duration::MAX;
-    for _ in 0..TRIES {
-        if least <= enough {
-            break;
-        }
-        let request = Request::get(path()).body(Body::empty()).unwrap();
-        let began = now();
-        let answer = soon(app.clone().oneshot(request)).await.unwrap();
-        least = least.min(now() - began);
-        assert_eq!(answer.status(), 200);
-    }
-    least
+/// Returns whether the server keeps a lock of an account.
+fn is_locked(eyes: &mut Eyes) -> bool {
+    let keys: Vec<String> = eyes.text("KEYS lock:account*");
+    !keys.is_empty()
 }
 
+/// The handler has run, and no answer of the server comes through any more.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_answer_does_not_wait_for_the_release() {
     let server = RedisServer::start();
-    let proxy = Proxy::start(addr(&server));
-    let locks = Locks::redis(&url(proxy.addr())).await.unwrap();
-    let next = AtomicU64::new(0);
-    let own = || format!("/{}", next.fetch_add(1, Ordering::Relaxed));
-    let one = || "/0".to_owned();
-    let layer = || LockLayer::new(&locks, keys::path_param::<u64>("id").named("account"));
-    let app = || Router::new().route("/{id}", get(async || ()));
-    proxy.set(Direction::Both, Flow::Delay(WAY));
-    let bare = least(&app(), own, ms(5)).await;
-    let enough = |bound: i32| bare + (2 * WAY).mul_f64(f64::from(bound) + 0.5);
-    let mut added = Vec::new();
-    for (layer, bound) in [
-        (layer(), 1),
-        (layer().run_to_completion(true), 1),
-        (layer().release_before_answer(), 2),
-        (layer().release_before_answer().run_to_completion(true), 2),
-        (layer().skip(), 2),
+    let proxy = Arc::new(Proxy::start(addr(&server)));
+    let locks = Locks::builder().lease(HOUR).request_timeout(HOUR);
+    let locks = locks.redis(&url(proxy.addr())).await.unwrap();
+    let mut eyes = Eyes::on(&server);
+    let layer = || LockLayer::new(&locks, keys::path_param::<u64>("id").named("account")).wait(HOUR);
+    let request = |path: &str| Request::get(path).body(Body::empty()).unwrap();
+    for (layer, waits) in [
+        (layer(), false),
+        (layer().run_to_completion(true), false),
+        (layer().release_before_answer(), true),
+        (layer().release_before_answer().run_to_completion(true), true),
+        (layer().skip(), true),
     ] {
-        let app = app().route_layer(layer);
-        let took = least(&app, own, enough(bound)).await;
-        added.push((bound, (took - bare).div_duration_f64(2 * WAY)));
-    }
-    // The next claim of a key does not wait for the last leave of it to be answered.
-    let again = least(&app().route_layer(layer()), one, enough(1)).await;
-    added.push((1, (again - bare).div_duration_f64(2 * WAY)));
-    println!("round trips, expected and measured: {added:.2?}");
-    for (expected, trips) in &added {
-        let least = f64::from(*expected);
-        assert!((least - 0.01..least + 0.6).contains(trips), "{added:.2?}");
+        let ran = Arc::new(AtomicBool::new(false));
+        let of_handler = (proxy.clone(), ran.clone());
+        let handler = async move || {
+            of_handler.0.set(Direction::Replies, Flow::Hold);
+            of_handler.1.store(true, Ordering::SeqCst);
+        };
+        let app = Router::new().route("/{id}", get(handler)).route_layer(layer);
+        let answer = tokio::spawn(app.clone().oneshot(request("/0")));
+        until("it runs", || ran.load(Ordering::SeqCst)).await;
+        until("it is released", || !is_locked(&mut eyes)).await;
+        if waits {
+            // Long enough for an answer that does not wait.
+            tokio::time::sleep(ms(50)).await;
+            assert!(
+                !answer.is_finished(),
+                "the answer came before that of the release"
+            );
+            proxy.heal();
+        }
+        assert_eq!(soon(answer).await.unwrap().unwrap().status(), 200);
+        if !waits {
+            // The next claim of a key does not wait for the last leave of it to be answered.
+            let next = tokio::spawn(app.oneshot(request("/0")));
+            until("it is locked again", || is_locked(&mut eyes)).await;
+            proxy.heal();
+            assert_eq!(soon(next).await.unwrap().unwrap().status(), 200);
+        }
+        proxy.heal();
+        until("it is released again", || !is_locked(&mut eyes)).await;
     }
 }
 
