@@ -37,6 +37,8 @@ pub enum Violation {
     TickGivenUp,
     /// A tick was begun, has not ended, and no node pursues it.
     TickAbandoned,
+    /// A claim of a tick was kept although its server recovers: later ticks come meanwhile.
+    TickKeptInRecovery,
     /// A node was told a wrong time at which the store first saw its expression.
     FirstSeenMoved,
     /// A tick was granted before an earlier one that must run first.

@@ -416,6 +416,11 @@ fn finds_an_open_tick_that_is_not_reported() {
 }
 
 #[test]
+fn finds_a_tick_that_waits_for_a_recovery() {
+    finds(with(Flaw::TickWaitsForRecovery), Violation::TickKeptInRecovery, 1);
+}
+
+#[test]
 fn finds_an_expression_that_is_always_new() {
     finds(with(Flaw::FirstSeenRenewed), Violation::FirstSeenMoved, 1);
 }

@@ -190,6 +190,8 @@ pub enum Flaw {
 
     /// A server that recovers grants leases.
     RecoveringGrants,
+    /// A claim of a tick waits for the end of a recovery.
+    TickWaitsForRecovery,
     /// A lease is asserted after the renewal's not-after.
     AssertedLate,
     /// A lease is asserted although another claim owns the key.

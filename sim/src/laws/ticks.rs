@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use tenure::protocol::ledger::{JobRecord, RecordOwner};
-use tenure::protocol::message::{Call, Fence, JobReport, Kind, Reply, Request, TickTime, Verb, WhenBehind};
+use tenure::protocol::message::{
+    Call, ClaimNumber, Fence, JobReport, Kind, Reply, Request, TickTime, Verb, WhenBehind,
+};
 use tenure::protocol::step::{AcquireError, LockOptions, TickRefusal, Ticket};
 
 use crate::coverage::Case;
@@ -145,6 +147,33 @@ impl World {
                     )
                 });
             }
+        }
+    }
+
+    /// Notes that a claim of a tick heard that its server recovers.
+    pub(crate) fn note_recovery_heard(&mut self, slot: usize, claim: ClaimNumber) {
+        let claim = (self.nodes[slot].id, claim);
+        if self.memory.ticks.waiting.contains(&claim) {
+            self.memory.ticks.held_back.insert(claim);
+        }
+    }
+
+    /// Checks that a node gives up a claim of a tick whose server recovers. Its runner claims the newest tick later.
+    pub(crate) fn watch_tick_claim(&mut self, request: &Request) {
+        if request.mark.is_none() {
+            return;
+        }
+        let claim = (request.claim_id.node, request.claim_id.claim);
+        if !matches!(request.verb, Verb::Claim { .. } | Verb::Renew { number: None }) {
+            self.memory.ticks.waiting.remove(&claim);
+            return;
+        }
+        self.memory.ticks.waiting.insert(claim);
+        if self.memory.ticks.held_back.contains(&claim) {
+            let key = self.key_index(&request.name);
+            self.report(Violation::TickKeptInRecovery, Some(key), || {
+                format!("{} asks again with {:?}", request.claim_id, request.verb)
+            });
         }
     }
 

@@ -1,9 +1,9 @@
 //! What the laws remember of ticks.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use tenure::protocol::ledger::{CheckpointRecord, JobRecord};
-use tenure::protocol::message::{ClaimId, GrantNumber, TickTime};
+use tenure::protocol::message::{ClaimId, ClaimNumber, GrantNumber, NodeId, TickTime};
 
 /// What the laws remember of jobs.
 #[derive(Debug, Default)]
@@ -38,6 +38,10 @@ pub(crate) struct TickMemory {
     pub(crate) expression: HashMap<usize, (u64, u64)>,
     /// When each fingerprint (key, fingerprint) was asked for, in ms of the store's clock.
     pub(crate) asked: HashMap<(usize, u64), BTreeSet<u64>>,
+    /// The claims of ticks that wait, by what their nodes sent last.
+    pub(crate) waiting: HashSet<(NodeId, ClaimNumber)>,
+    /// Those of them that heard of a recovery.
+    pub(crate) held_back: HashSet<(NodeId, ClaimNumber)>,
     /// Whether a mark was reset.
     pub(crate) reset: bool,
     /// The latest grant before the server was told of a finished tick that it had forgotten. A tick granted

@@ -374,7 +374,9 @@ impl<P: Plant> KeyState<P> {
                 self.refused(cx, number, kind, StoreError::recovering(ms(left)));
             }
             RequestKind::Claim { .. } | RequestKind::Renew
-                if self.claims[number].is_held_back(cx.now + ms(left)) =>
+                if self.claims[number].is_held_back(cx.now + ms(left))
+                    && !(self.claims[number].tick.is_some()
+                        && self.plant.planted(Flaw::TickWaitsForRecovery)) =>
             {
                 self.hold_back(cx, number, kind, ms(left));
             }
