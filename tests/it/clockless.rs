@@ -59,7 +59,6 @@ const ALLOWED: &[(&str, usize, &str)] = &[
     ("live/runtimes.rs", 4, PATIENCE),
     ("live/scenarios.rs", 1, RATE),
     ("live/server.rs", 1, PATIENCE),
-    ("live/silence.rs", 1, PRINTED),
     ("live/stage.rs", 2, PRINTED),
     ("live/store.rs", 3, PATIENCE),
     ("live/ticks.rs", 8, SPAN),

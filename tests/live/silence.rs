@@ -1,5 +1,6 @@
 //! A silent network path without any error, and the answers to callers meanwhile.
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tenure::{Error, Locks};
@@ -11,6 +12,11 @@ use crate::server::RedisServer;
 use crate::support::events::Watch;
 use crate::support::proxy::{Direction, Flow, Proxy};
 
+/// A caller that nothing wakes waits for hours.
+async fn patient(url: &str) -> Locks {
+    Locks::builder().lease(12 * HOUR).redis(url).await.unwrap()
+}
+
 /// Connections that go silent without an error are replaced by their deadline: those for grants and those for commands.
 /// Hand-overs between nodes continue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -18,40 +24,17 @@ async fn hand_overs_continue_after_the_path_went_silent() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let url = url(proxy.addr());
-    let nodes = [
-        Locks::redis(&url).await.unwrap(),
-        Locks::redis(&url).await.unwrap(),
-    ];
+    let nodes = [patient(&url).await, patient(&url).await];
     let keys: Vec<String> = (0..4).map(|n| n.to_string()).collect();
     let contest = Contest::start(keys.iter().map(|key| (key.clone(), &nodes[..])), ms(10));
     contest.until_handed_over(&keys, now(), 3).await;
     // Existing connections are silent, and new ones work.
     proxy.set_existing(Direction::Both, Flow::Hold);
-    let silent = now();
-    let (from, to) = (silent + ms(6_000), silent + ms(8_000));
-    tokio::time::sleep(to.saturating_sub(now())).await;
-    let counts: Vec<usize> = keys
-        .iter()
-        .map(|key| contest.handed_over(key, from, to))
-        .collect();
-    assert!(
-        counts.iter().all(|&count| count >= 16),
-        "hand-overs of each key in two seconds, six seconds after the path went silent: {counts:?}"
-    );
-}
-
-/// Returns the times without a grant of a key between two moments, as `(after, for)`.
-fn gaps(contest: &Contest, key: &str, from: Duration, to: Duration) -> Vec<(Duration, Duration)> {
-    let turns = contest.turns(key, from);
-    let granted = turns.iter().map(|turn| turn.granted).filter(|at| *at < to);
-    let mut moments: Vec<Duration> = granted.chain([from, to]).collect();
-    moments.sort_unstable();
-    let gaps = moments.windows(2).map(|two| (two[0] - from, two[1] - two[0]));
-    gaps.filter(|(_, gap)| *gap > ms(300)).collect()
+    contest.until_handed_over(&keys, now() + ms(1_000), 16).await;
 }
 
 /// A subscription is silent while the commands of its node pass. The node checks its inbox as soon as it finds a grant
-/// without a push. So a key stalls at most once.
+/// without a push: when the timer of a waiter fires. From then on no waiter needs its timer.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_silent_subscription_delays_a_contended_key_once() {
     let server = RedisServer::start();
@@ -64,62 +47,60 @@ async fn a_silent_subscription_delays_a_contended_key_once() {
     let keys = ["a".to_owned()];
     let contest = Contest::start([(keys[0].clone(), &nodes[..])], ms(10));
     contest.until_handed_over(&keys, now(), 10).await;
+    let before = proxy.counts().connections;
     proxy.set_subscribed(Direction::Both, Flow::Hold);
     let silent = now();
-    let end = silent + ms(9_000);
-    tokio::time::sleep(end.saturating_sub(now())).await;
-    let gaps = gaps(&contest, "a", silent, end);
-    println!("without a grant: {gaps:?}");
+    until("the inbox is replaced", || proxy.counts().connections > before).await;
     assert!(proxy.counts().held[1] > 0, "no push was held");
-    let later: Vec<_> = gaps.iter().skip(1).collect();
-    assert!(
-        gaps.iter().all(|(_, gap)| *gap <= ms(3_600)) && later.iter().all(|(_, gap)| *gap <= ms(1_500)),
-        "without a grant after the subscription fell silent: {gaps:?}"
-    );
+    until("each node has its turns", || {
+        let turns = contest.turns("a", silent);
+        (0..nodes.len()).all(|node| turns.iter().filter(|turn| turn.node == node).count() >= 5)
+    })
+    .await;
+    // Each waiter of this key would wait for hours.
+    let [one, other, _] = &nodes;
+    for _ in 0..10 {
+        let [one, other] = [one, other].map(|locks| locks.mutex("b").lease(12 * HOUR));
+        let guard = soon(other.lock()).await.unwrap();
+        let waiting = tokio::spawn(one.lock());
+        until("it waits", || Eyes::on(&server).queue("b") == 1).await;
+        soon(guard.release()).await.unwrap();
+        soon(soon(waiting).await.unwrap().unwrap().release())
+            .await
+            .unwrap();
+    }
 }
 
-/// The inbox is replaced with the connection. Callers that wait for half a second are served as soon as that is done, and
-/// none of them gets [`Error::Busy`].
+/// The inbox is replaced with the connection. Callers are served as soon as that is done, without a timer.
 ///
 /// `behind`: the number of silent nodes among three. Only the results of their callers count.
 async fn an_inbox_is_replaced_with_its_connection(behind: usize) {
-    const WAIT: Duration = ms(500);
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
-    let url = url(proxy.addr());
+    let (url, direct) = (url(proxy.addr()), server.url());
     let mut nodes = Vec::new();
     for n in 0..3 {
-        let direct = server.url();
-        nodes.push(
-            // A caller that nothing wakes waits for an hour or more.
-            Locks::builder()
-                .lease(12 * HOUR)
-                .redis(if n < behind { &url } else { &direct })
-                .await
-                .unwrap(),
-        );
+        nodes.push(patient(if n < behind { &url } else { &*direct }).await);
     }
-    let answers = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let grants = Arc::new(Mutex::new(Vec::new()));
     let mut clients = JoinSet::new();
     for (node, key) in (0..36).map(|n| (n % 3, n / 3 % 4)) {
         let locks = &nodes[node];
-        let (mutex, answers) = (locks.mutex(key.to_string()), answers.clone());
+        let (mutex, grants) = (locks.mutex(key.to_string()), grants.clone());
         clients.spawn(async move {
             loop {
-                let answer = mutex.lock_timeout(WAIT).await;
-                let said = answer
-                    .as_ref()
-                    .map(|_| ())
-                    .map_err(|error| matches!(error, Error::Busy { .. }));
-                if node < behind {
-                    answers.lock().unwrap().push((now(), key, said));
-                }
-                match answer {
+                match mutex.lock().await {
                     Ok(guard) => {
+                        if node < behind {
+                            grants.lock().unwrap().push((now(), key));
+                        }
                         tokio::time::sleep(ms(2)).await;
                         let _ = guard.release().await;
                     }
-                    Err(_) => tokio::time::sleep(ms(20)).await,
+                    Err(error) => {
+                        assert!(error.is_unreachable(), "{error}");
+                        tokio::time::sleep(ms(20)).await;
+                    }
                 }
             }
         });
@@ -136,30 +117,28 @@ async fn an_inbox_is_replaced_with_its_connection(behind: usize) {
             }
         });
     }
-    let since = |from: Duration, said: Result<(), bool>| -> Vec<(Duration, usize)> {
-        let answers = answers.lock().unwrap();
-        let found = answers.iter().filter(|(at, _, of)| *at > from && *of == said);
-        found.map(|(at, key, _)| (*at - from, *key)).collect()
+    let since = |from: Duration| -> Vec<usize> {
+        let grants = grants.lock().unwrap();
+        let later = grants.iter().filter(|(at, _)| *at > from);
+        later.map(|(_, key)| *key).collect()
     };
     let begin = now();
-    until("the callers hand over", || since(begin, Ok(())).len() > 200).await;
+    until("the callers hand over", || since(begin).len() > 200).await;
     proxy.set_existing(Direction::Both, Flow::Hold);
-    let silent = now();
-    let served = || {
-        let grants = since(silent + ms(1_000), Ok(()));
-        (0..4).all(|key| grants.iter().any(|(_, of)| *of == key))
-    };
-    until("the callers are served again", served).await;
-    let back = now() - silent;
-    tokio::time::sleep(ms(1_500)).await;
-    clients.shutdown().await;
-    let busy = since(silent, Err(true));
-    println!(
-        "served after {back:?}, {} busy, {} told of the store",
-        busy.len(),
-        since(silent, Err(false)).len()
-    );
-    assert!(busy.len() <= 5, "{} were told busy: {busy:?}", busy.len());
+    // What was under way has come by then.
+    let silent = now() + ms(1_000);
+    until("the callers are served again", || {
+        let granted = since(silent);
+        (0..4).all(|key| granted.contains(&key))
+    })
+    .await;
+    clients.abort_all();
+    while let Some(ended) = clients.join_next().await {
+        assert!(
+            ended.is_err_and(|error| error.is_cancelled()),
+            "no caller was refused"
+        );
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
