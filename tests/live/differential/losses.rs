@@ -3,7 +3,7 @@
 use tenure::protocol::ledger::RecordOwner;
 use tenure::protocol::message::{Batch, ClaimId, GrantNumber, Kind, LeaseTimes, Reply, Request, Verb};
 
-use super::{CLOCK, Run, TOLERANCE_MS, at_once, cmd};
+use super::{CLOCK, Run, TOLERANCE_MS, at_once, cmd, wall_us};
 
 pub(super) const RECOVERING: &str = "tenure1:recovering";
 /// The lengths of recoveries. They do not end by themselves during a run, and differ by more than the tolerance.
@@ -128,9 +128,11 @@ impl Run {
         }
     }
 
-    /// Returns a number from shortly before the last. No grant has the number 0.
+    /// Returns a number from shortly before the last. Before the first grant it is a time, as the number of each grant is: the
+    /// end of a share must be smaller.
     pub(super) fn earlier_number(&mut self) -> GrantNumber {
-        GrantNumber(self.last.saturating_sub(self.rng.u64(..1_000)).max(1))
+        let last = if self.last == 0 { wall_us() } else { self.last };
+        GrantNumber(last - self.rng.u64(..1_000))
     }
 
     /// Returns the highest number that the sender of a batch knows: mostly one that is no evidence of a loss.
