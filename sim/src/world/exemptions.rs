@@ -35,6 +35,8 @@ impl World {
         self.memory.granted.clear();
         self.memory.last_heard.clear();
         self.memory.handed_on.fill(None);
+        // A leave is lost as other writes are, and its record ends by itself.
+        self.memory.asserted_after_end.clear();
         self.memory.forgot = true;
         self.forget_ticks();
         for key in self.jobs() {
