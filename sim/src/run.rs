@@ -41,7 +41,10 @@ fn handle(world: &mut World, signal: Signal<'_>) {
         } => world.released(slot, ticket, outcome),
         Signal::KeyChanged { key } => world.check_key(key),
         Signal::AllKeysChanged => world.check_all(),
-        Signal::RequestQueued { slot, outgoing } => world.watch_queued(slot, outgoing),
+        Signal::RequestQueued { slot, outgoing } => {
+            world.watch_queued(slot, outgoing);
+            world.watch_tick_claim(&outgoing.request);
+        }
         Signal::RequestSent { slot, request } => world.watch_send_order(slot, request),
         Signal::RequestReported { slot, key, input } => world.watch_report(slot, key, input),
         Signal::Executed {

@@ -117,6 +117,9 @@ impl World {
         };
         if let Input::Answered { reply, .. } = input {
             self.watch_missed_push(slot, key, tag.claim, reply);
+            if matches!(reply, Reply::Recovering(_)) {
+                self.note_recovery_heard(slot, tag.claim);
+            }
             if !matches!(reply, Reply::Refused(_) | Reply::Late) {
                 self.nodes[slot].answered.insert(tag.claim);
             }

@@ -1,7 +1,7 @@
 //! The shard of a node, and how its effects are carried out.
 
 use tenure::protocol::key::shard::Effects;
-use tenure::protocol::message::{Name, Reply};
+use tenure::protocol::message::Name;
 use tenure::protocol::session::step::SessionInput;
 use tenure::protocol::step::{Effect, InboxState, Input, Outgoing, OutgoingAction};
 
@@ -25,14 +25,6 @@ impl World {
         // Time alone may have ended a lease, and an answer must not revive it.
         if matches!(input, Input::Answered { .. } | Input::Pushed(_)) {
             self.raise(Signal::KeyChanged { key });
-        }
-        if let Input::Answered {
-            tag,
-            reply: Reply::Recovering(_),
-            ..
-        } = input
-        {
-            self.note_recovery_heard(slot, tag.claim);
         }
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
@@ -116,7 +108,6 @@ impl World {
         for effect in effects.drain(..) {
             match effect {
                 Effect::Send(outgoing) => {
-                    self.watch_tick_claim(&outgoing.request);
                     let session = self.session_of(slot, &outgoing.request.name);
                     self.queue(slot, session, outgoing);
                 }
