@@ -26,6 +26,19 @@
 //! the `Locks` were built, which may be a scoped one; if there was none, to the current global subscriber. If the queue is
 //! full, events are dropped, and `events_dropped` says how many. Losses have extra room in the queue.
 //!
+//! # Alerts
+//!
+//! Each event of level ERROR needs a person. These are worth an alert of their own:
+//!
+//! | event | what happened | what to do |
+//! |---|---|---|
+//! | `lost`, level ERROR | a holder lost its lease while it worked | its `cause` says why; check the writes that have no fence |
+//! | `store_failing`, without `store_recovered` within your longest lease | no lock is granted, and the leases have ended | look at the server that it names |
+//! | `store_refuses` | requests are refused until something is corrected, such as a right | the error names it |
+//! | `tick` with the outcome `missed`, `tick_given_up`, `job_skips` | a tick of a job did not run, or a run does not end | run the work by hand, or look at the run |
+//! | `job_differs` | two services, or two expressions for long, use one job's name | give the job another name, or end the old release |
+//! | `process_paused` | the process stood still for long, and its leases may have ended | more CPU, or no suspend |
+//!
 //! # Metrics
 //!
 //! [`METRICS`] lists all metrics, with all values of their labels. Neither keys nor nodes are labels. The metrics need

@@ -312,6 +312,9 @@ impl<K> LockLayer<K> {
     /// default, except if the key is an [`Idempotency-Key`](crate::middleware::keys::idempotency_key): such a layer
     /// runs handlers to completion unless it gets `run_to_completion(false)`.
     ///
+    /// A tower `ConcurrencyLimit` *outside* does not limit such handlers: when a client leaves, its slot is free, and its handler
+    /// continues. A limit *between* this layer and the handler does. A request waits for it under its lock.
+    ///
     /// A timeout outside ends the response only. A handler that reads a body which never ends keeps its locks until the client
     /// leaves: put a [`BufferBody`](crate::middleware::BufferBody) outside, or limit the handler by a timeout between this layer and
     /// the handler, or the lock by [`max_hold`](Self::max_hold).

@@ -75,7 +75,8 @@ impl Atomically {
         commands.command(name)
     }
 
-    /// Begins a script, by its text in Lua.
+    /// Begins a script, by its text in Lua. The server keeps each text that it ever ran, so the text must be the same for all
+    /// calls: values are [arguments](Script::arg). With `script(format!(…))` the server's memory fills.
     pub fn script(self, text: impl Into<String>) -> Script {
         Script {
             held: self.held,
