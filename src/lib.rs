@@ -35,6 +35,7 @@ pub use locks::{Builder, Locks};
 pub use middleware::LockLayer;
 pub use options::Recovery;
 pub use primitives::acquire::LockFuture;
+pub use primitives::blocking::block_on;
 pub use primitives::election::{Campaign, Election, Leader, Observer};
 pub use primitives::guard::{Guard, Lease};
 pub use primitives::held::Asked;

@@ -20,8 +20,8 @@
 //! | a handler of an HTTP service, for one account, order or `Idempotency-Key` | `LockLayer`, see [the front page](crate#the-layer) | as a mutex; refusals are responses |
 //! | a cron job on several replicas | `Locks::cron`, see [the front page](crate#cron-jobs) | a mutex is not enough: replicas never fire at the same moment |
 //!
-//! Code that is not async calls the blocking form of each method, such as [`blocking_lock`](Mutex::blocking_lock). The lease of
-//! a guard is renewed while the guard lives. A guard reports its loss, and has a [fence](crate::Guard::fence) for writes.
+//! Code that is not async waits by [`block_on`](crate::block_on)`(mutex.lock())`, and so for each method. The lease of a
+//! guard is renewed while the guard lives. A guard reports its loss, and has a [fence](crate::Guard::fence) for writes.
 //!
 //! [When not to use it](crate#when-not-to-use-it) lists work that needs no lease. Examples to run:
 //!

@@ -12,7 +12,6 @@ use futures_core::Stream;
 use crate::error::{Error, LostCause, OptionsError};
 use crate::key::Key;
 use crate::primitives::acquire::LockFuture;
-use crate::primitives::blocking::block_on;
 use crate::primitives::call::CallFuture;
 use crate::primitives::denial::unless_busy;
 use crate::primitives::guard::{Guard, Lease};
@@ -104,6 +103,7 @@ impl Election {
     }
 
     /// Waits until this process leads. It leads while the guard lives and is held.
+    /// Code that is not async waits by [`block_on`](crate::block_on).
     ///
     /// To resign, [release](Guard::release) the guard: the next candidate leads after one round trip. Observers see the
     /// [name](crate::Builder::node_name) of this node after another round trip.
@@ -125,6 +125,7 @@ impl Election {
     ///
     /// # Cancel safety
     /// Dropping the future gives up the place in the queue. A leadership that was won meanwhile is released.
+    #[doc(alias = "blocking_campaign")]
     pub fn campaign(&self) -> Campaign {
         Campaign {
             election: self.clone(),
@@ -157,43 +158,6 @@ impl Election {
     /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     pub async fn campaign_timeout(&self, wait: Duration) -> Result<Guard, Error> {
         self.campaign().timeout(wait).await
-    }
-
-    /// Campaigns as [`campaign`](Self::campaign), for code that is not async: the thread sleeps until this process leads.
-    ///
-    /// # Errors
-    /// As [`campaign`](Self::campaign).
-    ///
-    /// # Panics
-    /// As [`Mutex::blocking_lock`](crate::Mutex::blocking_lock).
-    #[track_caller]
-    pub fn blocking_campaign(&self) -> Result<Guard, Error> {
-        block_on(self.campaign())
-    }
-
-    /// Tries once as [`try_campaign`](Self::try_campaign), for code that is not async: the thread sleeps for a round trip.
-    ///
-    /// # Errors
-    /// As [`try_campaign`](Self::try_campaign).
-    ///
-    /// # Panics
-    /// As [`Mutex::blocking_lock`](crate::Mutex::blocking_lock).
-    #[track_caller]
-    pub fn blocking_try_campaign(&self) -> Result<Option<Guard>, Error> {
-        block_on(self.try_campaign())
-    }
-
-    /// Campaigns as [`campaign_timeout`](Self::campaign_timeout), for code that is not async: the thread sleeps for at most
-    /// `wait`.
-    ///
-    /// # Errors
-    /// As [`campaign_timeout`](Self::campaign_timeout).
-    ///
-    /// # Panics
-    /// As [`Mutex::blocking_lock`](crate::Mutex::blocking_lock).
-    #[track_caller]
-    pub fn blocking_campaign_timeout(&self, wait: Duration) -> Result<Guard, Error> {
-        block_on(self.campaign_timeout(wait))
     }
 
     /// Waits until this process leads, and runs the work while it leads.

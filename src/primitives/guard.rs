@@ -17,7 +17,6 @@ use crate::error::OptionsError;
 use crate::error::{Error, LostCause};
 use crate::key::Key;
 use crate::observe;
-use crate::primitives::blocking::block_on;
 use crate::primitives::held::{Asked, Held};
 use crate::primitives::holdings::{self, Holdings};
 #[cfg(feature = "tower")]
@@ -483,18 +482,6 @@ impl Guard {
             self.record_end(over);
         }
         is_ended
-    }
-
-    /// Releases as [`release`](Self::release), for code that is not async: the thread sleeps until the store has answered.
-    ///
-    /// # Errors
-    /// As [`release`](Self::release).
-    ///
-    /// # Panics
-    /// As [`Mutex::blocking_lock`](crate::Mutex::blocking_lock).
-    #[track_caller]
-    pub fn blocking_release(self) -> Result<(), Error> {
-        block_on(self.release())
     }
 
     /// Releases the lease of a job whose tick was run to its end. `well` says whether the run succeeded. If there are other

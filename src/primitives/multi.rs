@@ -12,7 +12,6 @@ use crate::error::{Error, OptionsError};
 use crate::key::Key;
 use crate::options::Options;
 use crate::primitives::acquire::{self, LockFuture};
-use crate::primitives::blocking::block_on;
 use crate::primitives::denial::{self, unless_busy};
 use crate::primitives::guard::Guards;
 use crate::primitives::multi_guard::{MultiGuard, MultiLease};
@@ -249,6 +248,7 @@ impl Multi {
     }
 
     /// Acquires all keys, and waits until it holds all of them.
+    /// Code that is not async waits by [`block_on`](crate::block_on).
     ///
     /// # Errors
     /// As [`Mutex::lock`](crate::Mutex::lock), about the first key that failed; the keys acquired by then are released.
@@ -257,6 +257,7 @@ impl Multi {
     ///
     /// # Cancel safety
     /// Dropping the future gives up the place in the queue. Leases that were granted meanwhile are released in the background.
+    #[doc(alias = "blocking_lock")]
     pub fn lock(&self) -> impl Future<Output = Result<MultiGuard, Error>> + Send + use<> {
         let mut attempt = MultiAcquire::new(self, true);
         async move { attempt.run().await }
@@ -298,42 +299,6 @@ impl Multi {
         let begun: Vec<_> = nodes.clone().map(|node| node.clock.now()).collect();
         let answer = within(nodes, wait, pin!(attempt.run())).await;
         answer.unwrap_or_else(|| Err(attempt.timeout_error(self, &begun, wait)))
-    }
-
-    /// Locks as [`lock`](Self::lock), for code that is not async: the thread sleeps until it holds all keys.
-    ///
-    /// # Errors
-    /// As [`lock`](Self::lock).
-    ///
-    /// # Panics
-    /// As [`Mutex::blocking_lock`](crate::Mutex::blocking_lock).
-    #[track_caller]
-    pub fn blocking_lock(&self) -> Result<MultiGuard, Error> {
-        block_on(self.lock())
-    }
-
-    /// Tries once as [`try_lock`](Self::try_lock), for code that is not async: the thread sleeps until the store has answered.
-    ///
-    /// # Errors
-    /// As [`try_lock`](Self::try_lock).
-    ///
-    /// # Panics
-    /// As [`Mutex::blocking_lock`](crate::Mutex::blocking_lock).
-    #[track_caller]
-    pub fn blocking_try_lock(&self) -> Result<Option<MultiGuard>, Error> {
-        block_on(self.try_lock())
-    }
-
-    /// Locks as [`lock_timeout`](Self::lock_timeout), for code that is not async: the thread sleeps for at most `wait`.
-    ///
-    /// # Errors
-    /// As [`lock_timeout`](Self::lock_timeout).
-    ///
-    /// # Panics
-    /// As [`Mutex::blocking_lock`](crate::Mutex::blocking_lock).
-    #[track_caller]
-    pub fn blocking_lock_timeout(&self, wait: Duration) -> Result<MultiGuard, Error> {
-        block_on(self.lock_timeout(wait))
     }
 
     /// Acquires all keys, runs `work` and releases them. The future of the work is dropped when one of the leases is lost.

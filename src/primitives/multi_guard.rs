@@ -12,7 +12,6 @@ use tokio_util::task::TaskTracker;
 
 use crate::error::{Error, LostCause};
 use crate::key::Key;
-use crate::primitives::blocking::block_on;
 #[cfg(feature = "tower")]
 use crate::primitives::guard::Lease;
 #[cfg(feature = "tower")]
@@ -352,18 +351,6 @@ impl MultiGuard {
     /// The locks count as released from the first poll. Dropping the future only loses the answer.
     pub async fn release(mut self) -> Result<(), Error> {
         release(&mut self.guards.0).await
-    }
-
-    /// Releases as [`release`](Self::release), for code that is not async: the thread sleeps until the store has answered.
-    ///
-    /// # Errors
-    /// As [`release`](Self::release).
-    ///
-    /// # Panics
-    /// As [`Mutex::blocking_lock`](crate::Mutex::blocking_lock).
-    #[track_caller]
-    pub fn blocking_release(self) -> Result<(), Error> {
-        block_on(self.release())
     }
 }
 

@@ -9,7 +9,6 @@ use crate::driver::handle::Handle;
 use crate::error::Error;
 use crate::key::Key;
 use crate::primitives::acquire::LockFuture;
-use crate::primitives::blocking::block_on;
 use crate::primitives::call::{self, CallFuture};
 use crate::primitives::denial::unless_busy;
 use crate::primitives::guard::{Guard, Lease};
@@ -115,6 +114,7 @@ impl Mutex {
     }
 
     /// Acquires the lock, and holds it until the guard is released or dropped. Waits while the lock is held.
+    /// Code that is not async waits by [`block_on`](crate::block_on).
     ///
     /// # Errors
     /// [`Error::Store`] if the store cannot be reached or refuses. A caller that waits already survives an outage of up to
@@ -124,6 +124,7 @@ impl Mutex {
     /// # Cancel safety
     /// Dropping the future at any point gives up the place in the queue. A lock that was granted meanwhile is released in
     /// the background.
+    #[doc(alias = "blocking_lock")]
     pub fn lock(&self) -> LockFuture {
         self.enter(Mode::Exclusive, true)
     }
@@ -160,52 +161,6 @@ impl Mutex {
     /// [`Locks::memory`](crate::Locks::memory) in such tests: it answers in the caller's own thread.
     pub async fn lock_timeout(&self, wait: Duration) -> Result<Guard, Error> {
         self.enter_timeout(Mode::Exclusive, wait).await
-    }
-
-    /// Acquires the lock as [`lock`](Self::lock), for code that is not async: the thread sleeps until it holds the lock.
-    ///
-    /// ```
-    /// # fn main() -> Result<(), tenure::Error> {
-    /// let locks = tenure::Locks::memory();
-    /// let guard = locks.mutex("account:42").blocking_lock()?;
-    /// guard.blocking_release()?;
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// As [`lock`](Self::lock).
-    ///
-    /// # Panics
-    /// In async code, as tokio's own `blocking_lock`: the thread drives other tasks, too. Call [`lock`](Self::lock) there, or
-    /// this method inside of `spawn_blocking`.
-    #[track_caller]
-    pub fn blocking_lock(&self) -> Result<Guard, Error> {
-        block_on(self.lock())
-    }
-
-    /// Tries once as [`try_lock`](Self::try_lock), for code that is not async: the thread sleeps for a round trip.
-    ///
-    /// # Errors
-    /// As [`try_lock`](Self::try_lock).
-    ///
-    /// # Panics
-    /// As [`blocking_lock`](Self::blocking_lock).
-    #[track_caller]
-    pub fn blocking_try_lock(&self) -> Result<Option<Guard>, Error> {
-        block_on(self.try_lock())
-    }
-
-    /// Acquires the lock as [`lock_timeout`](Self::lock_timeout), for code that is not async: the thread sleeps for at most
-    /// `wait`.
-    ///
-    /// # Errors
-    /// As [`lock_timeout`](Self::lock_timeout).
-    ///
-    /// # Panics
-    /// As [`blocking_lock`](Self::blocking_lock).
-    #[track_caller]
-    pub fn blocking_lock_timeout(&self, wait: Duration) -> Result<Guard, Error> {
-        block_on(self.lock_timeout(wait))
     }
 
     /// Acquires the lock, runs `work` under it, and releases it. The work's future is dropped if the lease is lost.

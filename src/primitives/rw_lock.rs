@@ -6,7 +6,6 @@ use std::time::Duration;
 use crate::error::{Error, OptionsError};
 use crate::key::Key;
 use crate::primitives::acquire::LockFuture;
-use crate::primitives::blocking::block_on;
 use crate::primitives::guard::{Guard, Lease};
 use crate::primitives::mutex::{Mutex, run_under};
 use crate::primitives::transfer::TransferError;
@@ -80,6 +79,7 @@ impl RwLock {
     }
 
     /// Acquires the lock for reading, beside other readers and no writer, until the guard is released or dropped.
+    /// Code that is not async waits by [`block_on`](crate::block_on).
     ///
     /// In the [scope](Guard::scope) of a guard of this key `read` returns [`Error::WouldDeadlock`], also if that guard reads.
     /// Otherwise a writer that waits between the two waits for the first reader, and the second reader waits for the writer.
@@ -89,6 +89,7 @@ impl RwLock {
     ///
     /// # Cancel safety
     /// As [`Mutex::lock`].
+    #[doc(alias = "blocking_read")]
     pub fn read(&self) -> LockFuture {
         self.0.enter(Mode::Read, true)
     }
@@ -118,43 +119,6 @@ impl RwLock {
         self.0.enter_timeout(Mode::Read, wait).await
     }
 
-    /// Acquires the lock for reading as [`read`](Self::read), for code that is not async: the thread sleeps until it reads.
-    ///
-    /// # Errors
-    /// As [`read`](Self::read).
-    ///
-    /// # Panics
-    /// As [`Mutex::blocking_lock`].
-    #[track_caller]
-    pub fn blocking_read(&self) -> Result<Guard, Error> {
-        block_on(self.read())
-    }
-
-    /// Tries once as [`try_read`](Self::try_read), for code that is not async: the thread sleeps for a round trip.
-    ///
-    /// # Errors
-    /// As [`try_read`](Self::try_read).
-    ///
-    /// # Panics
-    /// As [`Mutex::blocking_lock`].
-    #[track_caller]
-    pub fn blocking_try_read(&self) -> Result<Option<Guard>, Error> {
-        block_on(self.try_read())
-    }
-
-    /// Acquires the lock for reading as [`read_timeout`](Self::read_timeout), for code that is not async: the thread sleeps
-    /// for at most `wait`.
-    ///
-    /// # Errors
-    /// As [`read_timeout`](Self::read_timeout).
-    ///
-    /// # Panics
-    /// As [`Mutex::blocking_lock`].
-    #[track_caller]
-    pub fn blocking_read_timeout(&self, wait: Duration) -> Result<Guard, Error> {
-        block_on(self.read_timeout(wait))
-    }
-
     /// Acquires the lock for reading, runs `work` under it, and releases it, as [`Mutex::with`] does.
     ///
     /// ```
@@ -179,6 +143,7 @@ impl RwLock {
     }
 
     /// Acquires the lock for writing, alone, until the guard is released or dropped. This is [`Mutex::lock`] on the same key.
+    /// Code that is not async waits by [`block_on`](crate::block_on).
     ///
     /// # Errors
     /// As [`Mutex::lock`]. In the [scope](Guard::scope) of a guard that reads, `write` returns [`Error::WouldDeadlock`], whose
@@ -186,6 +151,7 @@ impl RwLock {
     ///
     /// # Cancel safety
     /// As [`Mutex::lock`].
+    #[doc(alias = "blocking_write")]
     pub fn write(&self) -> LockFuture {
         self.0.lock()
     }
@@ -213,43 +179,6 @@ impl RwLock {
     /// As [`Mutex::lock_timeout`].
     pub async fn write_timeout(&self, wait: Duration) -> Result<Guard, Error> {
         self.0.lock_timeout(wait).await
-    }
-
-    /// Acquires the lock for writing as [`write`](Self::write), for code that is not async: the thread sleeps until it writes.
-    ///
-    /// # Errors
-    /// As [`write`](Self::write).
-    ///
-    /// # Panics
-    /// As [`Mutex::blocking_lock`].
-    #[track_caller]
-    pub fn blocking_write(&self) -> Result<Guard, Error> {
-        self.0.blocking_lock()
-    }
-
-    /// Tries once as [`try_write`](Self::try_write), for code that is not async: the thread sleeps for a round trip.
-    ///
-    /// # Errors
-    /// As [`try_write`](Self::try_write).
-    ///
-    /// # Panics
-    /// As [`Mutex::blocking_lock`].
-    #[track_caller]
-    pub fn blocking_try_write(&self) -> Result<Option<Guard>, Error> {
-        self.0.blocking_try_lock()
-    }
-
-    /// Acquires the lock for writing as [`write_timeout`](Self::write_timeout), for code that is not async: the thread sleeps
-    /// for at most `wait`.
-    ///
-    /// # Errors
-    /// As [`write_timeout`](Self::write_timeout).
-    ///
-    /// # Panics
-    /// As [`Mutex::blocking_lock`].
-    #[track_caller]
-    pub fn blocking_write_timeout(&self, wait: Duration) -> Result<Guard, Error> {
-        self.0.blocking_lock_timeout(wait)
     }
 
     /// Acquires the lock for writing, runs `work` under it, and releases it, as [`Mutex::with`] does.

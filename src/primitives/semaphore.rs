@@ -6,7 +6,6 @@ use std::time::Duration;
 use crate::error::Error;
 use crate::key::Key;
 use crate::primitives::acquire::{LockFuture, check_permits};
-use crate::primitives::blocking::block_on;
 use crate::primitives::guard::{Guard, Lease};
 use crate::primitives::mutex::{Mutex, run_under};
 use crate::primitives::transfer::Transfer;
@@ -93,6 +92,7 @@ impl Semaphore {
     }
 
     /// Acquires a permit, and holds it until the guard is released or dropped. Waits while no permit is free.
+    /// Code that is not async waits by [`block_on`](crate::block_on).
     ///
     /// A task that waits for a permit while it holds another of the same semaphore may wait for itself. Acquire them
     /// together with [`acquire_many`](Self::acquire_many).
@@ -102,6 +102,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     /// As [`Mutex::lock`].
+    #[doc(alias = "blocking_acquire")]
     pub fn acquire(&self) -> LockFuture {
         self.acquire_many(1)
     }
@@ -166,82 +167,6 @@ impl Semaphore {
     /// As [`Mutex::lock_timeout`].
     pub async fn acquire_many_timeout(&self, permits: u32, wait: Duration) -> Result<Guard, Error> {
         self.line.enter_timeout(self.mode(permits), wait).await
-    }
-
-    /// Acquires a permit as [`acquire`](Self::acquire), for code that is not async: the thread sleeps until it holds one.
-    ///
-    /// # Errors
-    /// As [`acquire`](Self::acquire).
-    ///
-    /// # Panics
-    /// As [`Mutex::blocking_lock`].
-    #[track_caller]
-    pub fn blocking_acquire(&self) -> Result<Guard, Error> {
-        self.blocking_acquire_many(1)
-    }
-
-    /// Tries once as [`try_acquire`](Self::try_acquire), for code that is not async: the thread sleeps for a round trip.
-    ///
-    /// # Errors
-    /// As [`try_acquire`](Self::try_acquire).
-    ///
-    /// # Panics
-    /// As [`Mutex::blocking_lock`].
-    #[track_caller]
-    pub fn blocking_try_acquire(&self) -> Result<Option<Guard>, Error> {
-        self.blocking_try_acquire_many(1)
-    }
-
-    /// Acquires a permit as [`acquire_timeout`](Self::acquire_timeout), for code that is not async: the thread sleeps for at
-    /// most `wait`.
-    ///
-    /// # Errors
-    /// As [`acquire_timeout`](Self::acquire_timeout).
-    ///
-    /// # Panics
-    /// As [`Mutex::blocking_lock`].
-    #[track_caller]
-    pub fn blocking_acquire_timeout(&self, wait: Duration) -> Result<Guard, Error> {
-        self.blocking_acquire_many_timeout(1, wait)
-    }
-
-    /// Acquires permits as [`acquire_many`](Self::acquire_many), for code that is not async: the thread sleeps until it holds
-    /// all of them.
-    ///
-    /// # Errors
-    /// As [`acquire_many`](Self::acquire_many).
-    ///
-    /// # Panics
-    /// As [`Mutex::blocking_lock`].
-    #[track_caller]
-    pub fn blocking_acquire_many(&self, permits: u32) -> Result<Guard, Error> {
-        block_on(self.acquire_many(permits))
-    }
-
-    /// Tries once as [`try_acquire_many`](Self::try_acquire_many), for code that is not async: the thread sleeps for a round
-    /// trip.
-    ///
-    /// # Errors
-    /// As [`try_acquire_many`](Self::try_acquire_many).
-    ///
-    /// # Panics
-    /// As [`Mutex::blocking_lock`].
-    #[track_caller]
-    pub fn blocking_try_acquire_many(&self, permits: u32) -> Result<Option<Guard>, Error> {
-        block_on(self.try_acquire_many(permits))
-    }
-
-    /// Acquires permits as [`acquire_many_timeout`](Self::acquire_many_timeout), for code that is not async: the thread sleeps
-    /// for at most `wait`.
-    ///
-    /// # Errors
-    /// As [`acquire_many_timeout`](Self::acquire_many_timeout).
-    ///
-    /// # Panics
-    /// As [`Mutex::blocking_lock`].
-    #[track_caller]
-    pub fn blocking_acquire_many_timeout(&self, permits: u32, wait: Duration) -> Result<Guard, Error> {
-        block_on(self.acquire_many_timeout(permits, wait))
     }
 
     /// Acquires a permit, runs `work` under it, and releases it, as [`Mutex::with`] does.

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use fork::{Fork, fork, waitpid};
 use tenure::error::{ClosedCause, LostCause};
-use tenure::{Error, Guard, Locks, MultiGuard, Tick, Transfer};
+use tenure::{Error, Guard, Locks, MultiGuard, Tick, Transfer, block_on};
 
 /// Marks the process for this test. A forked child has one thread, and mutexes that other threads held stay locked in
 /// it.
@@ -53,8 +53,8 @@ fn a_forked_child_is_refused_everywhere() {
         let (stop, cycles) = (stop.clone(), cycles.clone());
         std::thread::spawn(move || {
             while !stop.load(Ordering::Relaxed) {
-                let guard = locks.mutex("busy").blocking_lock().unwrap();
-                guard.blocking_release().unwrap();
+                let guard = block_on(locks.mutex("busy").lock()).unwrap();
+                block_on(guard.release()).unwrap();
                 drop((lease.lost_token(), lease.overdue()));
                 cycles.fetch_add(1, Ordering::Relaxed);
             }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tenure::error::LostCause;
-use tenure::{Error, Key, Locks, MemoryStore, Multi, MultiKey};
+use tenure::{Error, Key, Locks, MemoryStore, Multi, MultiKey, block_on};
 
 use crate::help::{ms, poll_once, soon, two, until};
 
@@ -373,9 +373,9 @@ async fn locks_of_several_stores_are_taken_in_the_order_given() {
 fn blocking_code_locks_several_keys() {
     let locks = Locks::memory();
     let multi = locks.multi([MultiKey::from("a"), MultiKey::from(("account", 7))]);
-    let guard = multi.blocking_lock().unwrap();
-    assert!(multi.blocking_try_lock().unwrap().is_none());
-    assert!(multi.blocking_lock_timeout(ms(1)).unwrap_err().is_busy());
-    guard.blocking_release().unwrap();
+    let guard = block_on(multi.lock()).unwrap();
+    assert!(block_on(multi.try_lock()).unwrap().is_none());
+    assert!(block_on(multi.lock_timeout(ms(1))).unwrap_err().is_busy());
+    block_on(guard.release()).unwrap();
     assert_eq!(locks.keys(), 0);
 }

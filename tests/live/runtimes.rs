@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::{self, Thread};
 use std::time::Duration;
 
-use tenure::Locks;
+use tenure::{Locks, block_on};
 use tokio::runtime::{Builder, Runtime};
 
 use crate::contest::Contest;
@@ -31,7 +31,7 @@ fn until(what: &str, mut so: impl FnMut() -> bool) {
 }
 
 /// Runs a future as executors other than tokio do.
-fn block_on<F: Future>(future: F) -> F::Output {
+fn run_elsewhere<F: Future>(future: F) -> F::Output {
     struct Unpark(Thread);
     impl Wake for Unpark {
         fn wake(self: Arc<Self>) {
@@ -314,14 +314,14 @@ fn works_without_a_runtime_once_it_is_connected() {
     let runtime = one_thread();
     let locks = runtime.block_on(locks(&server.url(), ms(10_000)));
     drop(runtime);
-    let guard = block_on(locks.mutex("a").lock()).unwrap();
-    assert!(block_on(locks.mutex("a").try_lock()).unwrap().is_none());
+    let guard = run_elsewhere(locks.mutex("a").lock()).unwrap();
+    assert!(run_elsewhere(locks.mutex("a").try_lock()).unwrap().is_none());
     let other = locks.mutex("a");
-    let waiter = thread::spawn(move || block_on(other.lock()).unwrap());
+    let waiter = thread::spawn(move || run_elsewhere(other.lock()).unwrap());
     until("it waits", || locks.waiting() == 1);
-    block_on(guard.release()).unwrap();
+    run_elsewhere(guard.release()).unwrap();
     drop(waiter.join().unwrap());
-    block_on(locks.idle());
+    run_elsewhere(locks.idle());
     assert!(Eyes::on(&server).left_behind().is_empty());
 }
 
@@ -374,24 +374,23 @@ async fn callers_in_the_batch_of_an_unpolled_leader_do_not_wait_for_its_deadline
     assert!(Eyes::on(&server).left_behind().is_empty());
 }
 
-/// A thread without a runtime acquires a lock, waits for the lock of another process, and releases.
+/// A thread without a runtime connects, acquires a lock, waits for the lock of another process, and releases.
 #[test]
 fn a_thread_without_a_runtime_locks_and_waits() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
-    let runtime = one_thread();
-    let [one, other] = [(); 2].map(|()| runtime.block_on(locks(&server.url(), ms(10_000))));
-    let guard = one.mutex("k").blocking_lock().unwrap();
-    assert!(other.mutex("k").blocking_try_lock().unwrap().is_none());
+    let [one, other] = [(); 2].map(|()| block_on(Locks::redis(&server.url())).unwrap());
+    let guard = block_on(one.mutex("k").lock()).unwrap();
+    assert!(block_on(other.mutex("k").try_lock()).unwrap().is_none());
     let fence = guard.fence();
     let waits = thread::spawn(move || {
-        let guard = other.mutex("k").blocking_lock().unwrap();
+        let guard = block_on(other.mutex("k").lock()).unwrap();
         let fence = guard.fence();
-        guard.blocking_release().unwrap();
+        block_on(guard.release()).unwrap();
         fence
     });
     until("the caller waits in the queue", || eyes.queue("k") == 1);
-    guard.blocking_release().unwrap();
+    block_on(guard.release()).unwrap();
     assert!(waits.join().unwrap() > fence);
     until("nothing is left", || eyes.left_behind().is_empty());
 }

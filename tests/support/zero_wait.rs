@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tenure::{Error, Guard, Locks, MultiGuard};
+use tenure::{Error, Guard, Locks, MultiGuard, block_on};
 
 const PATIENCE: Duration = Duration::from_secs(30);
 const KEY: &str = "zero";
@@ -40,37 +40,35 @@ async fn tries(locks: &Locks) -> [Answer; 7] {
 /// Tries each blocking form with a wait of zero, and releases what it acquired.
 fn blocking_tries(locks: &Locks) -> [Answer; 7] {
     let zero = Duration::ZERO;
-    let release = Guard::blocking_release;
+    let release = |guard: Guard| block_on(guard.release());
     let (rw_lock, semaphore) = (locks.rw_lock(KEY), locks.semaphore(KEY, 2));
     let (multi, election) = (locks.multi([KEY, "zero 2"]), locks.election(KEY));
-    let permits = semaphore.blocking_acquire_many_timeout(2, zero);
+    let permits = block_on(semaphore.acquire_many_timeout(2, zero));
     [
         ("blocking permits", permits.and_then(release)),
         (
             "blocking permit",
-            semaphore.blocking_acquire_timeout(zero).and_then(release),
+            block_on(semaphore.acquire_timeout(zero)).and_then(release),
         ),
         (
             "blocking read",
-            rw_lock.blocking_read_timeout(zero).and_then(release),
+            block_on(rw_lock.read_timeout(zero)).and_then(release),
         ),
         (
             "blocking write",
-            rw_lock.blocking_write_timeout(zero).and_then(release),
+            block_on(rw_lock.write_timeout(zero)).and_then(release),
         ),
         (
             "blocking mutex",
-            locks.mutex(KEY).blocking_lock_timeout(zero).and_then(release),
+            block_on(locks.mutex(KEY).lock_timeout(zero)).and_then(release),
         ),
         (
             "blocking election",
-            election.blocking_campaign_timeout(zero).and_then(release),
+            block_on(election.campaign_timeout(zero)).and_then(release),
         ),
         (
             "blocking multi",
-            multi
-                .blocking_lock_timeout(zero)
-                .and_then(MultiGuard::blocking_release),
+            block_on(multi.lock_timeout(zero)).and_then(|guard: MultiGuard| block_on(guard.release())),
         ),
     ]
 }
