@@ -294,7 +294,7 @@ impl Scene {
             guards.extend(task.await.expect("a task of the bench"));
         }
         assert!(
-            guards.iter().all(Guard::is_held),
+            guards.iter().all(|guard| guard.is_held()),
             "a lease was lost before all were acquired"
         );
         guards

@@ -31,8 +31,8 @@ pub enum Error {
         /// Why it ended.
         cause: LostCause,
     },
-    /// The caller runs in the [scope](crate::Guard::scope) of a guard of the same key, and would wait for itself. A fault
-    /// of the program: pass the guard on, or make [another guard](crate::Guard::again) of the same lease.
+    /// The caller runs in the [scope](crate::Lease::scope) of a guard of the same key, and would wait for itself. A fault
+    /// of the program: pass the guard on, or make [another guard](crate::Lease::again) of the same lease.
     #[error("`{key}` is held by the code that waits for it: {}", deadlock(*is_upgrade))]
     #[non_exhaustive]
     WouldDeadlock {
@@ -211,7 +211,7 @@ fn deadlock(is_upgrade: bool) -> &'static str {
         "a reader cannot become a writer, as two readers that tried would wait for each other; release it first, or write from \
          the beginning and `downgrade`"
     } else {
-        "make another guard by `Guard::again`, or release the guard first"
+        "make another guard by `Lease::again`, or release the guard first"
     }
 }
 

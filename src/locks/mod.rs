@@ -14,14 +14,14 @@
 //! | at most n at a time: calls to a partner, exports, jobs of a tenant | [`Locks::semaphore`] | as a mutex; each holder has a lease that is renewed on its own |
 //! | one waits until n others have finished: parts of an import | [`Locks::latch`] | a round trip to set it, to count down and to wait. The waiters of a process look together, each third of a lease. A latch has no lease and no holder |
 //! | one process leads, as long as it lives: a relay, a poller, a cache warmer | [`Locks::election`] | a round trip to lead and one to hand over; candidates and observers look each third of a lease |
-//! | a write to Redis that must be refused once the lease is lost | [`Lease::atomically`](crate::Lease::atomically), under several leases [`MultiLease::atomically`](crate::MultiLease::atomically) | a round trip, checked and done in one step; for SQL send the [fence](crate::Guard::fence) |
+//! | a write to Redis that must be refused once the lease is lost | [`Lease::atomically`](crate::Lease::atomically), under several leases [`MultiLease::atomically`](crate::MultiLease::atomically) | a round trip, checked and done in one step; for SQL send the [fence](crate::Lease::fence) |
 //! | work on several things together: a transfer between two accounts | [`Locks::multi`]; [`MultiKey::read`] for a key that is only read | one round trip each way if all keys are free; otherwise a round trip for each key, and no deadlock |
 //! | one process acquires the lock and another finishes the work: a handler and a worker behind a queue | [`Guard::into_transfer`](crate::Guard::into_transfer) and [`Locks::adopt`] | a round trip each; between the two the lease is not renewed, and it ends by itself |
 //! | a handler of an HTTP service, for one account, order or `Idempotency-Key` | `LockLayer`, see [the front page](crate#the-layer) | as a mutex; refusals are responses |
 //! | a cron job on several replicas | `Locks::cron`, see [the front page](crate#cron-jobs) | a mutex is not enough: replicas never fire at the same moment |
 //!
 //! Code that is not async waits by [`block_on`](crate::block_on)`(mutex.lock())`, and so for each method. The lease of a
-//! guard is renewed while the guard lives. A guard reports its loss, and has a [fence](crate::Guard::fence) for writes.
+//! guard is renewed while the guard lives. A guard reports its loss, and has a [fence](crate::Lease::fence) for writes.
 //!
 //! [When not to use it](crate#when-not-to-use-it) lists work that needs no lease. Examples to run:
 //!

@@ -302,7 +302,7 @@ impl<K> LockLayer<K> {
     }
 
     /// Runs each handler to its end, even if its client leaves: in a task of its own, with every lease of its request. These are the
-    /// lease of this layer, those of other layers outside, and those in whose [scope](crate::Guard::scope) the layer runs, of any
+    /// lease of this layer, those of other layers outside, and those in whose [scope](crate::Lease::scope) the layer runs, of any
     /// [`Locks`](crate::Locks). If one of them is over before the handler begins, the request is refused ([`Lost`](Refused::Lost)).
     /// A request without a lock of this layer runs to its end, too: it has no key, or [the store
     /// failed](StoreFailure::RunUnlocked). A request that passes by its method does not.

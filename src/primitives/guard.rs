@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::{Future, poll_fn};
+use std::ops::Deref;
 use std::slice;
 use std::sync::Arc;
 #[cfg(feature = "tower")]
@@ -26,15 +27,16 @@ use crate::primitives::write::Atomically;
 use crate::protocol::message::Fence;
 use crate::protocol::step::Outcome;
 
-/// The guard of a lock. The lock is held while the guard lives and [`is_held`](Self::is_held).
+/// The guard of a lock. The lock is held while the guard lives and [`is_held`](Lease::is_held). The methods of [`Lease`] are
+/// methods of the guard, too.
 ///
-/// Dropping the guard releases the lock in the background, also outside of a runtime, and also after the runtime has ended. If
-/// there are several guards ([`again`](Self::again)), the last one releases the lock.
+/// Dropping the guard releases the lock in the background, also outside of a runtime, and also after the runtime has ended. A
+/// clone is another guard of the same lease: the last one releases the lock.
 #[must_use = "the lock is released as soon as the guard is dropped"]
 pub struct Guard {
     lease: Lease,
     state: GuardState,
-    /// Whether [`again`](Self::again) made this guard. Then its task may differ from the one that waited for the grant.
+    /// Whether this guard is a clone, or made by [`Lease::again`]. Then its task may differ from the one that waited for the grant.
     #[cfg(feature = "tower")]
     is_shared: bool,
 }
@@ -88,6 +90,39 @@ impl Lease {
     /// Returns how long the lock is still held if no renewal succeeds. Zero if it is no longer held.
     pub fn remaining(&self) -> Duration {
         self.held.remaining()
+    }
+
+    /// Renews the lease now: one more term of the same length, which starts when the request is sent.
+    ///
+    /// A [fixed](crate::Mutex::fixed) lease is renewed by this call only. A job that knows its progress renews after each part,
+    /// and a job that hangs loses the lock. A lease that renews itself is renewed at once, too: `Ok` then means that the store
+    /// still had the lease when it served the request. The term of a guard that [`downgrade`](Guard::downgrade) made of a fixed lease is
+    /// what was left of that lease.
+    ///
+    /// Takes one round trip. Calls at the same time share one request.
+    ///
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+    /// # use std::time::Duration;
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("import").fixed(Duration::from_secs(60)).lock().await?;
+    /// for part in 0..3 {
+    ///     // … import this part, in at most 60 s …
+    ///     guard.renew().await?;
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Store`] if the store refused the request or did not answer in time: a quarter of the lease, at least 100 ms and at
+    /// most [`request_timeout`](crate::Builder::request_timeout). A fixed lease then runs to its old deadline, and the call may be
+    /// repeated. [`Error::Lost`] if the lease is over, or if [`max_hold`](crate::Mutex::max_hold) has passed: the lease is then not
+    /// renewed any more, and [`is_held`](Self::is_held) returns `true` until its deadline. [`Error::Closed`] in a forked child.
+    ///
+    /// # Cancel safety
+    /// Dropping the future loses the answer. The lease may be renewed nevertheless.
+    pub async fn renew(&self) -> Result<(), Error> {
+        self.held.renew().await
     }
 
     /// Waits until the lock is no longer held: its lease was lost or released.
@@ -288,6 +323,30 @@ impl Holdings for Lease {
     }
 }
 
+impl Deref for Guard {
+    type Target = Lease;
+
+    fn deref(&self) -> &Lease {
+        &self.lease
+    }
+}
+
+/// Another guard of the same lease, which ends with its last guard. The lease may have ended: see [`Lease::is_held`].
+impl Clone for Guard {
+    fn clone(&self) -> Self {
+        let state = match self.held().add_guard() {
+            true => GuardState::Held,
+            false => GuardState::Ended,
+        };
+        Guard {
+            lease: self.lease.clone(),
+            state,
+            #[cfg(feature = "tower")]
+            is_shared: true,
+        }
+    }
+}
+
 impl Guard {
     /// Returns the first guard of a holding.
     pub(crate) fn new(held: Held) -> Self {
@@ -309,7 +368,7 @@ impl Guard {
         }
     }
 
-    /// Returns whether [`again`](Self::again) made this guard, or a handler took it.
+    /// Returns whether this guard is a clone, made by [`Lease::again`], or taken by a handler.
     #[cfg(feature = "tower")]
     pub(crate) fn is_shared(&self) -> bool {
         self.is_shared
@@ -321,109 +380,9 @@ impl Guard {
         self.state = GuardState::Ended;
     }
 
-    /// See [`Lease::again`].
-    ///
-    /// # Errors
-    /// [`Error::Lost`] if the lease has ended.
-    pub fn again(&self) -> Result<Guard, Error> {
-        self.lease.again()
-    }
-
-    /// See [`Lease::scope`].
-    pub fn scope<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
-        self.lease.scope(work)
-    }
-
-    /// See [`Lease::atomically`].
-    #[cfg(feature = "redis")]
-    pub fn atomically(&self) -> Atomically {
-        self.lease.atomically()
-    }
-
     /// Returns a view of the lease for other tasks. The view may outlive the guard, and then reports that the lock is not held.
     pub fn lease(&self) -> Lease {
         self.lease.clone()
-    }
-
-    /// Returns the key of the lock.
-    pub fn key(&self) -> &Key {
-        self.lease.key()
-    }
-
-    /// See [`Lease::fence`].
-    pub fn fence(&self) -> Fence {
-        self.lease.fence()
-    }
-
-    /// See [`Lease::is_held`].
-    pub fn is_held(&self) -> bool {
-        self.lease.is_held()
-    }
-
-    /// See [`Lease::remaining`].
-    pub fn remaining(&self) -> Duration {
-        self.lease.remaining()
-    }
-
-    /// Renews the lease now: one more term of the same length, which starts when the request is sent.
-    ///
-    /// A [fixed](crate::Mutex::fixed) lease is renewed by this call only. A job that knows its progress renews after each part,
-    /// and a job that hangs loses the lock. A lease that renews itself is renewed at once, too: `Ok` then means that the store
-    /// still had the lease when it served the request. The term of a guard that [`downgrade`](Self::downgrade) made of a fixed lease is
-    /// what was left of that lease.
-    ///
-    /// Takes one round trip. Calls at the same time share one request.
-    ///
-    /// ```
-    /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
-    /// # use std::time::Duration;
-    /// # let locks = tenure::Locks::memory();
-    /// let guard = locks.mutex("import").fixed(Duration::from_secs(60)).lock().await?;
-    /// for part in 0..3 {
-    ///     // … import this part, in at most 60 s …
-    ///     guard.renew().await?;
-    /// }
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::Store`] if the store refused the request or did not answer in time: a quarter of the lease, at least 100 ms and at
-    /// most [`request_timeout`](crate::Builder::request_timeout). A fixed lease then runs to its old deadline, and the call may be
-    /// repeated. [`Error::Lost`] if the lease is over, or if [`max_hold`](crate::Mutex::max_hold) has passed: the lease is then not
-    /// renewed any more, and [`is_held`](Self::is_held) returns `true` until its deadline. [`Error::Closed`] in a forked child.
-    ///
-    /// # Cancel safety
-    /// Dropping the future loses the answer. The lease may be renewed nevertheless.
-    pub async fn renew(&self) -> Result<(), Error> {
-        self.held().renew().await
-    }
-
-    /// See [`Lease::lost`].
-    pub fn lost(&self) -> impl Future<Output = LostCause> + Send + Sync + 'static {
-        self.lease.lost()
-    }
-
-    /// See [`Lease::lost_token`].
-    pub fn lost_token(&self) -> CancellationToken {
-        self.lease.lost_token()
-    }
-
-    /// See [`Lease::overdue`].
-    pub fn overdue(&self) -> impl Future<Output = ()> + Send + Sync + 'static {
-        self.lease.overdue()
-    }
-
-    /// See [`Lease::asked`].
-    pub fn asked(&self) -> impl Future<Output = Option<Asked>> + Send + Sync + 'static {
-        self.lease.asked()
-    }
-
-    /// See [`Lease::run`].
-    ///
-    /// # Errors
-    /// As [`Lease::run`].
-    pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
-        self.lease.run(work).await
     }
 
     /// Enters the scope of the lock for the code that is polled next; see [`Lease::scope`].
@@ -433,7 +392,7 @@ impl Guard {
     }
 
     /// Polls for the end of the lease, without the cost of a token. Wakes the task that waited for the grant. Returns `None` if
-    /// [`again`](Self::again) made this guard, because its task may differ.
+    /// this guard is [shared](Self::is_shared), because its task may differ.
     #[cfg(feature = "tower")]
     pub(crate) fn poll_over(&self, cx: &Context<'_>) -> Option<Poll<()>> {
         (!self.is_shared).then(|| self.lease.held.waiter.poll_over(cx))
@@ -452,8 +411,8 @@ impl Guard {
         observe::held(&held.name, held.began, now, || over);
     }
 
-    /// Releases the lock, and reports whether it was held until this call. If there are other guards of the lease
-    /// ([`again`](Self::again)), only this guard ends, and the result says whether the lock is held.
+    /// Releases the lock, and reports whether it was held until this call. If there are other guards of the lease,
+    /// only this guard ends, and the result says whether the lock is held.
     ///
     /// # Errors
     /// [`Error::Lost`] if the lock was not held until this call. [`Error::Store`] if the lock was held, but the store did not

@@ -27,6 +27,30 @@ fn loss(all: &impl Holdings) -> Option<Error> {
     lost.map(|held| held.lost())
 }
 
+/// Renews all holdings at the same time, so that their requests travel together.
+///
+/// # Errors
+/// As [`Held::renew`], about the first one that was not renewed.
+pub(crate) async fn renew(all: &impl Holdings) -> Result<(), Error> {
+    let mut pending: Vec<_> = all
+        .all()
+        .iter()
+        .map(|held| (Box::pin(held.renew()), None))
+        .collect();
+    poll_fn(|cx| {
+        let mut is_ready = true;
+        for (renewal, result) in pending.iter_mut().filter(|(_, result)| result.is_none()) {
+            match renewal.as_mut().poll(cx) {
+                Poll::Ready(renewed) => *result = Some(renewed),
+                Poll::Pending => is_ready = false,
+            }
+        }
+        if is_ready { Poll::Ready(()) } else { Poll::Pending }
+    })
+    .await;
+    pending.into_iter().filter_map(|(_, result)| result).collect()
+}
+
 /// Waits until the first holding is over.
 pub(crate) fn lost<H: Holdings>(all: &H) -> impl Future<Output = LostCause> + use<H> {
     let (token, all) = (all.end_token(), all.clone());

@@ -118,7 +118,7 @@ impl<K: Into<Key>> From<K> for MultiKey {
 /// is for writing.
 ///
 /// A task that *holds* a lock and waits for another one is outside of this rule. If a task holds a multi-lock and locks a
-/// smaller key, it can be one side of a deadlock: acquire all keys at once. In the [scope](MultiGuard::scope) of the guard,
+/// smaller key, it can be one side of a deadlock: acquire all keys at once. In the [scope](MultiLease::scope) of the guard,
 /// a lock of a key that it holds returns [`Error::WouldDeadlock`].
 ///
 /// A multi-lock, a mutex and an [`RwLock`](crate::RwLock) of one key are one lock, with one queue.

@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::future::{Future, poll_fn};
+use std::ops::Deref;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
@@ -13,10 +14,8 @@ use tokio_util::task::TaskTracker;
 use crate::error::{Error, LostCause};
 use crate::key::Key;
 #[cfg(feature = "tower")]
-use crate::primitives::guard::Lease;
-#[cfg(feature = "tower")]
 use crate::primitives::guard::not_offered;
-use crate::primitives::guard::{Guard, Guards, release};
+use crate::primitives::guard::{Guard, Guards, Lease, release};
 use crate::primitives::held::{Asked, Held, HeldGroup};
 use crate::primitives::holdings::{self, Holdings};
 #[cfg(feature = "tower")]
@@ -25,7 +24,8 @@ use crate::primitives::scope::{self, Scope};
 use crate::primitives::write::Atomically;
 use crate::protocol::message::Fence;
 
-/// The guard of a [`Multi`](crate::Multi). All its locks are held while the guard lives and [`is_held`](Self::is_held).
+/// The guard of a [`Multi`](crate::Multi). All its locks are held while the guard lives and [`is_held`](MultiLease::is_held). The
+/// methods of [`MultiLease`] are methods of the guard, too.
 ///
 /// Dropping it releases the locks in the background, as with a [`Guard`].
 #[must_use = "the locks are released as soon as the guard is dropped"]
@@ -144,6 +144,30 @@ impl MultiLease {
         Atomically::new(self.0.all.iter())
     }
 
+    /// Renews all leases now, in one round trip; see [`Lease::renew`](crate::Lease::renew).
+    ///
+    /// # Errors
+    /// As [`Lease::renew`](crate::Lease::renew), about the first lease that was not renewed. The others are.
+    ///
+    /// # Cancel safety
+    /// As [`Lease::renew`](crate::Lease::renew).
+    pub async fn renew(&self) -> Result<(), Error> {
+        holdings::renew(self).await
+    }
+
+    /// Returns a guard of these leases, for a task that continues the work after the other guards are dropped; see
+    /// [`Lease::again`](crate::Lease::again).
+    ///
+    /// # Errors
+    /// [`Error::Lost`] if one of the leases has ended, or its last guard was dropped.
+    pub fn again(&self) -> Result<MultiGuard, Error> {
+        let guards: Result<Vec<_>, _> = self.each().map(|lease| lease.again()).collect();
+        Ok(MultiGuard {
+            lease: self.clone(),
+            guards: Guards(guards?),
+        })
+    }
+
     /// Takes the guard from the [`LockLayer`](crate::LockLayer) that acquired the leases; see
     /// [`Lease::take_guard`](crate::Lease::take_guard).
     ///
@@ -170,7 +194,6 @@ impl MultiLease {
     }
 
     /// Returns the leases one by one.
-    #[cfg(feature = "tower")]
     pub(crate) fn each(&self) -> impl Iterator<Item = Lease> {
         self.0.all.iter().map(|held| Lease { held: held.clone() })
     }
@@ -216,6 +239,24 @@ impl Holdings for MultiLease {
     }
 }
 
+impl Deref for MultiGuard {
+    type Target = MultiLease;
+
+    fn deref(&self) -> &MultiLease {
+        &self.lease
+    }
+}
+
+/// Another guard of the same leases, which end with their last guard. They may have ended: see [`MultiLease::is_held`].
+impl Clone for MultiGuard {
+    fn clone(&self) -> Self {
+        MultiGuard {
+            lease: self.lease.clone(),
+            guards: Guards(self.guards.0.clone()),
+        }
+    }
+}
+
 impl MultiGuard {
     pub(crate) fn new(guards: Guards) -> Self {
         let held = guards.0.iter().map(|guard| guard.held().clone()).collect();
@@ -229,78 +270,6 @@ impl MultiGuard {
     /// held.
     pub fn lease(&self) -> MultiLease {
         self.lease.clone()
-    }
-
-    /// Returns another guard of the same leases, which are then released with their last guard; see
-    /// [`Lease::again`](crate::Lease::again).
-    ///
-    /// # Errors
-    /// [`Error::Lost`] if one of the leases has ended.
-    pub fn again(&self) -> Result<MultiGuard, Error> {
-        let guards: Result<Vec<_>, _> = self.guards.0.iter().map(Guard::again).collect();
-        Ok(MultiGuard {
-            lease: self.lease(),
-            guards: Guards(guards?),
-        })
-    }
-
-    /// See [`MultiLease::fences`].
-    pub fn fences(&self) -> impl Iterator<Item = (&Key, Fence)> {
-        self.lease.fences()
-    }
-
-    /// See [`MultiLease::fence`].
-    pub fn fence(&self, key: impl Into<Key>) -> Option<Fence> {
-        self.lease.fence(key)
-    }
-
-    /// See [`MultiLease::is_held`].
-    pub fn is_held(&self) -> bool {
-        self.lease.is_held()
-    }
-
-    /// See [`MultiLease::remaining`].
-    pub fn remaining(&self) -> Duration {
-        self.lease.remaining()
-    }
-
-    /// See [`MultiLease::lost`].
-    pub fn lost(&self) -> impl Future<Output = LostCause> + Send + Sync + use<> {
-        self.lease.lost()
-    }
-
-    /// See [`MultiLease::lost_token`].
-    pub fn lost_token(&self) -> CancellationToken {
-        self.lease.lost_token()
-    }
-
-    /// See [`MultiLease::overdue`].
-    pub fn overdue(&self) -> impl Future<Output = ()> + Send + Sync + 'static {
-        self.lease.overdue()
-    }
-
-    /// See [`MultiLease::asked`].
-    pub fn asked(&self) -> impl Future<Output = Option<Asked>> + Send + Sync + 'static {
-        self.lease.asked()
-    }
-
-    /// See [`MultiLease::scope`].
-    pub fn scope<F: Future>(&self, work: F) -> impl Future<Output = F::Output> + use<F> {
-        self.lease.scope(work)
-    }
-
-    /// See [`MultiLease::atomically`].
-    #[cfg(feature = "redis")]
-    pub fn atomically(&self) -> Atomically {
-        self.lease.atomically()
-    }
-
-    /// See [`MultiLease::run`].
-    ///
-    /// # Errors
-    /// As [`MultiLease::run`].
-    pub async fn run<F: Future>(&self, work: F) -> Result<F::Output, Error> {
-        self.lease.run(work).await
     }
 
     /// Enters the scope of the locks for the code that is polled next.

@@ -26,8 +26,8 @@ use crate::protocol::step::{CallAnswer, CallOptions, LockOptions};
 /// A lease lasts for [`Builder::lease`](crate::Builder::lease), 10 s by default, and is renewed while the guard lives: it
 /// does not limit how long the lock is held. [`lease`](Self::lease) and [`fixed`](Self::fixed) change that for one lock.
 ///
-/// The lock is not reentrant: a task that locks a key that it holds waits for itself. [`Guard::again`] makes another guard
-/// on the same lease. In the [scope](Guard::scope) of a guard, and behind a layer, such a `lock` returns
+/// The lock is not reentrant: a task that locks a key that it holds waits for itself. [`Lease::again`] makes another guard
+/// on the same lease. In the [scope](Lease::scope) of a guard, and behind a layer, such a `lock` returns
 /// [`Error::WouldDeadlock`] at once.
 #[derive(Clone)]
 #[must_use = "a mutex does nothing until it is locked"]
@@ -62,7 +62,7 @@ impl Mutex {
     }
 
     /// Sets leases of exactly this length, 400 ms to 30 days, which the background thread never renews: "ten seconds, then
-    /// let go". The guard is [lost](Guard::lost) at the end.
+    /// let go". The guard is [lost](Lease::lost) at the end.
     pub fn fixed(mut self, lease: Duration) -> Self {
         self.options.term = self.handle.options().times(lease);
         self.options.fixed = true;
@@ -101,7 +101,7 @@ impl Mutex {
     /// Stops the renewal of the lease when it was held for `max`, counted from the grant: a limit for work that hangs.
     ///
     /// At that moment [`Lease::overdue`] resolves, and an event is logged. The holder then has the rest of the lease to come
-    /// to an end, two thirds of the lease or more while the store answers. After that the lease is [lost](Guard::lost). By
+    /// to an end, two thirds of the lease or more while the store answers. After that the lease is [lost](Lease::lost). By
     /// default there is no limit. A [fixed](Self::fixed) lease has its own.
     pub fn max_hold(mut self, max: Duration) -> Self {
         self.options.max_hold = Some(max);

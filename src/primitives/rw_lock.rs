@@ -81,7 +81,7 @@ impl RwLock {
     /// Acquires the lock for reading, beside other readers and no writer, until the guard is released or dropped.
     /// Code that is not async waits by [`block_on`](crate::block_on).
     ///
-    /// In the [scope](Guard::scope) of a guard of this key `read` returns [`Error::WouldDeadlock`], also if that guard reads.
+    /// In the [scope](Lease::scope) of a guard of this key `read` returns [`Error::WouldDeadlock`], also if that guard reads.
     /// Otherwise a writer that waits between the two waits for the first reader, and the second reader waits for the writer.
     ///
     /// # Errors
@@ -146,7 +146,7 @@ impl RwLock {
     /// Code that is not async waits by [`block_on`](crate::block_on).
     ///
     /// # Errors
-    /// As [`Mutex::lock`]. In the [scope](Guard::scope) of a guard that reads, `write` returns [`Error::WouldDeadlock`], whose
+    /// As [`Mutex::lock`]. In the [scope](Lease::scope) of a guard that reads, `write` returns [`Error::WouldDeadlock`], whose
     /// text says why a reader cannot become a writer.
     ///
     /// # Cancel safety
@@ -212,13 +212,13 @@ impl Guard {
     ///
     /// The guard of a mutex is a writer's. A guard that reads, holds permits or is of a job's tick stays as it is.
     ///
-    /// Takes one round trip. The new guard has a [fence](Self::fence) of its own, larger than the writer's. A request
+    /// Takes one round trip. The new guard has a [fence](Lease::fence) of its own, larger than the writer's. A request
     /// without an answer is retried. A [fixed](crate::RwLock::fixed) lease keeps its end, and a
     /// [`max_hold`](crate::RwLock::max_hold) counts from the grant of the writer.
     ///
     /// # Errors
     /// [`TransferError::Refused`] with the guard, which still writes, in two cases. There are other guards of the lease
-    /// ([`again`](Self::again)), which would become readers without notice. Or the store refused or was not asked, and
+    /// ([clones](Guard), or of [`again`](Lease::again)), which would become readers without notice. Or the store refused or was not asked, and
     /// certainly did nothing. Then the guard keeps its fence and its deadline. Its [`lease`](Self::lease) reported a release
     /// when this was called, so call `lease` again.
     ///

@@ -237,10 +237,10 @@ impl Semaphore {
     }
 }
 
-impl Guard {
-    /// Returns how many permits of a semaphore the guard holds; 1 for a guard of any other kind.
+impl Lease {
+    /// Returns how many permits of a semaphore the lease is of; 1 for a lease of any other kind.
     pub fn num_permits(&self) -> u32 {
-        match self.held().mode {
+        match self.held.mode {
             Mode::Permits(permits) => permits.weight,
             Mode::Exclusive | Mode::Read => 1,
         }

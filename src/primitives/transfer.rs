@@ -209,7 +209,7 @@ impl Guard {
     /// # Errors
     /// [`TransferError::Refused`] with the guard, which is still held. The reasons are:
     ///
-    /// * There are other guards of the lease ([`again`](Self::again)), or other callers of this process read by it.
+    /// * There are other guards of the lease ([`again`](crate::Lease::again)), or other callers of this process read by it.
     /// * The lease is of a job's tick or of an election.
     /// * `keep` is not a lease that the [`Builder`](crate::Builder) accepts.
     /// * The store refused or was not asked, and certainly did nothing. Then the guard keeps its fence and its deadline. Its

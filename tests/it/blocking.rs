@@ -148,7 +148,7 @@ fn blocking_callers_share_the_permits_of_a_semaphore() {
     let calls = locks.semaphore("calls", 3);
     let one = block_on(calls.acquire()).unwrap();
     let two = block_on(calls.acquire_many(2)).unwrap();
-    assert_eq!([&one, &two].map(Guard::num_permits), [1, 2]);
+    assert_eq!([&one, &two].map(|guard| guard.num_permits()), [1, 2]);
     assert!(block_on(calls.try_acquire()).unwrap().is_none());
     assert!(block_on(calls.try_acquire_many(2)).unwrap().is_none());
     for busy in [

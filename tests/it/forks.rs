@@ -73,7 +73,7 @@ fn a_forked_child_is_refused_everywhere() {
     stop.store(true, Ordering::Relaxed);
     busy.join().unwrap();
     // The child's calls did not affect the parent.
-    assert!(parent.writers.iter().all(Guard::is_held) && parent.several.is_held());
+    assert!(parent.writers.iter().all(|guard| guard.is_held()) && parent.several.is_held());
     runtime.block_on(async {
         for guard in parent.writers.into_iter().chain([parent.reader, parent.leads]) {
             guard.release().await.unwrap();

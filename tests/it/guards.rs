@@ -205,3 +205,43 @@ async fn code_knows_whether_it_runs_under_a_lock() {
     let reader = mutex.lock().await.unwrap().downgrade().await.unwrap();
     assert_eq!(reader.scope(async { held() }).await, reads);
 }
+
+/// By `Deref` alone a clone of a guard would be a view, which holds nothing.
+#[tokio::test]
+async fn a_clone_of_a_guard_holds_the_lock_after_the_guard_is_dropped() {
+    let locks = Locks::memory();
+    let guard = soon(locks.mutex("a").lock()).await.unwrap();
+    let (clone, view) = (guard.clone(), guard.lease());
+    drop(guard);
+    assert!(clone.is_held() && view.is_held() && clone.fence() == view.fence());
+    assert!(soon(locks.mutex("a").try_lock()).await.unwrap().is_none());
+    soon(clone.release()).await.unwrap();
+    assert!(!view.is_held());
+    assert!(soon(locks.mutex("a").try_lock()).await.unwrap().is_some());
+
+    let several = soon(locks.multi(["a", "b"]).lock()).await.unwrap();
+    let (clone, view) = (several.clone(), several.lease());
+    drop(several);
+    soon(clone.renew()).await.unwrap();
+    assert!(clone.is_held() && soon(locks.mutex("b").try_lock()).await.unwrap().is_none());
+    let again = view.again().unwrap();
+    drop(clone);
+    assert!(again.is_held());
+    drop(again);
+    assert!(view.again().is_err() && view.renew().await.is_err());
+    assert!(soon(locks.mutex("b").try_lock()).await.unwrap().is_some());
+}
+
+/// The layer may have ended a guard whose lease a task keeps: its clone holds nothing, and releases nothing.
+#[tokio::test]
+async fn a_clone_of_a_lost_guard_is_lost() {
+    let locks = Locks::memory();
+    let guard = soon(locks.mutex("a").fixed(ms(1_000)).lock()).await.unwrap();
+    soon(guard.lost()).await;
+    let next = soon(locks.mutex("a").lock()).await.unwrap();
+    let clone = guard.clone();
+    assert!(!clone.is_held());
+    drop(guard);
+    drop(clone);
+    assert!(next.is_held());
+}

@@ -40,6 +40,7 @@ async fn all_are_held_each_with_a_fence_and_all_are_given_back() {
     let guard = soon(other.multi(["b"]).lock()).await.unwrap();
     assert!(guard.fence("b").unwrap() > first);
     drop(guard);
+    soon(other.idle()).await;
     assert!(store.is_empty());
     assert_eq!(locks.keys() + other.keys(), 0);
 }
@@ -62,7 +63,8 @@ async fn a_try_takes_all_or_nothing() {
         assert!(now.is_busy(), "{now}");
         assert_eq!(store.len(), 1, "nothing but the one that is held");
         drop(guard);
-        drop(soon(multi.try_lock()).await.unwrap().expect("all are free"));
+        let all = soon(multi.try_lock()).await.unwrap().expect("all are free");
+        soon(all.release()).await.unwrap();
     }
     assert!(store.is_empty());
 }
@@ -106,7 +108,7 @@ async fn a_waiter_that_is_dropped_leaves_nothing_behind() {
     assert_eq!(locks.waiting(), 1);
     drop(waits);
     assert_eq!((locks.waiting(), locks.keys()), (0, 0));
-    drop(b);
+    soon(b.release()).await.unwrap();
     assert!(store.is_empty());
 }
 
@@ -303,6 +305,7 @@ async fn another_guard_keeps_all_leases() {
     assert!(again.is_held());
     assert!(soon(locks.multi(["b", "c"]).try_lock()).await.unwrap().is_none());
     drop(again);
+    soon(locks.idle()).await;
     assert_eq!(locks.keys(), 0);
 }
 
@@ -323,6 +326,7 @@ async fn bad_input_is_refused_before_any_request() {
     let most = soon(locks.multi((0..64).chain(0..64)).lock()).await.unwrap();
     assert_eq!(most.fences().count(), 64);
     drop(most);
+    soon(locks.idle()).await;
     let bad = soon(locks.multi(["a", ""]).lock()).await.unwrap_err();
     assert!(matches!(bad, Error::Key { .. }), "{bad}");
     assert_eq!(locks.keys(), 0);

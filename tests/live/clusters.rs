@@ -49,7 +49,7 @@ async fn take(locks: &Locks, tag: &str, count: usize) -> Vec<Guard> {
 async fn hold(guards: &[Guard], lease: Duration) {
     let end = Instant::now() + 5 * lease;
     while Instant::now() < end {
-        assert!(guards.iter().all(Guard::is_held), "a lease was lost");
+        assert!(guards.iter().all(|guard| guard.is_held()), "a lease was lost");
         tokio::time::sleep(lease / 20).await;
     }
 }
@@ -117,7 +117,7 @@ async fn a_slot_that_moves_to_and_fro_loses_no_lease_and_keeps_fences_growing() 
         cluster.move_slot(slot, other_master(&cluster, slot));
         assert!(permit.is_held());
         soon(permit.release()).await.unwrap();
-        assert!(guards.iter().all(Guard::is_held));
+        assert!(guards.iter().all(|guard| guard.is_held()));
         drop(key);
     }
     for guard in guards {
@@ -305,7 +305,7 @@ async fn a_master_that_stops_costs_only_its_own_leases() {
     let end = Instant::now() + 3 * lease;
     while Instant::now() < end {
         assert!(
-            live.iter().all(Guard::is_held),
+            live.iter().all(|guard| guard.is_held()),
             "a lease on another master was lost"
         );
         tokio::time::sleep(ms(50)).await;

@@ -145,7 +145,7 @@ impl Scene {
             let mutex = self.holder.locks.mutex(format!("lost:{round}:{n}"));
             guards.push(in_time(mutex.lock()).await.unwrap());
         }
-        self.rises(guards.iter().map(Guard::fence));
+        self.rises(guards.iter().map(|guard| guard.fence()));
         for sentinel in &self.holder.sentinels {
             sentinel.refuse(true);
             sentinel.reset();
@@ -219,7 +219,7 @@ impl Scene {
             outcome.pairs += usize::from(pair);
             owns.push(own);
         }
-        self.rises(owns.iter().map(Guard::fence));
+        self.rises(owns.iter().map(|guard| guard.fence()));
         drop(owns);
         in_time(rival.shutdown()).await;
         self.dead = Some(old);

@@ -15,8 +15,8 @@ use crate::support::proxy::{Direction, Flow, Proxy};
 /// when the leases are renewed.
 async fn renewed(guards: &[Arc<Guard>], proxy: &Proxy, eyes: &mut Eyes) -> usize {
     let (mut renewals, called) = (JoinSet::new(), Arc::new(AtomicUsize::new(0)));
-    for guard in guards.iter().cloned() {
-        let called = called.clone();
+    for guard in guards {
+        let (guard, called) = (guard.clone(), called.clone());
         renewals.spawn(async move {
             called.fetch_add(1, Ordering::SeqCst);
             guard.renew().await.unwrap();

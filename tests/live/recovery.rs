@@ -108,8 +108,8 @@ async fn all_are_asserted(recovery: Recovery, is_first: bool) {
     soon(reader.release()).await.unwrap();
     let permit = soon(rival.semaphore("permits", 3).acquire()).await.unwrap();
     soon(permit.release()).await.unwrap();
-    let highest = guards.iter().map(Guard::fence).max();
-    for guard in guards.into_iter().filter(Guard::is_held) {
+    let highest = guards.iter().map(|guard| guard.fence()).max();
+    for guard in guards.into_iter().filter(|guard| guard.is_held()) {
         soon(guard.release()).await.unwrap();
     }
     for guard in leases(&rival).await {

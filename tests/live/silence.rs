@@ -80,7 +80,7 @@ async fn an_inbox_is_replaced_with_its_connection(behind: usize) {
     let (url, direct) = (url(proxy.addr()), server.url());
     let mut nodes = Vec::new();
     for n in 0..3 {
-        nodes.push(patient(if n < behind { &url } else { &*direct }).await);
+        nodes.push(patient(if n < behind { &url } else { &direct }).await);
     }
     let grants = Arc::new(Mutex::new(Vec::new()));
     let mut clients = JoinSet::new();

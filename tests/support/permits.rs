@@ -49,7 +49,10 @@ pub async fn as_many_hold_as_there_are_permits(one: &Locks, other: &Locks) {
     let first = soon(here.acquire()).await.unwrap();
     let second = soon(there.acquire_many(2)).await.unwrap();
     let third = soon(there.acquire_timeout(PATIENCE)).await.unwrap();
-    assert_eq!([&first, &second, &third].map(Guard::num_permits), [1, 2, 1]);
+    assert_eq!(
+        [&first, &second, &third].map(|guard| guard.num_permits()),
+        [1, 2, 1]
+    );
     assert_eq!(soon(here.available_permits()).await.unwrap(), 1);
     assert!(soon(here.try_acquire_many(2)).await.unwrap().is_none());
     let last = soon(here.try_acquire())

@@ -27,14 +27,14 @@ impl Wake for Woken {
 
 /// The part of a call's result that these laws look at.
 trait Answer {
-    fn is_held(&self) -> bool;
+    fn is_still_held(&self) -> bool;
 }
 
 macro_rules! answers {
     ($($guard:ty),+) => {
         $(impl Answer for $guard {
-            fn is_held(&self) -> bool {
-                <$guard>::is_held(self)
+            fn is_still_held(&self) -> bool {
+                self.is_held()
             }
         })+
     };
@@ -43,7 +43,7 @@ macro_rules! answers {
 answers!(Guard, MultiGuard);
 
 impl Answer for () {
-    fn is_held(&self) -> bool {
+    fn is_still_held(&self) -> bool {
         true
     }
 }
@@ -89,7 +89,10 @@ async fn is_lost_if_it_waits<T: Answer>(
     };
     match late {
         Err(Error::Lost { cause, .. }) => assert_eq!(cause, LostCause::Unfetched, "{what}"),
-        Ok(guard) => panic!("{what} returned a guard that says held: {}", guard.is_held()),
+        Ok(guard) => panic!(
+            "{what} returned a guard that says held: {}",
+            guard.is_still_held()
+        ),
         Err(other) => panic!("{what}: {other:?}"),
     }
     true
