@@ -77,6 +77,10 @@ pub enum OnCrash {
 
 /// How often a job that failed, panicked or timed out runs again at once, under the same lease and as the same
 /// attempt. The pauses double, and a random time of up to one pause is added to each.
+///
+/// Each retry has the same [fence](crate::Tick::fence), and may [`resume`](crate::Tick::resume) a checkpoint of an earlier
+/// try. The lease is held during the pauses, so a tick that comes meanwhile comes during an earlier one: [`Overlap`]. A run
+/// that lost its lease or was drained has not failed: its tick goes to the next [attempt](OnCrash), on any node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
     times: u32,

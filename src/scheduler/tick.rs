@@ -143,12 +143,19 @@ impl Tick {
     }
 
     /// Saves `cursor` for the next run of this tick, if this run is cut short. The latest checkpoint replaces the one
-    /// before. In one step, the store checks that this run still owns the tick, and saves the cursor. It drops the
-    /// cursor when the tick is over. If several calls are in flight, the cursor of the latest call is kept.
+    /// before. In one step, the store checks that this run still owns the tick, and saves the cursor. If several
+    /// calls are in flight, the cursor of the latest call is kept.
+    ///
+    /// The store deletes the cursor when the tick is over, also if the last try failed, panicked or timed out. A
+    /// [retry](crate::scheduler::LeasedJob::retry) and the next [attempt](Self::attempt) can still
+    /// [`resume`](Self::resume) it.
+    ///
+    /// A checkpoint takes one round trip, on the connection that renews all leases. The store keeps one cursor for each
+    /// job. So save a position, not the data.
     ///
     /// # Errors
-    /// [`Error::Options`] for more than [`LONGEST_CHECKPOINT`] bytes. [`Error::Lost`] if the run no longer owns the
-    /// tick; nothing was saved. [`Error::Store`] if the store does not answer; the cursor may be saved.
+    /// [`Error::Options`] for more than [`LONGEST_CHECKPOINT`] bytes, which is 64 KiB; nothing was sent.
+    /// [`Error::Lost`] if the run no longer owns the tick; nothing was saved. [`Error::Store`] if the store does not answer; the cursor may be saved.
     ///
     /// # Cancel safety
     /// If the future is dropped, the cursor may be saved or not.
@@ -168,7 +175,7 @@ impl Tick {
     }
 
     /// Returns the latest [`checkpoint`](Self::checkpoint) of this tick, from an earlier attempt on any node, or from
-    /// this one. Returns `None` if the tick runs from its beginning.
+    /// this one. Returns `None` if the tick runs from its beginning. Takes one round trip.
     ///
     /// # Errors
     /// The errors of [`verify`](Self::verify).
