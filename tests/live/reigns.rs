@@ -161,7 +161,7 @@ async fn a_link_that_too_few_sentinels_confirm_grants_nothing() {
         is_recovering(&answered(&newcomer.mutex("free")).await.map(drop).unwrap_err());
         until_asked(&present, 4, std::slice::from_ref(&newcomer)).await;
     }
-    let waits = soon(newcomer.mutex("free").lock_timeout(ms(10))).await;
+    let waits = soon(newcomer.mutex("free").lock_timeout(ms(1_000))).await;
     is_recovering(&waits.map(drop).unwrap_err());
     let told = watch.told();
     assert_eq!(told.len(), 1, "{told:?}");
