@@ -14,8 +14,8 @@ use tokio_util::task::TaskTracker;
 use crate::error::{Error, LostCause};
 use crate::key::Key;
 #[cfg(feature = "tower")]
-use crate::primitives::guard::not_offered;
-use crate::primitives::guard::{Guard, Guards, Lease, release};
+use crate::primitives::guard::{Guard, not_offered};
+use crate::primitives::guard::{Guards, Lease, release};
 use crate::primitives::held::{Asked, Held, HeldGroup};
 use crate::primitives::holdings::{self, Holdings};
 #[cfg(feature = "tower")]
@@ -27,7 +27,7 @@ use crate::protocol::message::Fence;
 /// The guard of a [`Multi`](crate::Multi). All its locks are held while the guard lives and [`is_held`](MultiLease::is_held). The
 /// methods of [`MultiLease`] are methods of the guard, too.
 ///
-/// Dropping it releases the locks in the background, as with a [`Guard`].
+/// Dropping it releases the locks in the background, as with a [`Guard`](crate::Guard).
 #[must_use = "the locks are released as soon as the guard is dropped"]
 pub struct MultiGuard {
     lease: MultiLease,
