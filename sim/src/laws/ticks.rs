@@ -241,7 +241,9 @@ impl World {
             !before.is_some_and(|tick| tick.ended)
                 || after.map(WhenBehind::After) != Some(request.when_behind)
         };
-        if passed && is_passed_over(latest) && !self.memory.forgot {
+        // A standby of a tick from before a reset is granted it anew.
+        let is_anew = self.memory.ticks.was_over_before_reset(key, mark);
+        if passed && is_passed_over(latest) && !self.memory.forgot && !is_anew {
             self.report(Violation::TickPassedOver, Some(key), || {
                 format!("{mark:?} is granted, and {latest:?} had not ended")
             });
