@@ -6,9 +6,10 @@ use tenure::protocol::message::{ClaimId, Request, Verb};
 use crate::time::MS;
 use crate::violation::Violation;
 use crate::world::World;
-use crate::world::caller::{CallerState, PERMITS};
+use crate::world::caller::{Caller, CallerState, PERMITS};
 use crate::world::node::Node;
 use crate::world::records::{KeyRecords, weight};
+use crate::world::tick_memory::is_over;
 
 impl World {
     /// Checks that a shared key is granted to no claim while an earlier waiter could have been granted it.
@@ -74,12 +75,15 @@ impl World {
     /// Checks that in a calm no lock is free for longer than a third of a lease while a caller waits for it.
     pub(crate) fn watch_waiters(&mut self, key: usize) {
         let is_election = self.elections.contains(&key);
+        let job = self.job(key);
         let waits = |(slot, node): (usize, &Node)| {
             let of_key = |caller: &usize| node.callers[*caller].key == key;
             let waiting = |caller: &usize| node.callers[*caller].state == CallerState::Waiting;
-            // An observer waits for no lease, and a resting candidate does not wait yet.
+            // A call waits for no lease, a resting candidate does not wait yet, and a tick that is over is never granted.
             let stands = |caller: &usize| {
-                !is_election || node.callers[*caller].call.is_none() && !self.is_resting(slot, *caller)
+                let Caller { call, options, .. } = node.callers[*caller];
+                let is_resting = is_election && self.is_resting(slot, *caller);
+                call.is_none() && !is_resting && !is_over(&job, options.mark)
             };
             let mut live = node.live.iter();
             node.alive && live.any(|caller| of_key(caller) && waiting(caller) && stands(caller))
