@@ -202,14 +202,17 @@ impl World {
             .copied()
             .filter(wants)
             .partition(|caller| self.is_resting(slot, *caller));
-        // The request is for the first caller whose rest is over.
+        // Nodes draw the length of a rest. Of the callers whose rests may be over, the request counts for the one whose rest
+        // ends first at the latest.
         let rests = &mut self.memory.elections.rests;
-        let is_due = |caller: &&usize| {
-            let rest = rests.get(&(slot, life, **caller));
-            rest.is_some_and(|rest| rest.earliest <= local)
+        let latest_of = |caller: &usize| {
+            let rest = rests.get(&(slot, life, *caller));
+            rest.filter(|rest| rest.earliest <= local).map(|rest| rest.latest)
         };
-        let first = awake.iter().find(is_due).copied();
-        if let Some(first) = first {
+        let due = awake
+            .iter()
+            .filter_map(|caller| Some((latest_of(caller)?, *caller)));
+        if let Some((_, first)) = due.min() {
             rests.remove(&(slot, life, first));
         }
         if awake.is_empty() {

@@ -356,8 +356,8 @@ impl World {
         let tick = self.memory.ticks.ticks.get(&(key, options.mark));
         let mended = self.memory.ticks.mended.get(&key);
         // The server that granted it may have lacked the end, which its successor knows.
-        let is_older =
-            mended.is_some_and(|mended| fence.number() <= *mended) || fence.number() <= self.memory.lossy_up_to;
+        let is_older = mended.is_some_and(|mended| fence.number() <= *mended)
+            || fence.number() <= self.memory.lossy_up_to;
         if tick.is_some_and(|tick| tick.ended) && !self.is_exempt_grant(fence.number()) && !is_older {
             self.report(Violation::TickRunAgain, Some(key), || {
                 format!(
