@@ -34,13 +34,14 @@ impl World {
         let local = self.local(slot);
         let leader = self.nodes[slot].shard.held_alone(local, &self.keys[key]);
         let leads = leader.is_some_and(|leader| leader.claim == of);
-        // The server does not know a leader whose record is lost until the leader asserts its lease.
+        // The server does not know a leader whose record is lost until the leader asserts its lease. Or it granted the same claim
+        // itself, under another number.
         let is_lost = self.is_after_loss() && self.may_be_lost(number);
         // A leader that an operator revoked learns of it after its election.
         let is_revoked = self.memory.revoked.contains(&of);
         let is_exempt = is_lost || is_revoked || self.is_exempt_grant(number);
         let wrongly_refused = !done && in_time && leads && !is_exempt;
-        if wrongly_refused || done && !is_kept {
+        if wrongly_refused || done && !is_kept && !is_lost {
             self.report(Violation::ProclaimedByAnother, Some(key), || {
                 format!("{of} leads: {leads}; it was told that its proclamation {seq} was kept: {done}")
             });
