@@ -65,16 +65,19 @@ impl World {
             .and_then(|report| report.value.as_ref())
             .map(Proclamation::read);
         let elections = &self.memory.elections;
+        // Around a promotion two masters may grant one claim, each under a number of its own. The proclamation names one of them.
+        let is_lost = |number| self.is_after_loss() && self.may_be_lost(number);
         let is_of_leader = report.is_none_or(|report| {
             let led = elections.led.get(&(key, report.number)) == Some(&report.node);
-            let is_true = proclamation.as_ref().is_none_or(|proclamation| {
-                let latest = elections.proclaimed.get(&(key, report.number)).copied();
-                proclamation.as_ref().is_some_and(|proclamation| {
-                    [report.number, NOT_YET_GRANTED].contains(&proclamation.number)
-                        && proclamation.node == report.node.to_string()
-                        && Some(proclamation.seq) <= latest
-                })
-            });
+            let is_true = is_lost(report.number)
+                || proclamation.as_ref().is_none_or(|proclamation| {
+                    let latest = elections.proclaimed.get(&(key, report.number)).copied();
+                    proclamation.as_ref().is_some_and(|proclamation| {
+                        [report.number, NOT_YET_GRANTED].contains(&proclamation.number)
+                            && proclamation.node == report.node.to_string()
+                            && Some(proclamation.seq) <= latest
+                    })
+                });
             led && is_true
         });
         if !is_of_leader {
