@@ -153,7 +153,7 @@ async fn compare(report: &mut Report) {
             }
             let guard = one.mutex(("handed over", round)).lock().await.expect("a lock");
             let next = tokio::spawn(other.mutex(("handed over", round)).lock());
-            while other.waiting() == 0 {
+            while other.waiter_count() == 0 {
                 tokio::task::yield_now().await;
             }
             // The claim is in the queue by then.

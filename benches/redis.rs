@@ -391,8 +391,11 @@ async fn kinds(server: &RedisServer, wire: &Wire, report: &mut Report) {
     let extend = async |n: usize| {
         let guard = locks.mutex(n).lock().await.expect("a lock");
         let transfer = guard.into_transfer(MINUTE).await.expect("still held");
-        locks.extend(&transfer, 2 * MINUTE).await.expect("still there");
-        locks.release(&transfer).await.expect(released);
+        locks
+            .extend_transfer(&transfer, 2 * MINUTE)
+            .await
+            .expect("still there");
+        locks.release_transfer(&transfer).await.expect(released);
     };
     let count_down = async |n: usize| {
         let latch = locks.latch(n).life(Duration::from_secs(1));
@@ -741,7 +744,7 @@ async fn steals(wire: &Wire, target: Target, report: &mut Report) {
             let page = inspection.show(&*key).await.expect("the server is there");
             let is_ready = |entry: &Entry| {
                 let told = |holder: &HolderEntry| holder.node.presence.is_some();
-                entry.waiting == 1 && entry.holders.iter().all(told)
+                entry.waiter_count == 1 && entry.holders.iter().all(told)
             };
             if let Some(entry) = page.entries.into_iter().find(is_ready) {
                 break entry;

@@ -82,7 +82,7 @@ async fn take(State(desk): State<Desk>, lease: Lease, Path(order): Path<usize>) 
         if desk.queue.send(message).await.is_err() {
             // No worker will adopt the lock.
             if let Some(transfer) = &transfer {
-                desk.locks.release(transfer).await?;
+                desk.locks.release_transfer(transfer).await?;
             }
             return Ok(StatusCode::SERVICE_UNAVAILABLE);
         }

@@ -222,6 +222,22 @@ impl fmt::Debug for Key {
     }
 }
 
+#[cfg(feature = "serde")]
+impl serde::Serialize for Key {
+    /// Writes text, or `{"hex": "…"}` if the key is not UTF-8.
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        use serde::ser::SerializeStruct;
+
+        if let Ok(text) = std::str::from_utf8(&self.0) {
+            return serializer.serialize_str(text);
+        }
+        let hex: String = self.0.iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut bytes = serializer.serialize_struct("Key", 1)?;
+        bytes.serialize_field("hex", &hex)?;
+        bytes.end()
+    }
+}
+
 macro_rules! key_from {
     ($($from:ty => |$value:ident| $bytes:expr),+ $(,)?) => {
         $(impl From<$from> for Key {

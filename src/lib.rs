@@ -34,14 +34,13 @@ pub use locks::{Builder, Locks};
 #[cfg(feature = "tower")]
 pub use middleware::LockLayer;
 pub use options::Recovery;
-pub use primitives::acquire::LockFuture;
+pub use primitives::acquire::Acquire;
 pub use primitives::blocking::block_on;
-pub use primitives::election::{Campaign, Election, Leader, Observer};
+pub use primitives::election::{Election, Leader, Observer};
 pub use primitives::guard::{Guard, Lease};
-pub use primitives::held::Asked;
 pub use primitives::inspect;
 pub use primitives::latch::Latch;
-pub use primitives::multi::{Multi, MultiKey};
+pub use primitives::multi::{MultiKey, MultiLock};
 pub use primitives::multi_guard::{MultiGuard, MultiLease};
 pub use primitives::mutex::Mutex;
 pub use primitives::rw_lock::RwLock;

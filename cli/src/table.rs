@@ -49,7 +49,7 @@ impl View {
     pub(crate) fn row(&self, entry: &Entry) -> [String; 7] {
         let holders = entry.holders.iter();
         let oldest = holders.min_by_key(|holder| (holder.since.is_none(), holder.since));
-        let node = oldest.map(|holder| match entry.held_by {
+        let node = oldest.map(|holder| match entry.holder_count {
             0 | 1 => name(&holder.node),
             several => format!("{} +{}", name(&holder.node), several - 1),
         });
@@ -59,8 +59,8 @@ impl View {
             entry.state.word().to_owned(),
             or_none(node),
             or_none(oldest.and_then(|holder| Some(age(holder.since?, self.now)))),
-            or_none(entry.left.map(duration)),
-            entry.waiting.to_string(),
+            or_none(entry.remaining.map(duration)),
+            entry.waiter_count.to_string(),
         ]
     }
 
@@ -82,8 +82,8 @@ impl View {
             row[4] = shown(&told.service);
             row[5] = shown(&told.version);
             row[6] = age(told.started, self.now);
-            row[7] = told.keys.to_string();
-            row[8] = told.waiting.to_string();
+            row[7] = told.key_count.to_string();
+            row[8] = told.waiter_count.to_string();
             row[9] = self.key(&told.prefix);
         }
         row.map(|cell| if cell.is_empty() { NONE.to_owned() } else { cell })
@@ -99,9 +99,12 @@ impl View {
         line("key", &self.key(&entry.key));
         line("state", &entry.state.word());
         line("server", &shown(&*entry.server));
-        line("left", &or_none(entry.left.map(duration)));
-        if let Some((in_use, capacity)) = entry.permits {
-            line("permits", &format_args!("{in_use} of {capacity} in use"));
+        line("left", &or_none(entry.remaining.map(duration)));
+        if let Some(permits) = entry.permits {
+            line(
+                "permits",
+                &format_args!("{} of {} in use", permits.in_use, permits.capacity),
+            );
         }
         if let Some(count) = entry.count {
             line("count", &format_args!("{count} count-downs left"));
@@ -109,12 +112,12 @@ impl View {
         if let Some(digest) = &entry.foreign {
             line("value", &format_args!("{} (SHA-1)", shown(&**digest)));
         }
-        line("holders", &entry.held_by);
+        line("holders", &entry.holder_count);
         let holders: Vec<String> = entry.holders.iter().map(|holder| self.holder(holder)).collect();
-        list(&mut text, &holders, entry.held_by);
-        let _ = writeln!(text, "{:<9} {}", "waiting", entry.waiting);
+        list(&mut text, &holders, entry.holder_count);
+        let _ = writeln!(text, "{:<9} {}", "waiting", entry.waiter_count);
         let waiters: Vec<String> = entry.waiters.iter().map(waiter).collect();
-        list(&mut text, &waiters, entry.waiting);
+        list(&mut text, &waiters, entry.waiter_count);
         text
     }
 
@@ -142,7 +145,7 @@ impl View {
         if let (Some(number), Some(fence)) = (holder.number, holder.fence) {
             let _ = write!(text, "{BREAK}number {number}, fence {fence}");
         }
-        let left = match holder.left {
+        let left = match holder.remaining {
             Some(left) => format!("{} left", duration(left)),
             None => "no end".to_owned(),
         };

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use tokio_util::task::TaskTracker;
 
 #[cfg(feature = "scheduler")]
-use crate::driver::jobs::Jobs;
+use crate::driver::jobs::NodeJobs;
 use crate::driver::node::Node;
 use crate::error::{ClosedCause, Error};
 use crate::key::Key;
@@ -21,7 +21,7 @@ pub(crate) struct Handle(Arc<HandleInner>);
 struct HandleInner {
     node: Arc<Node>,
     #[cfg(feature = "scheduler")]
-    jobs: Arc<Jobs>,
+    jobs: Arc<NodeJobs>,
     /// Tasks that continue even if their caller leaves.
     #[cfg(feature = "tower")]
     tasks: TaskTracker,
@@ -68,7 +68,7 @@ impl Handle {
 
     /// Returns the jobs of this node.
     #[cfg(feature = "scheduler")]
-    pub(crate) fn jobs(&self) -> &Arc<Jobs> {
+    pub(crate) fn jobs(&self) -> &Arc<NodeJobs> {
         &self.0.jobs
     }
 

@@ -21,7 +21,7 @@ use crate::protocol::message::TickTime;
 
 /// The state that the jobs of one node share.
 #[derive(Debug, Default)]
-pub(crate) struct Jobs {
+pub(crate) struct NodeJobs {
     /// The names of the jobs. A job that knows its schedule also has its id in the scheduler.
     pub(crate) names: Mutex<HashMap<Key, Option<Uuid>>>,
     /// Cancelled when the node starts no more ticks.
@@ -64,7 +64,7 @@ impl std::fmt::Debug for Fired {
     }
 }
 
-impl Jobs {
+impl NodeJobs {
     /// Reserves the name. Returns whether no other job has it.
     pub(crate) fn reserve(&self, name: &Key) -> bool {
         match lock(&self.names).entry(name.clone()) {

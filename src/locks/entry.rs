@@ -4,26 +4,18 @@ use std::fmt;
 use std::time::Duration;
 
 use crate::driver::handle::Handle;
-#[cfg(feature = "scheduler")]
-use crate::driver::waiter::lock;
 use crate::error::Error;
 use crate::key::Key;
-#[cfg(feature = "scheduler")]
-use crate::primitives::call::CallFuture;
 use crate::primitives::election::Election;
 use crate::primitives::guard::Guard;
 use crate::primitives::inspect::Inspection;
 use crate::primitives::latch::Latch;
-use crate::primitives::multi::{Multi, MultiKey};
+use crate::primitives::multi::{MultiKey, MultiLock};
 use crate::primitives::mutex::Mutex;
 use crate::primitives::rw_lock::RwLock;
 use crate::primitives::semaphore::Semaphore;
 use crate::primitives::transfer::Transfer;
 use crate::protocol::message::{Call, Name, NodeId};
-#[cfg(feature = "scheduler")]
-use crate::protocol::step::CallAnswer;
-#[cfg(feature = "scheduler")]
-use crate::protocol::write::Action;
 
 /// Locks on one store. Make one per process and clone it: clones share connections, renewals and local queues.
 ///
@@ -81,9 +73,9 @@ impl Locks {
     /// let guard = locks.mutex("order:7").lock().await?;
     /// let transfer = guard.into_transfer(Duration::from_secs(60)).await?;
     /// // The queue is slow today.
-    /// locks.extend(&transfer, Duration::from_secs(600)).await?;
+    /// locks.extend_transfer(&transfer, Duration::from_secs(600)).await?;
     /// // The message cannot be sent.
-    /// locks.release(&transfer).await?;
+    /// locks.release_transfer(&transfer).await?;
     /// assert!(locks.mutex("order:7").try_lock().await?.is_some());
     /// # Ok(()) }
     /// ```
@@ -94,7 +86,7 @@ impl Locks {
     ///
     /// # Cancel safety
     /// Dropping the future does not undo the extension.
-    pub async fn extend(&self, transfer: &Transfer, lease: Duration) -> Result<(), Error> {
+    pub async fn extend_transfer(&self, transfer: &Transfer, lease: Duration) -> Result<(), Error> {
         let extend = |of| Call::Extend { of };
         transfer.call(&self.handle, lease, extend).await
     }
@@ -105,12 +97,12 @@ impl Locks {
     /// retried, another process may have ended the transfer.
     ///
     /// # Errors
-    /// As [`extend`](Self::extend). The second of two calls returns [`Error::Gone`]. [`Error::Closed`] as of a lock; if
+    /// As [`extend_transfer`](Self::extend_transfer). The second of two calls returns [`Error::Gone`]. [`Error::Closed`] as of a lock; if
     /// [`shutdown`](Self::shutdown) is called meanwhile, the transfer may have been released.
     ///
     /// # Cancel safety
     /// Dropping the future does not undo the release.
-    pub async fn release(&self, transfer: &Transfer) -> Result<(), Error> {
+    pub async fn release_transfer(&self, transfer: &Transfer) -> Result<(), Error> {
         let lease = self.handle.options().lease;
         let release = |of| Call::Release { of, repeats: false };
         transfer.call(&self.handle, lease, release).await
@@ -146,8 +138,8 @@ impl Locks {
     /// guard.release().await?;
     /// # Ok(()) }
     /// ```
-    pub fn multi<K: Into<MultiKey>>(&self, keys: impl IntoIterator<Item = K>) -> Multi {
-        Multi::new(self.handle.clone(), keys.into_iter().map(Into::into))
+    pub fn multi<K: Into<MultiKey>>(&self, keys: impl IntoIterator<Item = K>) -> MultiLock {
+        MultiLock::new(self.handle.clone(), keys.into_iter().map(Into::into))
     }
 
     /// Checks that the store answers, for a readiness probe. Takes one round trip. Of a quorum, a majority of the masters is
@@ -194,36 +186,6 @@ impl Locks {
         Inspection::new(&self.handle)
     }
 
-    /// Removes the store's record of a job, and returns whether there was one. The record has the last granted tick and its
-    /// result, and has no expiry.
-    ///
-    /// Call it when no replica schedules the job any more. A replica that still schedules the job makes a new record with the
-    /// next tick. A replica that is late may then run a tick a second time, because the record of that tick is gone.
-    ///
-    /// # Errors
-    /// [`Error::Busy`] if a node runs the job, or stands by for a tick of it; nothing was removed. [`Error::Store`] if the
-    /// store cannot be reached. [`Error::Closed`] in a fork or after a shutdown.
-    #[cfg(feature = "scheduler")]
-    pub async fn forget_job(&self, name: impl Into<Key>) -> Result<bool, Error> {
-        let name = Name::job(name.into());
-        self.handle.not_forked(&name.key)?;
-        let time = 4 * self.handle.options().request_timeout;
-        let forgotten = CallFuture::once(
-            &self.handle,
-            &name,
-            (time, Action::ForgetJob),
-            CallAnswer::try_as_owned,
-        )
-        .await;
-        match forgotten {
-            Ok(_) => drop(lock(&self.handle.jobs().over).remove(&name.key)),
-            // A repeated call does no harm, so an unknown outcome needs no error of its own.
-            Err(Error::Unanswered { key, source }) => return Err(Error::Store { key, source }),
-            Err(_) => {}
-        }
-        forgotten
-    }
-
     /// Resolves when this process holds no lease, no caller waits, and no request is in flight.
     pub async fn idle(&self) {
         if !self.handle.node().is_forked() {
@@ -262,14 +224,14 @@ impl Locks {
     }
 
     /// Returns the id of this process in the store. Each `Locks` that is built has a new one.
-    pub fn node(&self) -> NodeId {
+    pub fn node_id(&self) -> NodeId {
         self.handle.node().id
     }
 
     /// Returns the [name](crate::Builder::node_name) that the builder gave this node, otherwise its id.
     pub fn node_name(&self) -> String {
         let given = &self.handle.options().node_name;
-        given.clone().unwrap_or_else(|| self.node().to_string())
+        given.clone().unwrap_or_else(|| self.node_id().to_string())
     }
 
     /// Returns how many keys have state in this process: a lease, a waiter, or a request in flight.
@@ -277,7 +239,7 @@ impl Locks {
     /// A key counts once for any number of guards and waiters. A lock and a semaphore of one key count as two. A latch
     /// counts while a caller waits for it, an election also while an [`Observer`](crate::Observer) waits for a change. A lease
     /// counts until the store has answered its release. A forked child counts none.
-    pub fn keys(&self) -> usize {
+    pub fn key_count(&self) -> usize {
         self.handle.node().keys()
     }
 
@@ -287,7 +249,7 @@ impl Locks {
     }
 
     /// Returns how many callers wait in this process, for locks, permits, leaderships and latches.
-    pub fn waiting(&self) -> usize {
+    pub fn waiter_count(&self) -> usize {
         self.handle.node().waiting()
     }
 
@@ -302,7 +264,7 @@ impl fmt::Debug for Locks {
         f.debug_struct("Locks")
             .field("node", &self.node_name())
             .field("store", &self.handle.node().servers.store)
-            .field("keys", &self.keys())
+            .field("keys", &self.key_count())
             .finish()
     }
 }

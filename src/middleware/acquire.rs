@@ -12,7 +12,7 @@ use crate::middleware::leases;
 use crate::middleware::refusal::Refused;
 use crate::middleware::request_guard::Acquired;
 use crate::primitives::guard::{Guard, Guards, Lease};
-use crate::primitives::multi::{MAX_KEYS, Multi, MultiKey};
+use crate::primitives::multi::{MAX_KEYS, MultiKey, MultiLock};
 use crate::primitives::multi_guard::MultiGuard;
 use crate::protocol::message::{Mode, Name, Permits};
 
@@ -101,7 +101,7 @@ impl LayerSettings {
     }
 
     /// Returns the lock on several keys.
-    fn several(&self, locks: &Locks, keys: Vec<MultiKey>) -> Result<Multi, Error> {
+    fn several(&self, locks: &Locks, keys: Vec<MultiKey>) -> Result<MultiLock, Error> {
         match self.permits {
             Some(permits) => Err(not_with_permits(permits, "several keys")),
             None => Ok(self.multi(locks.multi(keys))),

@@ -13,7 +13,7 @@ use crate::error::{Error, OptionsError, Trouble};
 use crate::locks::Locks;
 use crate::middleware::key::{IntoLockKey, KeySource, is_safe};
 use crate::middleware::refusal::{OnRefusal, RefusalPolicy, Refused};
-use crate::primitives::multi::Multi;
+use crate::primitives::multi::MultiLock;
 use crate::primitives::mutex::Mutex;
 use crate::protocol::message::Fence;
 use crate::protocol::primitive::Primitive;
@@ -447,10 +447,10 @@ impl LayerSettings {
     }
 
     /// Returns the multi-lock with the layer's settings.
-    pub(super) fn multi(&self, multi: Multi) -> Multi {
-        let multi = self.lease.into_iter().fold(multi, Multi::lease);
-        let multi = self.max_hold.into_iter().fold(multi, Multi::max_hold);
-        let multi = self.max_waiters.into_iter().fold(multi, Multi::max_waiters);
+    pub(super) fn multi(&self, multi: MultiLock) -> MultiLock {
+        let multi = self.lease.into_iter().fold(multi, MultiLock::lease);
+        let multi = self.max_hold.into_iter().fold(multi, MultiLock::max_hold);
+        let multi = self.max_waiters.into_iter().fold(multi, MultiLock::max_waiters);
         if self.fair { multi.fair() } else { multi }
     }
 

@@ -17,7 +17,7 @@ use crate::primitives::held::Held;
 use crate::primitives::holdings::Holdings;
 use crate::primitives::multi_guard::{MultiGuard, MultiLease};
 use crate::primitives::offer::Offer;
-use crate::primitives::scope::Scope;
+use crate::primitives::scope::{self, Scope};
 use crate::protocol::message::{Fence, Mode};
 
 /// How long a response waits at most until the store knows that the lock is free.
@@ -56,6 +56,24 @@ pub(super) enum HeldView {
     Several(MultiLease),
 }
 
+impl Acquired {
+    /// Returns the holdings.
+    fn all(&self) -> &[Arc<Held>] {
+        match self {
+            Acquired::One(guard) | Acquired::Again(guard, _) => slice::from_ref(guard.held()),
+            Acquired::Several(guard) => &guard.group().all,
+        }
+    }
+
+    /// Returns which of the layer that acquired the leases, its handler and tasks has the guard.
+    fn offer(&self) -> &Offer {
+        match self {
+            Acquired::One(guard) | Acquired::Again(guard, _) => &guard.held().offer,
+            Acquired::Several(guard) => &guard.group().offer,
+        }
+    }
+}
+
 impl RequestGuard {
     pub(super) fn new(guard: Acquired, releases_before_answer: bool) -> Self {
         match &guard {
@@ -76,39 +94,22 @@ impl RequestGuard {
 
     /// Enters the scope of the leases for the code that is polled next.
     pub(super) fn enter(&self) -> Scope {
-        match self.guard() {
-            Acquired::One(guard) | Acquired::Again(guard, _) => guard.enter(),
-            Acquired::Several(guard) => guard.enter(),
-        }
+        scope::enter(self.all())
     }
 
     /// Returns whether each lease is held, or is the handler's concern.
     pub(super) fn is_held(&self) -> bool {
         // Read last, as in `poll_lost`.
-        self.holds() || self.is_taken()
+        self.holds() || self.guard().offer().is_taken()
     }
 
     fn holds(&self) -> bool {
-        match self.guard() {
-            Acquired::One(guard) | Acquired::Again(guard, _) => guard.is_held(),
-            Acquired::Several(guard) => guard.is_held(),
-        }
-    }
-
-    /// Returns whether the handler has taken the guard of the layer that acquired the lease.
-    fn is_taken(&self) -> bool {
-        match self.guard() {
-            Acquired::One(guard) | Acquired::Again(guard, _) => guard.held().offer.is_taken(),
-            Acquired::Several(guard) => guard.group().offer.is_taken(),
-        }
+        self.all().iter().all(|held| held.is_held())
     }
 
     /// Returns the holdings.
     pub(super) fn all(&self) -> &[Arc<Held>] {
-        match self.guard() {
-            Acquired::One(guard) | Acquired::Again(guard, _) => slice::from_ref(guard.held()),
-            Acquired::Several(guard) => &guard.group().all,
-        }
+        self.guard().all()
     }
 
     /// Returns a view of the leases.
@@ -131,17 +132,14 @@ impl RequestGuard {
 
     /// Returns the tracker for work that outlives its caller.
     pub(super) fn tasks(&self) -> &TaskTracker {
-        match self.guard() {
-            Acquired::One(guard) | Acquired::Again(guard, _) => guard.tasks(),
-            Acquired::Several(guard) => guard.tasks(),
-        }
+        self.all()[0].handle.tasks()
     }
 
     /// Resolves when a lease has ended that the handler has not taken.
     pub(super) fn poll_lost(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let is_over = self.poll_over(cx).is_ready();
         // Read last: a guard that another task takes may be released at once.
-        if is_over && !self.is_taken() {
+        if is_over && !self.guard().offer().is_taken() {
             Poll::Ready(())
         } else {
             Poll::Pending
@@ -181,12 +179,7 @@ impl RequestGuard {
     /// Returns the guard, unless the handler has taken it, a task keeps it, or it was released.
     fn still_owned(&mut self) -> Option<Acquired> {
         let mut guard = self.guard.take()?;
-        let is_owned = match &guard {
-            Acquired::One(guard) => guard.held().offer.close(),
-            Acquired::Several(guard) => guard.group().offer.close(),
-            Acquired::Again(..) => true,
-        };
-        if is_owned {
+        if matches!(guard, Acquired::Again(..)) || guard.offer().close() {
             return Some(guard);
         }
         match &mut guard {

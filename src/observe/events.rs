@@ -307,9 +307,9 @@ request now {
         "a job reaches no await: it blocks its runtime, and cannot be cancelled; its lease is renewed",
         counts metrics::alarmed("blocks");
 
-    /// The store knows a tick ahead of its clock, and runs no earlier tick. Call `Locks::reset_job`.
+    /// The store knows a tick ahead of its clock, and runs no earlier tick. Call `locks.jobs().reset(name)`.
     ERROR mark_ahead(ahead_ms: u64): [ahead_ms]
-        "the store knows a tick ahead of its clock, and runs no earlier tick: call `Locks::reset_job`",
+        "the store knows a tick ahead of its clock, and runs no earlier tick: call `locks.jobs().reset(name)`",
         counts metrics::alarmed("mark_ahead");
 
     /// The clock of this node and the clock of the store differ by more than a second.

@@ -20,15 +20,16 @@ use crate::observe::{self, Label};
 use crate::primitives::denial;
 use crate::primitives::guard::Guard;
 use crate::primitives::held::Held;
+use crate::primitives::proclaimed;
 use crate::primitives::scope;
 use crate::primitives::within::within;
 use crate::protocol::message::{ClaimId, Fence, Kind, LeaseTimes, Mode, Name, Payload, Permits};
 use crate::protocol::step::{AcquireError, Input, LockOptions, Ticket};
 use crate::protocol::time::Instant;
 
-/// The future of [`Mutex::lock`](crate::Mutex::lock).
+/// The future of [`Mutex::lock`](crate::Mutex::lock), and of what else is acquired.
 #[must_use = "futures do nothing until they are awaited"]
-pub struct LockFuture {
+pub struct Acquire {
     handle: Handle,
     name: Name,
     options: LockOptions,
@@ -102,9 +103,9 @@ pub(crate) fn check(handle: &Handle, name: &Name, wanted: LockOptions) -> Result
     })
 }
 
-impl LockFuture {
+impl Acquire {
     pub(crate) fn new(handle: &Handle, name: &Name, options: LockOptions) -> Self {
-        LockFuture {
+        Acquire {
             handle: handle.clone(),
             name: name.clone(),
             options,
@@ -120,7 +121,7 @@ impl LockFuture {
 
     /// Returns the future of a caller that entered.
     fn entered(handle: &Handle, name: &Name, options: LockOptions, entered: EnteredCaller) -> Self {
-        let mut lock = LockFuture::new(handle, name, options);
+        let mut lock = Acquire::new(handle, name, options);
         lock.entry = Some(WaitingCaller::new(entered));
         lock
     }
@@ -133,6 +134,9 @@ impl LockFuture {
     pub(crate) fn enter(&mut self) -> Result<(), Error> {
         if self.entry.is_none() {
             let options = check(&self.handle, &self.name, self.options)?;
+            if let Some(value) = &self.value {
+                proclaimed::check(&self.name.key, value)?;
+            }
             let node = self.handle.node();
             let value = self.value.take();
             let entered = node.enter(&self.name, options.term, |ticket| match value {
@@ -153,7 +157,7 @@ impl LockFuture {
             ..LockOptions::new(LeaseTimes::default())
         };
         let entered = held.handle.node().enter(&held.name, options.term, input);
-        LockFuture::entered(&held.handle, &held.name, options, entered)
+        Acquire::entered(&held.handle, &held.name, options, entered)
     }
 
     /// Returns the future of a lease that the caller takes over from the owner that a transfer names.
@@ -169,7 +173,7 @@ impl LockFuture {
         let options = check(handle, name, options)?;
         let input = |ticket| Input::Adopt(ticket, options, from);
         let entered = handle.node().enter(name, options.term, input);
-        Ok(LockFuture::entered(handle, name, options, entered))
+        Ok(Acquire::entered(handle, name, options, entered))
     }
 
     /// Enters callers for all of these keys at one moment: all are granted, or none. Returns `None`, and enters no caller, if a
@@ -180,16 +184,15 @@ impl LockFuture {
     pub(crate) fn together(
         handle: &Handle,
         wanted: impl Iterator<Item = (Name, LockOptions)>,
-    ) -> Result<Option<Vec<LockFuture>>, Error> {
+    ) -> Result<Option<Vec<Acquire>>, Error> {
         let checked = wanted.map(|(name, options)| {
             let options = check(handle, &name, options)?;
             Ok((name, options))
         });
         let checked: Vec<_> = checked.collect::<Result<_, Error>>()?;
         let entered = handle.node().join_together(&checked);
-        let lock = |((name, options), entered): (&(Name, _), _)| {
-            LockFuture::entered(handle, name, *options, entered)
-        };
+        let lock =
+            |((name, options), entered): (&(Name, _), _)| Acquire::entered(handle, name, *options, entered);
         Ok(entered.map(|entered| checked.iter().zip(entered).map(lock).collect()))
     }
 
@@ -373,7 +376,7 @@ pub(crate) fn check_permits(key: &Key, permits: Permits) -> Result<(), Error> {
     })))
 }
 
-impl Future for LockFuture {
+impl Future for Acquire {
     type Output = Result<Guard, Error>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
@@ -388,15 +391,15 @@ impl Future for LockFuture {
     }
 }
 
-impl fmt::Debug for LockFuture {
+impl fmt::Debug for Acquire {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LockFuture")
+        f.debug_struct("Acquire")
             .field("key", &self.name.key)
             .finish_non_exhaustive()
     }
 }
 
-impl Drop for LockFuture {
+impl Drop for Acquire {
     fn drop(&mut self) {
         let node = self.handle.node();
         if let Some(entry) = self.entry.as_ref().filter(|entry| !entry.is_answered)

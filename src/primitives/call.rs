@@ -105,12 +105,6 @@ impl<T> CallFuture<T> {
         }
     }
 
-    /// Gives up the answer. The call goes on.
-    pub(crate) fn detach(mut self) {
-        self.is_answered = true;
-        self.handle.node().answered();
-    }
-
     /// Returns the error of a caller that gives up now: [`Error::Busy`] only if the store said that there is no news.
     pub(crate) fn gave_up(&self, waited: Duration) -> Error {
         denial::gave_up(&self.handle, &self.name, self.since, waited)

@@ -3,24 +3,23 @@
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures_core::Stream;
 
-use crate::error::{Error, LostCause, OptionsError};
+use crate::error::{Error, LostCause};
 use crate::key::Key;
-use crate::primitives::acquire::LockFuture;
+use crate::primitives::acquire::Acquire;
 use crate::primitives::call::CallFuture;
 use crate::primitives::denial::unless_busy;
 use crate::primitives::guard::{Guard, Lease};
 use crate::primitives::mutex::Mutex;
-use crate::protocol::message::{Call, ClaimId, Fence, LeaderReport, Mode, NodeId, Payload, Version};
+use crate::primitives::proclaimed;
+use crate::protocol::message::{Call, ClaimId, Fence, LeaderReport, NodeId, Payload, Version};
 use crate::protocol::step::{CallAnswer, LockOptions};
-
-/// The largest value of a leader, in bytes.
-const MAX_VALUE_BYTES: usize = 64 * 1024;
 
 /// An election of one leader among several processes, while the others stand by: "one process relays the outbox". Made by
 /// [`Locks::election`](crate::Locks::election); cheap to make and to clone.
@@ -53,7 +52,9 @@ pub struct Election {
     /// The line of the candidates, each with a place of its own in the store's queue.
     line: Mutex,
     /// Whether the work of a leader continues after a loss.
-    continues_after_loss: bool,
+    runs_to_completion: bool,
+    /// What a candidate proclaims when it wins.
+    value: Option<Arc<[u8]>>,
 }
 
 impl Election {
@@ -61,7 +62,8 @@ impl Election {
         Election {
             // The next leader of this process needs a fence of its own, which observers see.
             line: line.fair(),
-            continues_after_loss: false,
+            runs_to_completion: false,
+            value: None,
         }
     }
 
@@ -88,12 +90,33 @@ impl Election {
         Election { line, ..self }
     }
 
-    /// Lets the work of [`lead`](Self::lead) continue after a loss, instead of dropping it.
+    /// Sets whether the work of [`lead`](Self::lead) continues after a loss, instead of being dropped: `false` by default.
     ///
-    /// The work learns of the loss by [`lost`](Lease::lost) of its lease, and ends by itself. Until then another process may
-    /// lead beside it.
-    pub fn told_of_loss(mut self) -> Self {
-        self.continues_after_loss = true;
+    /// Work that continues learns of the loss by [`lost`](Lease::lost) of its lease, and ends by itself. Until then another
+    /// process may lead beside it.
+    pub fn run_to_completion(mut self, completes: bool) -> Self {
+        self.runs_to_completion = completes;
+        self
+    }
+
+    /// Has candidates of this handle proclaim a value, at most 64 KiB of any bytes, in the step in which they win: the address
+    /// of this process, or its version. No observer sees the leadership without it. [`proclaim`](Self::proclaim) replaces it
+    /// later.
+    ///
+    /// A candidate that waits leaves its value with the store, which forgets it when the candidate gives up or is not heard of
+    /// for one lease. With a value that is too long each candidate is refused, with [`Error::Options`].
+    ///
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+    /// # let locks = tenure::Locks::memory();
+    /// let election = locks.election("outbox-relay").value("10.0.0.7:8080");
+    /// let guard = election.campaign().await?;
+    /// let leader = election.leader().await?.expect("this process leads");
+    /// assert_eq!(leader.value(), Some(&b"10.0.0.7:8080"[..]));
+    /// # guard.release().await }
+    /// ```
+    pub fn value(mut self, value: impl AsRef<[u8]>) -> Self {
+        self.value = Some(value.as_ref().into());
         self
     }
 
@@ -105,20 +128,7 @@ impl Election {
     /// Waits until this process leads. It leads while the guard lives and is held.
     /// Code that is not async waits by [`block_on`](crate::block_on).
     ///
-    /// To resign, [release](Guard::release) the guard: the next candidate leads after one round trip. Observers see the
-    /// [name](crate::Builder::node_name) of this node after another round trip.
-    ///
-    /// [`value`](Campaign::value) has something proclaimed in the request that wins:
-    ///
-    /// ```
-    /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
-    /// # let locks = tenure::Locks::memory();
-    /// let election = locks.election("outbox-relay");
-    /// let guard = election.campaign().value("10.0.0.7:8080").await?;
-    /// let leader = election.leader().await?.expect("this process leads");
-    /// assert_eq!(leader.value(), Some(&b"10.0.0.7:8080"[..]));
-    /// # guard.release().await }
-    /// ```
+    /// To resign, [release](Guard::release) the guard: the next candidate leads after one round trip.
     ///
     /// # Errors
     /// As [`Mutex::lock`](crate::Mutex::lock).
@@ -126,12 +136,8 @@ impl Election {
     /// # Cancel safety
     /// Dropping the future gives up the place in the queue. A leadership that was won meanwhile is released.
     #[doc(alias = "blocking_campaign")]
-    pub fn campaign(&self) -> Campaign {
-        Campaign {
-            election: self.clone(),
-            candidate: Ok(self.candidate(false)),
-            has_value: false,
-        }
+    pub fn campaign(&self) -> Acquire {
+        self.candidate(self.line.options)
     }
 
     /// Leads if no process leads and no candidate waits, else returns `None`.
@@ -142,8 +148,11 @@ impl Election {
     /// # Cancel safety
     /// As [`campaign`](Self::campaign).
     pub async fn try_campaign(&self) -> Result<Option<Guard>, Error> {
-        let won = unless_busy(self.line.enter(Mode::Exclusive, false).await)?;
-        Ok(won.inspect(|_| self.publish_node_name(false)))
+        let options = LockOptions {
+            wait: false,
+            ..self.line.options
+        };
+        unless_busy(self.candidate(options).await)
     }
 
     /// Waits for at most `wait` until this process leads. With zero it tries once.
@@ -157,13 +166,13 @@ impl Election {
     /// # Panics
     /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     pub async fn campaign_timeout(&self, wait: Duration) -> Result<Guard, Error> {
-        self.campaign().timeout(wait).await
+        self.campaign().within(wait).await
     }
 
     /// Waits until this process leads, and runs the work while it leads.
     ///
-    /// If the leadership is lost before the work is done, the work is dropped, unless [`told_of_loss`](Self::told_of_loss) is
-    /// set. Then this campaigns again, after a pause of about a third of a lease: a leader that loses its lease again and
+    /// If the leadership is lost before the work is done, the work is dropped, unless it [runs to
+    /// completion](Self::run_to_completion). Then this campaigns again, after a pause of about a third of a lease: a leader that loses its lease again and
     /// again leaves time to other candidates.
     ///
     /// When the work ends, this resigns, returns the result of the work, also an `Err`, and does not campaign again. `work` is
@@ -215,18 +224,18 @@ impl Election {
     where
         Fut: Future<Output = T>,
     {
-        let mut pauses = false;
+        let mut options = self.line.options;
         loop {
-            let guard = match self.campaign_with(pauses).await {
+            let guard = match self.candidate(options).await {
                 // This process never led, or the leader is not known.
                 Err(error) if error.is_unreachable() || error.is_lost() => {
-                    pauses = true;
+                    options.rests = true;
                     continue;
                 }
                 answer => answer?,
             };
             let work = work(guard.lease());
-            let done = if self.continues_after_loss {
+            let done = if self.runs_to_completion {
                 let done = guard.scope(work).await;
                 guard.is_held().then_some(done)
             } else {
@@ -240,7 +249,7 @@ impl Election {
                     Err(error) => Err(error),
                 };
             }
-            pauses = true;
+            options.rests = true;
         }
     }
 
@@ -257,14 +266,15 @@ impl Election {
     /// # Cancel safety
     /// If the future is dropped, the value may be published or not.
     pub async fn proclaim(&self, value: impl AsRef<[u8]>) -> Result<(), Error> {
-        let value = self.check_value(value.as_ref())?;
+        let data = self.encode_value(Some(value.as_ref()));
+        proclaimed::check(self.key(), &data)?;
         let lost = || Error::Lost {
             key: self.key().clone(),
             cause: LostCause::Gone,
         };
         self.line.handle.not_forked(self.key())?;
         let of = self.claim().ok_or_else(lost)?;
-        if self.proclaim_call(of, Some(value))?.await? {
+        if self.proclaim_call(of, data)?.await? {
             Ok(())
         } else {
             Err(lost())
@@ -310,38 +320,20 @@ impl Election {
         self.line.handle.node().held_alone(&self.line.name)
     }
 
-    /// Campaigns, after a pause of about a third of a lease if `pauses`.
-    async fn campaign_with(&self, pauses: bool) -> Result<Guard, Error> {
-        let won = self.candidate(pauses).await;
-        won.inspect(|_| self.publish_node_name(false))
-    }
-
-    fn candidate(&self, pauses: bool) -> LockFuture {
+    /// Returns a candidate of this process.
+    fn candidate(&self, options: LockOptions) -> Acquire {
         let line = &self.line;
-        let options = LockOptions {
-            rests: pauses,
-            ..line.options
-        };
-        LockFuture::new(&line.handle, &line.name, options)
-    }
-
-    /// Sends the name of this node to the store, unless the store has it with a value, and does not wait for the answer.
-    /// Observers that miss the name read it from the store's record of the leader's node.
-    fn publish_node_name(&self, has_value: bool) {
-        if !has_value
-            && let Some(of) = self.claim()
-            && self.line.handle.options().node_name.is_some()
-            && let Ok(call) = self.proclaim_call(of, None)
-        {
-            call.detach();
+        let mut candidate = Acquire::new(&line.handle, &line.name, options);
+        if self.value.is_some() || line.handle.options().node_name.is_some() {
+            candidate.set_value(self.encode_value(self.value.as_deref()));
         }
+        candidate
     }
 
-    fn proclaim_call(&self, of: ClaimId, value: Option<&[u8]>) -> Result<CallFuture<bool>, Error> {
+    fn proclaim_call(&self, of: ClaimId, data: Payload) -> Result<CallFuture<bool>, Error> {
         /// Orders the proclaims of this process.
         static SEQ: AtomicU64 = AtomicU64::new(1);
         let seq = SEQ.fetch_add(1, Ordering::Relaxed);
-        let data = self.encode_value(value);
         let (line, call) = (&self.line, Call::Proclaim { of, seq });
         line.ask(call, |call| call.data = Some(data), CallAnswer::try_as_owned)
     }
@@ -349,20 +341,7 @@ impl Election {
     /// Returns what the store keeps of this node: its name, and a value.
     fn encode_value(&self, value: Option<&[u8]>) -> Payload {
         let node_name = self.line.handle.options().node_name.as_deref();
-        encode(node_name.unwrap_or_default(), value)
-    }
-
-    /// # Errors
-    /// A value that is too long.
-    fn check_value<'a>(&self, value: &'a [u8]) -> Result<&'a [u8], Error> {
-        if value.len() <= MAX_VALUE_BYTES {
-            return Ok(value);
-        }
-        Err(Error::Options(OptionsError(format!(
-            "election `{}` takes a value of at most {MAX_VALUE_BYTES} bytes, not {}",
-            self.key(),
-            value.len()
-        ))))
+        proclaimed::encode(node_name.unwrap_or_default(), value)
     }
 
     fn leader_call(
@@ -375,97 +354,12 @@ impl Election {
     }
 }
 
-/// The future of [`Election::campaign`]: one candidate of this process.
-#[must_use = "futures do nothing until they are awaited"]
-pub struct Campaign {
-    election: Election,
-    /// The error of a value that is too long.
-    candidate: Result<LockFuture, Option<Error>>,
-    has_value: bool,
-}
-
-impl Campaign {
-    /// Proclaims this value, at most 64 KiB of any bytes, in the step in which this candidate wins. An observer never sees the
-    /// leadership without it. [`Election::proclaim`] replaces it later.
-    ///
-    /// A candidate that waits leaves its value with the store, which forgets it when the candidate gives up or is not heard of for
-    /// one lease. A value that is too long is [`Error::Options`] when the future is awaited.
-    pub fn value(mut self, value: impl AsRef<[u8]>) -> Self {
-        match self.election.check_value(value.as_ref()) {
-            Ok(value) => {
-                if let Ok(candidate) = &mut self.candidate {
-                    candidate.set_value(self.election.encode_value(Some(value)));
-                }
-            }
-            Err(error) => self.candidate = Err(Some(error)),
-        }
-        self.has_value = true;
-        self
-    }
-
-    /// Waits until this process leads, but no longer than `wait`.
-    ///
-    /// # Errors
-    /// As [`Election::campaign_timeout`].
-    ///
-    /// # Cancel safety
-    /// As [`Election::campaign`].
-    ///
-    /// # Panics
-    /// As [`Election::campaign_timeout`].
-    pub async fn timeout(self, wait: Duration) -> Result<Guard, Error> {
-        let won = match self.candidate {
-            Ok(candidate) => candidate.within(wait).await,
-            Err(error) => Err(error.expect("the error is returned once")),
-        };
-        won.inspect(|_| self.election.publish_node_name(self.has_value))
-    }
-}
-
-impl Future for Campaign {
-    type Output = Result<Guard, Error>;
-
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
-        let won = match &mut self.candidate {
-            Ok(candidate) => ready!(Pin::new(candidate).poll(cx)),
-            Err(error) => Err(error.take().expect("polled after it was ready")),
-        };
-        Poll::Ready(won.inspect(|_| self.election.publish_node_name(self.has_value)))
-    }
-}
-
-impl fmt::Debug for Campaign {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Campaign")
-            .field("key", self.election.key())
-            .finish()
-    }
-}
-
-/// Encodes a node's name and its value for the store: `<length of the name>:<name>`, then nothing, or `=` and the value.
-fn encode(name: &str, value: Option<&[u8]>) -> Payload {
-    let mut payload = format!("{}:{name}", name.len()).into_bytes();
-    if let Some(value) = value {
-        payload.push(b'=');
-        payload.extend_from_slice(value);
-    }
-    Payload(payload.into())
-}
-
-/// Decodes the name and the value. Returns `None` for bytes in another format.
-fn decode(payload: &[u8]) -> Option<(&str, Option<&[u8]>)> {
-    let colon = payload.iter().position(|byte| *byte == b':')?;
-    let length: usize = std::str::from_utf8(&payload[..colon]).ok()?.parse().ok()?;
-    let (name, rest) = payload[colon + 1..].split_at_checked(length)?;
-    Some((std::str::from_utf8(name).ok()?, rest.strip_prefix(b"=")))
-}
-
 impl fmt::Debug for Election {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Election")
             .field("key", self.key())
             .field("lease", &self.line.options.lease())
-            .field("told_of_loss", &self.continues_after_loss)
+            .field("run_to_completion", &self.runs_to_completion)
             .finish_non_exhaustive()
     }
 }
@@ -481,7 +375,10 @@ pub struct Leader {
 
 impl Leader {
     fn new(report: LeaderReport) -> Self {
-        let decoded = report.value.as_ref().and_then(|payload| decode(&payload.0));
+        let decoded = report
+            .value
+            .as_ref()
+            .and_then(|payload| proclaimed::decode(&payload.0));
         let (name, value) = decoded.unwrap_or_default();
         Leader {
             node: report.node,
@@ -491,13 +388,12 @@ impl Leader {
         }
     }
 
-    /// Returns the node of the leader; see [`Locks::node`](crate::Locks::node).
-    pub fn node(&self) -> NodeId {
+    /// Returns the id of the leader's node; see [`Locks::node_id`](crate::Locks::node_id).
+    pub fn node_id(&self) -> NodeId {
         self.node
     }
 
-    /// Returns the name of its node. `None` if [no name was set](crate::Builder::node_name), or in the first moments of the
-    /// leadership: the leader publishes its name by a request of its own.
+    /// Returns the name of its node. `None` if [no name was set](crate::Builder::node_name).
     pub fn node_name(&self) -> Option<&str> {
         self.name.as_deref()
     }
@@ -581,34 +477,5 @@ impl fmt::Debug for Observer {
             .field("election", &self.election)
             .field("known", &self.known)
             .finish_non_exhaustive()
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_encoded_payload_is_decoded_and_other_bytes_are_not() {
-        for (name, value) in [
-            ("", None),
-            ("web-1", None),
-            ("a:=b", Some(&b"10.0.0.7:80"[..])),
-            ("Zürich", Some(b"")),
-            ("", Some(b"\0\xff=:\n")),
-        ] {
-            assert_eq!(decode(&encode(name, value).0), Some((name, value)));
-        }
-        for bad in [
-            &b""[..],
-            b"x",
-            b":",
-            b"9:short",
-            b"-1:a",
-            b"2:\xff\xff",
-            b"99999999999999999999:a",
-        ] {
-            assert_eq!(decode(bad), None, "{bad:?}");
-        }
     }
 }

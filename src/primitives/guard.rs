@@ -10,18 +10,14 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-#[cfg(feature = "tower")]
-use tokio_util::task::TaskTracker;
 
 #[cfg(feature = "tower")]
 use crate::error::OptionsError;
 use crate::error::{Error, LostCause};
 use crate::key::Key;
 use crate::observe;
-use crate::primitives::held::{Asked, Held};
+use crate::primitives::held::{Held, StealNotice};
 use crate::primitives::holdings::{self, Holdings};
-#[cfg(feature = "tower")]
-use crate::primitives::scope;
 #[cfg(feature = "redis")]
 use crate::primitives::write::Atomically;
 use crate::protocol::message::Fence;
@@ -155,7 +151,7 @@ impl Lease {
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
-    pub fn asked(&self) -> impl Future<Output = Option<Asked>> + Send + Sync + 'static {
+    pub fn asked(&self) -> impl Future<Output = Option<StealNotice>> + Send + Sync + 'static {
         let held = self.held.clone();
         async move { held.asked().await }
     }
@@ -385,23 +381,11 @@ impl Guard {
         self.lease.clone()
     }
 
-    /// Enters the scope of the lock for the code that is polled next; see [`Lease::scope`].
-    #[cfg(feature = "tower")]
-    pub(crate) fn enter(&self) -> scope::Scope {
-        scope::enter([&self.lease.held])
-    }
-
     /// Polls for the end of the lease, without the cost of a token. Wakes the task that waited for the grant. Returns `None` if
     /// this guard is [shared](Self::is_shared), because its task may differ.
     #[cfg(feature = "tower")]
     pub(crate) fn poll_over(&self, cx: &Context<'_>) -> Option<Poll<()>> {
         (!self.is_shared).then(|| self.lease.held.waiter.poll_over(cx))
-    }
-
-    /// Returns the tracker for work that outlives its caller.
-    #[cfg(feature = "tower")]
-    pub(crate) fn tasks(&self) -> &TaskTracker {
-        self.lease.held.handle.tasks()
     }
 
     /// Records the end of the holding. Called after the store was told, so that a recorder that panics does not keep the lock.

@@ -24,7 +24,7 @@ use crate::protocol::step::{CallAnswer, Input, Ticket};
 /// The [request](crate::inspect::Inspection::steal) of an operator for a lease.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Asked {
+pub struct StealNotice {
     /// The key that the operator wants.
     pub key: Key,
     /// The operator.
@@ -241,13 +241,13 @@ impl Held {
     }
 
     /// Waits until an operator asks for the lease. `None`: the lease ended without that.
-    pub(crate) async fn asked(&self) -> Option<Asked> {
+    pub(crate) async fn asked(&self) -> Option<StealNotice> {
         if self.is_forked() {
             return None;
         }
         self.waiter.asked_token().cancelled_owned().await;
         let (asking, until) = self.waiter.asked().filter(|_| !self.waiter.is_over())?;
-        Some(Asked {
+        Some(StealNotice {
             key: self.name.key.clone(),
             by: asking.by.clone(),
             why: asking.why.clone(),

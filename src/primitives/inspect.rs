@@ -13,9 +13,10 @@
 //! # guard.release().await }
 //! ```
 
+pub use crate::primitives::held::StealNotice;
 pub use crate::primitives::inspect::inspection::{
-    Cursor, Entry, HolderEntry, Inspection, Kind, Mode, NodeEntry, Page, Permits, PresenceEntry, State,
-    WaiterEntry,
+    Cursor, Entry, HolderEntry, Inspection, Kind, Mode, NodeEntry, Page, PermitCount, Permits, PresenceEntry,
+    State, WaiterEntry,
 };
 pub use crate::primitives::inspect::steal::{Steal, StealEnd, StealError, StealStep, Stolen};
 pub use crate::protocol::steal::AuditEntry;

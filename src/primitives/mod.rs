@@ -15,6 +15,7 @@ pub(crate) mod multi_guard;
 pub(crate) mod mutex;
 #[cfg(feature = "tower")]
 pub(crate) mod offer;
+pub(crate) mod proclaimed;
 pub(crate) mod rw_lock;
 pub(crate) mod scope;
 pub(crate) mod semaphore;

@@ -11,10 +11,11 @@ use crate::driver::handle::Handle;
 use crate::error::{Error, OptionsError};
 use crate::key::Key;
 use crate::options::Options;
-use crate::primitives::acquire::{self, LockFuture};
+use crate::primitives::acquire::{self, Acquire};
 use crate::primitives::denial::{self, unless_busy};
 use crate::primitives::guard::Guards;
 use crate::primitives::multi_guard::{MultiGuard, MultiLease};
+use crate::primitives::scope;
 use crate::primitives::within::within;
 use crate::protocol::message::{Mode, Name};
 use crate::protocol::step::LockOptions;
@@ -23,7 +24,7 @@ use crate::protocol::time::Instant;
 /// The largest number of keys of a multi-lock.
 pub(crate) const MAX_KEYS: usize = 64;
 
-/// One lock of a [`Multi`]: a key, and whether it is locked for writing or for reading.
+/// One lock of a [`MultiLock`]: a key, and whether it is locked for writing or for reading.
 ///
 /// Every value that converts into a [`Key`] also converts into a `MultiKey` for writing. That is the lock of a
 /// [`Mutex`](crate::Mutex).
@@ -127,7 +128,7 @@ impl<K: Into<Key>> From<K> for MultiKey {
 /// a wait if it is held; the smaller keys are held meanwhile. Each lease is renewed, unless it is [`fixed`](Self::fixed).
 #[derive(Clone)]
 #[must_use = "a multi-lock does nothing until it is locked"]
-pub struct Multi {
+pub struct MultiLock {
     /// One group for each `Locks`, in the order in which they are locked.
     groups: Vec<Group>,
 }
@@ -162,7 +163,7 @@ impl Group {
     }
 }
 
-impl Multi {
+impl MultiLock {
     pub(crate) fn new(handle: Handle, keys: impl IntoIterator<Item = MultiKey>) -> Self {
         let options = handle.options().lock();
         let mut group = Group {
@@ -171,7 +172,7 @@ impl Multi {
             options,
         };
         group.add(keys);
-        Multi { groups: vec![group] }
+        MultiLock { groups: vec![group] }
     }
 
     /// Adds keys of other [`Locks`](crate::Locks), which are acquired after these keys, with the options of `others`. Keys of
@@ -179,7 +180,7 @@ impl Multi {
     ///
     /// Callers that name the same `Locks` in the same order never wait for each other in a circle. Two `Locks` on one
     /// store are like two processes: if both name one key, the second acquisition waits for the first without end.
-    pub fn and(mut self, others: Multi) -> Self {
+    pub fn and(mut self, others: MultiLock) -> Self {
         for other in others.groups {
             let mut groups = self.groups.iter_mut();
             match groups.find(|group| Arc::ptr_eq(group.handle.node(), other.handle.node())) {
@@ -245,6 +246,29 @@ impl Multi {
         for group in &mut self.groups {
             group.keys.retain(&mut keep);
         }
+    }
+
+    /// Returns whether the calling code runs under all of these locks, each in the mode that this multi-lock names or as the
+    /// writer; see [`Mutex::is_held_here`](crate::Mutex::is_held_here). The locks may be of several multi-locks, mutexes and
+    /// layers.
+    ///
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+    /// # let locks = tenure::Locks::memory();
+    /// let accounts = locks.multi(["account:1", "account:2"]);
+    /// assert!(!accounts.is_held_here());
+    /// accounts.with(async |_| assert!(accounts.is_held_here())).await?;
+    /// # Ok(()) }
+    /// ```
+    pub fn is_held_here(&self) -> bool {
+        let mut keys = self.groups.iter().flat_map(|group| {
+            let node = group.handle.node();
+            group.keys.iter().map(move |key| (node, key))
+        });
+        keys.all(|(node, key)| {
+            let held = scope::find(node, &key.name);
+            held.is_some_and(|held| [Mode::Exclusive, key.mode].contains(&held.mode))
+        })
     }
 
     /// Acquires all keys, and waits until it holds all of them.
@@ -330,15 +354,15 @@ impl Multi {
     }
 }
 
-impl fmt::Debug for Multi {
+impl fmt::Debug for MultiLock {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Multi")
+        f.debug_struct("MultiLock")
             .field("keys", &self.multi_keys().collect::<Vec<_>>())
             .finish_non_exhaustive()
     }
 }
 
-/// The acquisition of all keys of a [`Multi`]. Dropping it releases what it holds and abandons its requests.
+/// The acquisition of all keys of a [`MultiLock`]. Dropping it releases what it holds and abandons its requests.
 struct MultiAcquire {
     /// The keys; empty as soon as [`run`](Self::run) has taken them.
     groups: Vec<Group>,
@@ -349,11 +373,11 @@ struct MultiAcquire {
     /// The guards of the keys granted so far.
     guards: Guards,
     /// The acquisitions without an answer. Dropped last, so that the guards are released first.
-    pending: Vec<LockFuture>,
+    pending: Vec<Acquire>,
 }
 
 impl MultiAcquire {
-    fn new(multi: &Multi, wait: bool) -> Self {
+    fn new(multi: &MultiLock, wait: bool) -> Self {
         MultiAcquire {
             groups: multi.groups.clone(),
             wait,
@@ -366,7 +390,7 @@ impl MultiAcquire {
     /// Acquires the keys of all groups, and waits if the caller waits.
     ///
     /// # Errors
-    /// As [`Multi::lock`].
+    /// As [`MultiLock::lock`].
     async fn run(&mut self) -> Result<MultiGuard, Error> {
         self.check()?;
         for group in std::mem::take(&mut self.groups) {
@@ -410,7 +434,7 @@ impl MultiAcquire {
     /// one by one.
     ///
     /// # Errors
-    /// [`Error::Busy`] if a key is not available and the caller does not wait; other errors as [`Multi::lock`].
+    /// [`Error::Busy`] if a key is not available and the caller does not wait; other errors as [`MultiLock::lock`].
     async fn take_together(&mut self, group: &Group) -> Result<bool, Error> {
         let wanted = group.keys.iter().map(|key| {
             let options = LockOptions {
@@ -420,7 +444,7 @@ impl MultiAcquire {
             };
             (key.name.clone(), options)
         });
-        let Some(pending) = LockFuture::together(&group.handle, wanted)? else {
+        let Some(pending) = Acquire::together(&group.handle, wanted)? else {
             return Ok(false);
         };
         let before = self.guards.0.len();
@@ -445,13 +469,13 @@ impl MultiAcquire {
     /// Acquires the keys of a group one by one, in order, so that a waiting caller holds only smaller keys.
     ///
     /// # Errors
-    /// As [`Multi::lock`].
+    /// As [`MultiLock::lock`].
     async fn take_in_turn(&mut self, group: &Group) -> Result<(), Error> {
         for key in &group.keys {
             if group.handle.node().held_alone(&key.name).is_some() {
                 self.taken = Some(key.key().clone());
             }
-            self.pending = vec![LockFuture::new(
+            self.pending = vec![Acquire::new(
                 &group.handle,
                 &key.name,
                 group.options(key, self.wait),
@@ -495,7 +519,7 @@ impl MultiAcquire {
 
     /// Returns the error of a caller whose timeout ends while an acquisition is pending. The key of that one may have no answer yet,
     /// after the caller waited for another key.
-    fn timeout_error(&self, multi: &Multi, begun: &[Instant], waited: Duration) -> Error {
+    fn timeout_error(&self, multi: &MultiLock, begun: &[Instant], waited: Duration) -> Error {
         let pending = self.pending.first();
         let pending = pending.expect("a waiting caller has a pending acquisition");
         match self.taken_key(multi, begun) {
@@ -506,7 +530,7 @@ impl MultiAcquire {
 
     /// Returns a key that was named taken since the call began. `None` if a server of the call is silent, because the caller may
     /// have waited for that server.
-    fn taken_key(&self, multi: &Multi, begun: &[Instant]) -> Option<Key> {
+    fn taken_key(&self, multi: &MultiLock, begun: &[Instant]) -> Option<Key> {
         let mut taken = None;
         for (group, since) in multi.groups.iter().zip(begun) {
             let names = group.keys.iter().map(|key| &key.name);

@@ -8,23 +8,20 @@ use std::task::Poll;
 use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
-#[cfg(feature = "tower")]
-use tokio_util::task::TaskTracker;
 
 use crate::error::{Error, LostCause};
 use crate::key::Key;
 #[cfg(feature = "tower")]
 use crate::primitives::guard::{Guard, not_offered};
 use crate::primitives::guard::{Guards, Lease, release};
-use crate::primitives::held::{Asked, Held, HeldGroup};
+use crate::primitives::held::{Held, HeldGroup, StealNotice};
 use crate::primitives::holdings::{self, Holdings};
 #[cfg(feature = "tower")]
-use crate::primitives::scope::{self, Scope};
 #[cfg(feature = "redis")]
 use crate::primitives::write::Atomically;
 use crate::protocol::message::Fence;
 
-/// The guard of a [`Multi`](crate::Multi). All its locks are held while the guard lives and [`is_held`](MultiLease::is_held). The
+/// The guard of a [`MultiLock`](crate::MultiLock). All its locks are held while the guard lives and [`is_held`](MultiLease::is_held). The
 /// methods of [`MultiLease`] are methods of the guard, too.
 ///
 /// Dropping it releases the locks in the background, as with a [`Guard`](crate::Guard).
@@ -78,7 +75,7 @@ impl MultiLease {
         self.end_token().child_token()
     }
 
-    /// Waits until one of the leases is no longer renewed: it was held for as long as [`max_hold`](crate::Multi::max_hold)
+    /// Waits until one of the leases is no longer renewed: it was held for as long as [`max_hold`](crate::MultiLock::max_hold)
     /// allows, or it has ended. In the first case the work must end within [`remaining`](Self::remaining).
     ///
     /// # Cancel safety
@@ -101,7 +98,7 @@ impl MultiLease {
     ///
     /// # Cancel safety
     /// Dropping the future loses nothing.
-    pub fn asked(&self) -> impl Future<Output = Option<Asked>> + Send + Sync + 'static {
+    pub fn asked(&self) -> impl Future<Output = Option<StealNotice>> + Send + Sync + 'static {
         let each = self.0.all.iter().cloned();
         let each = each.map(|held| Box::pin(async move { held.asked().await }));
         let mut all: Vec<_> = each.collect();
@@ -272,12 +269,6 @@ impl MultiGuard {
         self.lease.clone()
     }
 
-    /// Enters the scope of the locks for the code that is polled next.
-    #[cfg(feature = "tower")]
-    pub(crate) fn enter(&self) -> Scope {
-        scope::enter(self.lease.all())
-    }
-
     /// Returns the guards one by one.
     #[cfg(feature = "tower")]
     pub(crate) fn into_guards(mut self) -> Vec<Guard> {
@@ -303,12 +294,6 @@ impl MultiGuard {
         group.offer.open();
         let acquired = self.guards.0.iter().filter(|guard| !guard.is_shared());
         acquired.for_each(|guard| guard.held().join(group));
-    }
-
-    /// Returns the tracker for work that outlives its caller.
-    #[cfg(feature = "tower")]
-    pub(crate) fn tasks(&self) -> &TaskTracker {
-        self.lease.0.all[0].handle.tasks()
     }
 
     /// Releases all locks in one request, and reports whether each of them was held until this call.

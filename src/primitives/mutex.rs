@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::driver::handle::Handle;
 use crate::error::Error;
 use crate::key::Key;
-use crate::primitives::acquire::LockFuture;
+use crate::primitives::acquire::Acquire;
 use crate::primitives::call::{self, CallFuture};
 use crate::primitives::denial::unless_busy;
 use crate::primitives::guard::{Guard, Lease};
@@ -125,7 +125,7 @@ impl Mutex {
     /// Dropping the future at any point gives up the place in the queue. A lock that was granted meanwhile is released in
     /// the background.
     #[doc(alias = "blocking_lock")]
-    pub fn lock(&self) -> LockFuture {
+    pub fn lock(&self) -> Acquire {
         self.enter(Mode::Exclusive, true)
     }
 
@@ -190,7 +190,7 @@ impl Mutex {
     ///
     /// Code runs under the lock while it is polled inside [`with`](Self::with), [`Lease::run`], [`Lease::scope`] or a handler
     /// behind a `LockLayer`, with a lease on this key that is still held. The lease may be that of a mutex, of the write side
-    /// of an [`RwLock`](crate::RwLock), or of a [`Multi`](crate::Multi) that writes the key. It must come from the same
+    /// of an [`RwLock`](crate::RwLock), or of a [`MultiLock`](crate::MultiLock) that writes the key. It must come from the same
     /// [`Locks`](crate::Locks) or a clone of them.
     ///
     /// Returns `false` in all other code, even if its task owns a guard: a guard alone is no scope. A task or thread that is
@@ -227,13 +227,13 @@ impl Mutex {
         self.enter(mode, true).within(wait).await
     }
 
-    pub(crate) fn enter(&self, mode: Mode, wait: bool) -> LockFuture {
+    pub(crate) fn enter(&self, mode: Mode, wait: bool) -> Acquire {
         let options = LockOptions {
             mode,
             wait,
             ..self.options
         };
-        LockFuture::new(&self.handle, &self.name, options)
+        Acquire::new(&self.handle, &self.name, options)
     }
 
     /// Sends a call about the name of this line. `set` adds what the call needs, and `read` takes the value out of an answer
@@ -258,7 +258,7 @@ impl Mutex {
 ///
 /// # Errors
 /// As [`Mutex::with`].
-pub(crate) async fn run_under<T, Fut>(lock: LockFuture, work: impl FnOnce(Lease) -> Fut) -> Result<T, Error>
+pub(crate) async fn run_under<T, Fut>(lock: Acquire, work: impl FnOnce(Lease) -> Fut) -> Result<T, Error>
 where
     Fut: Future<Output = T>,
 {

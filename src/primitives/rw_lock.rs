@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::{Error, OptionsError};
 use crate::key::Key;
-use crate::primitives::acquire::LockFuture;
+use crate::primitives::acquire::Acquire;
 use crate::primitives::guard::{Guard, Lease};
 use crate::primitives::mutex::{Mutex, run_under};
 use crate::primitives::transfer::TransferError;
@@ -62,6 +62,12 @@ impl RwLock {
         RwLock(self.0.fixed(lease))
     }
 
+    /// Serves readers and writers of all processes first come, first served, as [`Mutex::fair`]. Each reader then has a lease of
+    /// its own.
+    pub fn fair(self) -> Self {
+        RwLock(self.0.fair())
+    }
+
     /// Limits how many callers of this process may wait, readers and writers together, as [`Mutex::max_waiters`].
     pub fn max_waiters(self, limit: usize) -> Self {
         RwLock(self.0.max_waiters(limit))
@@ -90,7 +96,7 @@ impl RwLock {
     /// # Cancel safety
     /// As [`Mutex::lock`].
     #[doc(alias = "blocking_read")]
-    pub fn read(&self) -> LockFuture {
+    pub fn read(&self) -> Acquire {
         self.0.enter(Mode::Read, true)
     }
 
@@ -152,7 +158,7 @@ impl RwLock {
     /// # Cancel safety
     /// As [`Mutex::lock`].
     #[doc(alias = "blocking_write")]
-    pub fn write(&self) -> LockFuture {
+    pub fn write(&self) -> Acquire {
         self.0.lock()
     }
 

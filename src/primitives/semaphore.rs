@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::key::Key;
-use crate::primitives::acquire::{LockFuture, check_permits};
+use crate::primitives::acquire::{Acquire, check_permits};
 use crate::primitives::guard::{Guard, Lease};
 use crate::primitives::mutex::{Mutex, run_under};
 use crate::primitives::transfer::Transfer;
@@ -103,7 +103,7 @@ impl Semaphore {
     /// # Cancel safety
     /// As [`Mutex::lock`].
     #[doc(alias = "blocking_acquire")]
-    pub fn acquire(&self) -> LockFuture {
+    pub fn acquire(&self) -> Acquire {
         self.acquire_many(1)
     }
 
@@ -114,7 +114,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     /// As [`Mutex::lock`].
-    pub fn acquire_many(&self, permits: u32) -> LockFuture {
+    pub fn acquire_many(&self, permits: u32) -> Acquire {
         self.line.enter(self.mode(permits), true)
     }
 
@@ -192,7 +192,7 @@ impl Semaphore {
         run_under(self.acquire(), work).await
     }
 
-    /// Acquires a permit that is not renewed. It is free again when a process [releases](crate::Locks::release) the
+    /// Acquires a permit that is not renewed. It is free again when a process [releases](crate::Locks::release_transfer) the
     /// [`Transfer`], or when `lease` and the margin have ended.
     ///
     /// Takes two round trips. `lease` and the margin count from the second one.
@@ -202,7 +202,7 @@ impl Semaphore {
     ///
     /// # Cancel safety
     /// Dropping the future releases what it acquires.
-    pub async fn acquire_for(&self, lease: Duration) -> Result<Transfer, Error> {
+    pub async fn acquire_transfer(&self, lease: Duration) -> Result<Transfer, Error> {
         let guard = self.clone().fixed(lease).acquire().await?;
         Ok(guard.into_transfer(lease).await?)
     }

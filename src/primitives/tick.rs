@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::driver::handle::Handle;
 use crate::error::Error;
 use crate::key::Key;
-use crate::primitives::acquire::LockFuture;
+use crate::primitives::acquire::Acquire;
 use crate::primitives::guard::{Guard, Lease};
 use crate::primitives::mutex::Mutex;
 use crate::protocol::message::{Call, ClaimId, JobReport, Name, Payload, TickTime, WhenBehind};
@@ -27,7 +27,7 @@ pub(crate) async fn acquire_tick(
         turn,
         ..LockOptions::new(handle.options().times(lease))
     };
-    let mut acquire = LockFuture::new(handle, &Name::job(job.clone()), options);
+    let mut acquire = Acquire::new(handle, &Name::job(job.clone()), options);
     acquire.enter().inspect_err(|error| acquire.note_refusal(error))?;
     match acquire.answer().await {
         Ok(guard) => Ok(Ok(guard)),

@@ -11,7 +11,7 @@ use crate::driver::handle::Handle;
 use crate::error::{Error, KeptGuard, LostCause, OptionsError};
 use crate::key::Key;
 use crate::options::LONGEST_LEASE;
-use crate::primitives::acquire::LockFuture;
+use crate::primitives::acquire::Acquire;
 use crate::primitives::guard::Guard;
 use crate::primitives::mutex::Mutex;
 use crate::protocol::message::{Call, ClaimId, Fence, GrantNumber, Kind, LeaseTimes, Mode, Name, Permits};
@@ -24,12 +24,12 @@ const FORMAT: &str = "tenure1";
 const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_');
 
 /// A lease that its holder gave up to another process. Made by [`Guard::into_transfer`] or
-/// [`Semaphore::acquire_for`](crate::Semaphore::acquire_for), sent as a text, and adopted by
+/// [`Semaphore::acquire_transfer`](crate::Semaphore::acquire_transfer), sent as a text, and adopted by
 /// [`Locks::adopt`](crate::Locks::adopt). For example, the handler of a request acquires the lock, and a worker in another
 /// process finishes the job and releases the lock.
 ///
 /// No process renews the lease before it is adopted. It ends by itself when its time is over, unless a process
-/// [extends](crate::Locks::extend) it. A process that has the text can extend, adopt and release the lease. Treat the text as
+/// [extends](crate::Locks::extend_transfer) it. A process that has the text can extend, adopt and release the lease. Treat the text as
 /// a password: it contains a random number that is otherwise sent to the store only. [`Debug`](fmt::Debug) does not show
 /// that number.
 ///
@@ -152,7 +152,7 @@ impl Transfer {
             wait: false,
             ..handle.options().lock()
         };
-        let adopt = LockFuture::adopt(handle, &self.name, options, self.claim_id)?;
+        let adopt = Acquire::adopt(handle, &self.name, options, self.claim_id)?;
         adopt.await.map_err(|error| match error {
             Error::Lost {
                 cause: LostCause::Gone,
@@ -224,7 +224,7 @@ impl Guard {
     /// # Cancel safety
     /// The lease counts as given up from the first poll. Dropping the future releases it. A caller that is dropped later, but
     /// before it has sent the message, leaves the key locked for `keep`. If that may happen, do both in a spawned task, and
-    /// [release](crate::Locks::release) the transfer if it cannot be sent.
+    /// [release](crate::Locks::release_transfer) the transfer if it cannot be sent.
     pub async fn into_transfer(mut self, keep: Duration) -> Result<Transfer, TransferError> {
         let held = self.held().clone();
         let (node, key) = (held.handle.node(), held.name.key.clone());
@@ -269,7 +269,7 @@ impl Guard {
         input: impl FnOnce(Ticket) -> Input,
     ) -> Result<Guard, TransferError> {
         let (held, key) = (self.held(), self.key().clone());
-        let mut pass = LockFuture::pass(held, mode, is_fixed, input);
+        let mut pass = Acquire::pass(held, mode, is_fixed, input);
         match pass.answer().await {
             Ok(guard) => Ok(guard),
             Err(AcquireError::StillHeld(fence, source)) => {

@@ -20,6 +20,8 @@ mod names;
 /// How a lease may be shared. A mutex is the write side of the read-write lock of its key: both have one name, one
 /// record and one queue, and only the mode of a claim differs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum Mode {
     /// One holder at a time: a mutex or a writer.
@@ -49,6 +51,7 @@ impl Mode {
 /// The permits that a claim of a semaphore asks for. Each claim carries the capacity, which applies to that claim
 /// only, so a deploy may change it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Permits {
     /// How many permits the claim takes.
     pub weight: u32,

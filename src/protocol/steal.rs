@@ -62,6 +62,7 @@ pub enum StealReply {
 
 /// What an operator did by a steal.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct AuditEntry {
     /// When it was done, by the server's clock, in milliseconds since 1970.

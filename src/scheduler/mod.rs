@@ -34,7 +34,7 @@
 //! | the scheduler does not fire a tick within a second | the node starts the tick itself (`engine_missed`) |
 //! | the job never reaches an `await` | its lease is renewed nevertheless; it cannot be cancelled, and a warning reports it (`job_blocks`) |
 //! | the job is removed from a node's scheduler | a run continues; standbys on that node stop, and the job's name is free |
-//! | the store knows a tick ahead of its clock | nothing runs, each node reports it (`mark_ahead`), and [`reset_job`](Locks::reset_job) repairs it |
+//! | the store knows a tick ahead of its clock | nothing runs, each node reports it (`mark_ahead`), and [`jobs().reset`](Jobs::reset) repairs it |
 //! | the store is restored from an older copy, as after a failover that lost writes | each node remembers the latest tick of a job that is over, and reports it when it asks for unfinished ticks. From then on the store grants that tick to no node, and an event reports it (`store_went_back`). A standby that asks for its tick before that may run it again, and so may any node if no living node knows that the tick is over |
 //! | another service, or another expression, uses the job's name | both run, and a warning reports it (`job_differs`) while both live |
 //! | the job fails or panics | the tick has ended, and the next one comes as usual |
@@ -189,15 +189,13 @@ use tokio_cron_scheduler::{Job, JobScheduler};
 use uuid::Uuid;
 
 use crate::driver::waiter::lock;
-use crate::error::Error;
 use crate::key::Key;
 use crate::locks::Locks;
-use crate::primitives::tick::ask_about_job;
-use crate::protocol::message::Call;
 use crate::scheduler::engine::JobFuture;
 
 pub use crate::scheduler::error::{JobError, StillRunning};
 pub use crate::scheduler::explain::{OddDay, Oddity, explain};
+pub use crate::scheduler::jobs::Jobs;
 pub use crate::scheduler::policy::{DEFAULT_LEASE, Misfire, OnCrash, Overlap, Retry};
 pub use crate::scheduler::setup::{Leased, LeasedJob, Scheduled, Unscheduled};
 pub use crate::scheduler::work::Work;
@@ -209,6 +207,7 @@ mod engine;
 mod error;
 mod explain;
 mod job_status;
+mod jobs;
 pub mod policy;
 mod registration;
 mod run;
@@ -279,18 +278,9 @@ impl Locks {
         engine::add(scheduler, job).await
     }
 
-    /// Repairs a job whose mark is ahead of the store's clock, because that clock was wrong once. From now on its
-    /// ticks run again, and ticks up to now are over. Returns whether the mark was ahead. Until then, each node
-    /// reports `mark_ahead` and runs nothing. If a tick ahead of the clock is running now, it runs once more when the
-    /// clock reaches it.
-    ///
-    /// # Errors
-    /// The errors of the store.
-    pub async fn reset_job(&self, name: impl Into<Key>) -> Result<bool, Error> {
-        let name = name.into();
-        let report = ask_about_job(self.handle(), &name, DEFAULT_LEASE, Call::Reset).await?;
-        lock(&self.handle().jobs().over).remove(&name);
-        Ok(report.ahead_ms > 0)
+    /// Returns what operators do about jobs, of this service or of one that is no more.
+    pub fn jobs(&self) -> Jobs {
+        Jobs::new(self.handle())
     }
 
     /// Ends the jobs of this node within `timeout`, or within one second if that is longer. It claims no further

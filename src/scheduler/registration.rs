@@ -5,14 +5,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use tokio_util::sync::CancellationToken;
 
-use crate::driver::jobs::Jobs;
+use crate::driver::jobs::NodeJobs;
 use crate::driver::waiter::lock;
 use crate::key::Key;
 
 /// Lives as long as the scheduler knows the job. When it ends, the job's name is free, and the standbys of this node
 /// stop.
 pub(crate) struct JobRegistration {
-    jobs: Arc<Jobs>,
+    jobs: Arc<NodeJobs>,
     name: Key,
     is_over: AtomicBool,
     token: CancellationToken,
@@ -20,7 +20,7 @@ pub(crate) struct JobRegistration {
 
 impl JobRegistration {
     /// Registers the name for a job. Returns `None` if another job of this process has the name.
-    pub(super) fn new(jobs: Arc<Jobs>, name: Key) -> Option<JobRegistration> {
+    pub(super) fn new(jobs: Arc<NodeJobs>, name: Key) -> Option<JobRegistration> {
         let is_new = jobs.reserve(&name);
         is_new.then(|| JobRegistration {
             jobs,

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant as Since, sleep};
 
-use crate::driver::jobs::{Jobs, RunEnd};
+use crate::driver::jobs::{NodeJobs, RunEnd};
 use crate::driver::waiter::lock;
 use crate::observe::{self, FailedTry, Ran};
 use crate::primitives::guard::Guard;
@@ -20,7 +20,7 @@ use crate::scheduler::tick_runner::{OngoingPoll, TickAttempt, TickRunner};
 use crate::scheduler::work::Work;
 
 /// A run that a drain can cancel. Dropping it removes the run from the node's list.
-struct RunEntry<'a>(&'a Jobs, u64);
+struct RunEntry<'a>(&'a NodeJobs, u64);
 
 impl Drop for RunEntry<'_> {
     fn drop(&mut self) {

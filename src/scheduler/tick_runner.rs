@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::driver::clock::Clock;
 use crate::driver::handle::Handle;
-use crate::driver::jobs::Jobs;
+use crate::driver::jobs::NodeJobs;
 use crate::driver::waiter::lock;
 use crate::error::Error;
 use crate::key::Key;
@@ -40,7 +40,7 @@ pub(crate) struct TickRunner {
     pub(super) handle: Handle,
     pub(super) name: Key,
     pub(super) settings: JobSettings,
-    pub(super) jobs: Arc<Jobs>,
+    pub(super) jobs: Arc<NodeJobs>,
     /// The newest tick that this node has seen.
     pub(super) newest: watch::Sender<TickTime>,
     /// The ticks that this node claims, waits for, or runs.

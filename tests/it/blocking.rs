@@ -38,7 +38,7 @@ fn threads_exclude_each_other() {
         }
     });
     assert_eq!(total.load(Ordering::Relaxed), THREADS * TIMES);
-    assert_eq!(one.keys() + other.keys(), 0);
+    assert_eq!(one.key_count() + other.key_count(), 0);
 }
 
 #[test]
@@ -64,7 +64,7 @@ async fn blocking_in_async_code_panics_and_leaves_nothing_behind() {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     let text = text.or(panic.downcast_ref::<&str>().copied()).unwrap_or_default();
     assert!(text.contains("from within a runtime"), "{text}");
-    assert_eq!(locks.keys(), 0);
+    assert_eq!(locks.key_count(), 0);
     drop(soon(locks.mutex("k").lock()).await.unwrap());
 }
 
@@ -97,7 +97,7 @@ async fn threads_of_a_runtime_that_may_block_may_lock() {
     let guard = soon(locks.mutex("k").lock()).await.unwrap();
     let mutex = locks.mutex("k");
     let waits = tokio::task::spawn_blocking(move || block_on(mutex.lock()));
-    while locks.waiting() == 0 {
+    while locks.waiter_count() == 0 {
         tokio::task::yield_now().await;
     }
     guard.release().await.unwrap();
@@ -134,7 +134,7 @@ fn blocking_readers_share_and_exclude_a_blocking_writer() {
     assert!(is_busy(block_on(prices.read_timeout(ms(5)))));
     thread::scope(|threads| {
         let reads = threads.spawn(|| block_on(block_on(prices.read()).unwrap().release()));
-        while locks.waiting() == 0 {
+        while locks.waiter_count() == 0 {
             thread::yield_now();
         }
         block_on(writer.release()).unwrap();
@@ -159,7 +159,7 @@ fn blocking_callers_share_the_permits_of_a_semaphore() {
     }
     thread::scope(|threads| {
         let all = threads.spawn(|| block_on(calls.acquire_many(3)).unwrap());
-        while locks.waiting() == 0 {
+        while locks.waiter_count() == 0 {
             thread::yield_now();
         }
         block_on(one.release()).unwrap();
@@ -185,7 +185,7 @@ fn blocking_candidates_lead_one_after_the_other() {
     let fence = first.fence();
     thread::scope(|threads| {
         let leads = threads.spawn(|| block_on(there.campaign()).unwrap());
-        while other.waiting() == 0 {
+        while other.waiter_count() == 0 {
             thread::yield_now();
         }
         block_on(first.release()).unwrap();

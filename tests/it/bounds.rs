@@ -5,8 +5,8 @@ use std::time::Duration;
 use tenure::error::{LostCause, OptionsError, StoreError, StoreRefusal};
 use tenure::protocol::message::ClaimId;
 use tenure::{
-    Builder, Campaign, Election, Error, Fence, Guard, Key, Latch, Lease, LockFuture, Locks, MemoryStore,
-    Multi, MultiGuard, MultiLease, Mutex, NodeId, RwLock, Semaphore, Transfer, TransferError,
+    Acquire, Builder, Election, Error, Fence, Guard, Key, Latch, Lease, Locks, MemoryStore, MultiGuard,
+    MultiLease, MultiLock, Mutex, NodeId, RwLock, Semaphore, Transfer, TransferError,
 };
 
 fn shared<T: Send + Sync + Unpin + 'static>() {}
@@ -28,12 +28,11 @@ fn types_are_send_and_sync() {
     shared::<Semaphore>();
     shared::<Latch>();
     shared::<Election>();
-    shared::<Multi>();
+    shared::<MultiLock>();
     shared::<MultiGuard>();
     shared::<MultiLease>();
     shared::<Transfer>();
-    shared::<LockFuture>();
-    shared::<Campaign>();
+    shared::<Acquire>();
     shared::<Guard>();
     shared::<Lease>();
     shared::<Key>();
@@ -108,6 +107,6 @@ async fn futures_are_send_and_static() {
 #[test]
 fn futures_are_small() {
     assert!(size_of::<Guard>() <= 16, "{}", size_of::<Guard>());
-    assert!(size_of::<LockFuture>() <= 256, "{}", size_of::<LockFuture>());
+    assert!(size_of::<Acquire>() <= 256, "{}", size_of::<Acquire>());
     assert!(size_of::<Error>() <= 128, "{}", size_of::<Error>());
 }

@@ -54,9 +54,9 @@ async fn nothing_left(store: &MemoryStore, nodes: &[&Locks]) {
             loop {
                 // Read the waiters first: a counted waiter joins the queue only afterwards. A late push also has a
                 // key for the moment in which it is thrown away.
-                let waiting = node.waiting();
+                let waiting = node.waiter_count();
                 node.idle().await;
-                if (node.keys(), waiting) == (0, 0) {
+                if (node.key_count(), waiting) == (0, 0) {
                     break;
                 }
                 tokio::task::yield_now().await;
@@ -225,23 +225,23 @@ async fn a_future_of_a_transfer_dropped_after_any_number_of_polls_leaves_nothing
             };
             if let Some(made) = polled(take().await.into_transfer(keep), times).await {
                 drop(
-                    polled(other.release(&made.unwrap()), 9)
+                    polled(other.release_transfer(&made.unwrap()), 9)
                         .await
                         .expect("memory answers"),
                 );
             }
             nothing_left(&store, &[&one, &other]).await;
             let made = soon(take().await.into_transfer(keep)).await.unwrap();
-            drop(polled(other.extend(&made, keep), times).await);
+            drop(polled(other.extend_transfer(&made, keep), times).await);
             drop(polled(other.adopt(&made), times).await);
-            let _ = soon(one.release(&made)).await;
+            let _ = soon(one.release_transfer(&made)).await;
             nothing_left(&store, &[&one, &other]).await;
             let made = soon(take().await.into_transfer(keep)).await.unwrap();
-            drop(polled(other.release(&made), times).await);
-            let _ = soon(other.release(&made)).await;
+            drop(polled(other.release_transfer(&made), times).await);
+            let _ = soon(other.release_transfer(&made)).await;
             nothing_left(&store, &[&one, &other]).await;
-            if let Some(made) = polled(one.semaphore("b", 1).acquire_for(keep), times).await {
-                soon(other.release(&made.unwrap())).await.unwrap();
+            if let Some(made) = polled(one.semaphore("b", 1).acquire_transfer(keep), times).await {
+                soon(other.release_transfer(&made.unwrap())).await.unwrap();
             }
             nothing_left(&store, &[&one, &other]).await;
         }
@@ -361,7 +361,7 @@ fn tasks_that_are_aborted_or_panic_leave_nothing() {
         assert!(runtime.block_on(panics).unwrap_err().is_panic());
         // Both were polled, so that neither begins to wait after the counting.
         runtime.block_on(async {
-            while one.waiting() + other.waiting() < 2 {
+            while one.waiter_count() + other.waiter_count() < 2 {
                 tokio::task::yield_now().await;
             }
         });
@@ -389,12 +389,12 @@ async fn when_half_of_ten_thousand_waiters_leave_the_rest_is_served_in_order() {
     for (_, waiting) in &mut line {
         assert!(step(waiting.as_mut()).await.is_none());
     }
-    assert_eq!(locks.waiting(), 10_000);
+    assert_eq!(locks.waiter_count(), 10_000);
     // The callers that leave are spread over the queue.
     let mut rng = fastrand::Rng::with_seed(7);
     rng.shuffle(&mut line);
     line.truncate(5_000);
-    assert_eq!(locks.waiting(), 5_000);
+    assert_eq!(locks.waiter_count(), 5_000);
     line.sort_by_key(|(n, _)| *n);
     guard.release().await.unwrap();
     let mut fence = None;
@@ -403,7 +403,7 @@ async fn when_half_of_ten_thousand_waiters_leave_the_rest_is_served_in_order() {
         let guard = soon(waiting).await.unwrap();
         assert!(Some(guard.fence()) > fence, "at {n}");
         fence = Some(guard.fence());
-        assert_eq!(locks.waiting(), 5_000 - n - 1);
+        assert_eq!(locks.waiter_count(), 5_000 - n - 1);
         drop(guard);
     }
     nothing_left(&store, &[&locks]).await;

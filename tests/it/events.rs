@@ -183,7 +183,7 @@ async fn the_events_of_a_key_are_emitted_in_order() {
     let slack: u64 = slack.split(' ').next().unwrap().parse().unwrap();
     assert!(slack <= 4_000, "{slack}");
     let waiting = tokio::spawn(one.mutex("told").lock());
-    while one.waiting() == 0 {
+    while one.waiter_count() == 0 {
         tokio::task::yield_now().await;
     }
     guard.release().await.unwrap();
@@ -199,7 +199,7 @@ async fn the_events_of_a_key_are_emitted_in_order() {
         assert!(EVENTS.contains(&told.event.as_str()), "{told:?}");
         for node in [&one, &other] {
             assert!(
-                !told.text.contains(&node.node().to_string()),
+                !told.text.contains(&node.node_id().to_string()),
                 "a holder's name in {told:?}"
             );
         }

@@ -165,7 +165,7 @@ async fn what_is_to_be_acquired(parent: &Parent) {
     closed("write", read.try_write().await);
     let permits = locks.semaphore("permits", 3);
     closed("acquire", permits.acquire().await);
-    closed("acquire_for", permits.acquire_for(wait).await);
+    closed("acquire_transfer", permits.acquire_transfer(wait).await);
     closed("available_permits", permits.available_permits().await);
     closed("multi", locks.multi(["x", "y"]).lock().await);
     closed("multi, at once", locks.multi(["x", "y"]).try_lock().await);
@@ -184,11 +184,14 @@ async fn what_is_to_be_acquired(parent: &Parent) {
     closed("leader", election.leader().await);
     closed("observe", election.observe().next().await);
     closed("adopt", locks.adopt(&parent.transfer).await);
-    closed("extend", locks.extend(&parent.transfer, wait).await);
-    closed("release of a transfer", locks.release(&parent.transfer).await);
+    closed("extend", locks.extend_transfer(&parent.transfer, wait).await);
+    closed(
+        "release of a transfer",
+        locks.release_transfer(&parent.transfer).await,
+    );
     closed("ping", locks.ping().await);
-    closed("forget_job", locks.forget_job("job").await);
-    assert_eq!(locks.keys(), 0);
+    closed("forget_job", locks.jobs().forget("job").await);
+    assert_eq!(locks.key_count(), 0);
     locks.idle().await;
     locks.shutdown().await;
 }

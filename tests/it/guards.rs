@@ -162,10 +162,24 @@ async fn code_knows_whether_it_runs_under_a_lock() {
     assert_eq!(mutex.with(async |_| held()).await.unwrap(), writes);
     assert_eq!(rw_lock.write_with(async |_| held()).await.unwrap(), writes);
     assert_eq!(rw_lock.read_with(async |_| held()).await.unwrap(), reads);
-    let multi = locks.multi(["a", "b"]);
-    assert_eq!(multi.with(async |_| held()).await.unwrap(), writes);
-    let multi = locks.multi([tenure::MultiKey::read("a"), "b".into()]);
-    assert_eq!(multi.with(async |_| held()).await.unwrap(), reads);
+    let writer = locks.multi(["a", "b"]);
+    let reader = locks.multi([tenure::MultiKey::read("a"), "b".into()]);
+    let both = || [writer.is_held_here(), reader.is_held_here()];
+    assert_eq!(
+        writer.with(async |_| (held(), both())).await.unwrap(),
+        (writes, [true, true])
+    );
+    assert_eq!(
+        reader.with(async |_| (held(), both())).await.unwrap(),
+        (reads, [false, true])
+    );
+    // Each key may be held by a lock of its own.
+    let other = locks.mutex("b");
+    let under_one = mutex.with(async |_| both());
+    assert_eq!(under_one.await.unwrap(), [false, false]);
+    let under_two = mutex.with(async |_| other.with(async |_| both()).await.unwrap());
+    assert_eq!(under_two.await.unwrap(), [true, true]);
+    assert_eq!(both(), [false, false]);
     // Another kind of lease, another key and another node do not count.
     assert_eq!(
         locks

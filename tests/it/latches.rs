@@ -51,7 +51,7 @@ async fn a_shutdown_closes_the_waits_of_the_node() {
         let latch = other.latch("a");
         async move { latch.wait().await }
     });
-    until("it waits", || other.waiting() == 1).await;
+    until("it waits", || other.waiter_count() == 1).await;
     soon(other.shutdown()).await;
     let closed = soon(waiting).await.unwrap();
     assert!(matches!(closed, Err(Error::Closed { .. })), "{closed:?}");

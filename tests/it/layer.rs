@@ -151,7 +151,7 @@ async fn one_at_a_time_per_key_and_keys_in_parallel() {
     let first = send(&app, to("/o/a"));
     assert_eq!(seen.next().await, "a");
     let second = send(&app, to("/o/a"));
-    until(|| locks.waiting() == 1).await;
+    until(|| locks.waiter_count() == 1).await;
     let other = send(&app, to("/o/b"));
     assert_eq!(seen.next().await, "b");
     assert!(seen.is_empty(), "the second one is inside beside the first");
@@ -164,7 +164,7 @@ async fn one_at_a_time_per_key_and_keys_in_parallel() {
     handler.let_go(1);
     assert_eq!(text(soon(second).await.unwrap()).await, "done");
     soon(locks.idle()).await;
-    assert_eq!(locks.keys(), 0);
+    assert_eq!(locks.key_count(), 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -312,7 +312,7 @@ async fn a_full_queue_answers_429() {
     let (handler, _seen) = GatedHandler::new();
     let app = handler.app(by_path(&locks).max_waiters(1));
     let waiter = send(&app, to("/o/secret"));
-    until(|| locks.waiting() == 1).await;
+    until(|| locks.waiter_count() == 1).await;
     refused(
         soon(send(&app, to("/o/secret"))).await.unwrap(),
         Refused::QueueFull,
@@ -332,7 +332,7 @@ async fn shutdown_answers_503() {
     let (handler, mut seen) = GatedHandler::new();
     let app = handler.app(by_path(&locks));
     let waiter = send(&app, to("/o/secret"));
-    until(|| locks.waiting() == 1).await;
+    until(|| locks.waiter_count() == 1).await;
     soon(locks.shutdown()).await;
     refused(soon(waiter).await.unwrap(), Refused::Closed, 503, true).await;
     refused(
@@ -707,7 +707,7 @@ async fn waiters_of_one_key_hold_no_slots_of_the_inner_service() {
     let mut hot: Vec<_> = vec![send("/hot")];
     assert_eq!(seen.next().await, "/hot");
     hot.extend((0..5).map(|_| send("/hot")));
-    until(|| locks.waiting() == 5).await;
+    until(|| locks.waiter_count() == 5).await;
     let other = send("/other");
     assert_eq!(seen.next().await, "/other");
     handler.let_go(7);

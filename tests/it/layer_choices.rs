@@ -81,7 +81,7 @@ async fn each_request_may_wait_for_a_time_of_its_own() {
     }
     let patient = served(by_path(&locks).wait(ms(60_000)).wait_by(wait));
     let waits = send(&patient, with(&[("wait", b"50")]));
-    until(|| locks.waiting() == 1).await;
+    until(|| locks.waiter_count() == 1).await;
     assert_eq!(status(&patient, with(&[("wait", b"0.01")])).await, 429);
     drop(held);
     assert_eq!(soon(waits).await.unwrap().status(), 200);

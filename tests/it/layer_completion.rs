@@ -333,7 +333,7 @@ async fn several_guards_are_taken_from_a_layer_that_has_ended() {
     guards.send(lease.take_guard().unwrap()).unwrap();
     assert!(matches!(lease.take_guard(), Err(Error::Options(_))));
     left.notify_one();
-    until(|| locks.keys() == 2).await;
+    until(|| locks.key_count() == 2).await;
     assert!(!is_free(&other).await, "the guard is the caller's");
     drop(soon(guard.recv()).await.unwrap());
     soon(locks.idle()).await;

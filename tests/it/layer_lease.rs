@@ -253,9 +253,9 @@ async fn a_client_that_leaves_gives_up_its_place_and_its_lock() {
     let handled = send(&app, to("/o/a"));
     seen.next().await;
     let waiting = send(&app, to("/o/a"));
-    until(|| locks.waiting() == 1).await;
+    until(|| locks.waiter_count() == 1).await;
     waiting.abort();
-    until(|| locks.waiting() == 0).await;
+    until(|| locks.waiter_count() == 0).await;
     handled.abort();
     assert!(soon(handled).await.unwrap_err().is_cancelled());
     assert_eq!(handler.inside.load(Ordering::SeqCst), 0);
@@ -283,9 +283,9 @@ async fn a_connection_that_is_closed_is_a_client_that_left() {
     let handled = ask().await;
     seen.next().await;
     let waiting = ask().await;
-    until(|| locks.waiting() == 1).await;
+    until(|| locks.waiter_count() == 1).await;
     drop(waiting);
-    until(|| locks.waiting() == 0).await;
+    until(|| locks.waiter_count() == 0).await;
     drop(handled);
     soon(locks.idle()).await;
 

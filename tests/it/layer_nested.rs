@@ -206,7 +206,7 @@ async fn a_lease_lives_on_in_work_that_outlives_the_handler() {
     let guard = kept.lock().unwrap().take().unwrap();
     assert!(guard.is_held());
     let next = send(&app, to("/"));
-    until(|| locks.waiting() == 1).await;
+    until(|| locks.waiter_count() == 1).await;
     guard.release().await.unwrap();
     assert_eq!(soon(next).await.unwrap().status(), 200);
     drop(kept.lock().unwrap().take());

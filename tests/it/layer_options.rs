@@ -63,7 +63,7 @@ async fn answers_report_the_wait_and_the_fence_on_request() {
     let app = Router::new().route("/", get(handler)).route_layer(layer);
     let held = locks.mutex("/").lock().await.unwrap();
     let answer = send(&app, to("/"));
-    until(|| locks.waiting() == 1).await;
+    until(|| locks.waiter_count() == 1).await;
     // The request waits at least this long, and its answer reports it.
     tokio::time::sleep(ms(20)).await;
     drop(held);
@@ -107,7 +107,7 @@ async fn a_limit_of_waiters_of_a_layer_replaces_that_of_the_node() {
     let mut waiting = Vec::new();
     for number in [1, 2] {
         waiting.push(send(&of_layer, to("/")));
-        until(|| locks.waiting() == number).await;
+        until(|| locks.waiter_count() == number).await;
     }
     for app in [&of_layer, &of_node] {
         let refused = soon(send(app, to("/"))).await.unwrap();
@@ -166,7 +166,7 @@ async fn a_dry_run_refuses_no_request() {
     let app = handler.app(by_path(&locks).dry_run());
     let left = send(&app, to("/o/a"));
     seen.next().await;
-    until(|| locks.keys() == 1).await;
+    until(|| locks.key_count() == 1).await;
     left.abort();
     soon(locks.idle()).await;
 }

@@ -293,7 +293,7 @@ async fn hangs(mut test: StackTest, is_answered: bool) -> (String, bool) {
     let name = named(soon(answer).await);
     let locks = test.world.locks.clone();
     let is_free = tokio::time::timeout(ms(500), locks.idle()).await.is_ok();
-    assert!(is_free || locks.keys() == 1);
+    assert!(is_free || locks.key_count() == 1);
     test.world.go.add_permits(1);
     test.ends().await;
     (name, is_free)
@@ -303,7 +303,7 @@ async fn other(test: StackTest, is_late: bool) -> String {
     let locks = test.world.locks.clone();
     let held = locks.mutex("/hot").lock().await.unwrap();
     let crowd: Vec<_> = (0..CROWD).map(|_| test.ask("/hot")).collect();
-    until(|| locks.waiting() == CROWD).await;
+    until(|| locks.waiter_count() == CROWD).await;
     let answer = if is_late {
         let other = test.ask("/other");
         // A free lock is answered within a few milliseconds.
@@ -314,7 +314,7 @@ async fn other(test: StackTest, is_late: bool) -> String {
         "late".to_owned()
     } else {
         let answer = test.answer("/other").await;
-        assert_eq!(locks.waiting(), CROWD);
+        assert_eq!(locks.waiter_count(), CROWD);
         soon(held.release()).await.unwrap();
         answer
     };
@@ -384,7 +384,7 @@ async fn a_request_shed_behind_the_lock_gives_it_back() {
     let inside = test.ask("/a?hangs");
     soon(test.entered.recv()).await.unwrap();
     assert_eq!(test.answer("/b").await, "overloaded");
-    until(|| test.world.locks.keys() == 1).await;
+    until(|| test.world.locks.key_count() == 1).await;
     test.world.go.add_permits(1);
     assert_eq!(named(soon(inside).await), "200");
     test.ends().await;

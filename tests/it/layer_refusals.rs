@@ -88,7 +88,7 @@ async fn a_full_queue_is_answered_by_the_closure() {
     let (handler, _seen) = GatedHandler::new();
     let app = handler.app(by_path(&locks).max_waiters(1).on_refusal(told));
     let waiter = send(&app, to("/o/a"));
-    until(|| locks.waiting() == 1).await;
+    until(|| locks.waiter_count() == 1).await;
     assert_eq!(
         text(soon(send(&app, to("/o/a"))).await.unwrap()).await,
         r#"QueueFull 429 Some("later") Some("GET /o/a")"#

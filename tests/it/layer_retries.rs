@@ -35,7 +35,7 @@ async fn a_retry_waits_for_the_attempt_whose_client_left() {
     first.abort();
     assert!(first.await.unwrap_err().is_cancelled());
     let retry = send(&app, payment("8e03"));
-    until(|| locks.waiting() == 1).await;
+    until(|| locks.waiter_count() == 1).await;
     assert!(seen.is_empty(), "the retry runs beside its first attempt");
     // Another key is another request.
     let other = send(&app, payment("77aa"));
@@ -76,7 +76,7 @@ async fn any_key_may_run_to_completion_and_an_idempotency_key_need_not() {
     seen.next().await;
     first.abort();
     let _ = first.await;
-    assert_eq!(locks.keys(), 1, "it keeps its lock");
+    assert_eq!(locks.key_count(), 1, "it keeps its lock");
     handler.let_go(1);
     soon(locks.idle()).await;
 
@@ -180,10 +180,10 @@ async fn shutdown_waits_for_handlers_that_run_to_completion() {
         !ending.is_finished(),
         "shutdown took the lock from a handler at work"
     );
-    assert_eq!(locks.keys(), 1);
+    assert_eq!(locks.key_count(), 1);
     handler.let_go(1);
     soon(ending).await.unwrap();
-    assert_eq!(locks.keys(), 0);
+    assert_eq!(locks.key_count(), 0);
 }
 
 /// Otherwise a shutdown never ends if the server is not stopped first.
@@ -195,7 +195,7 @@ async fn a_shutdown_that_waits_for_handlers_lets_no_other_begin() {
     let first = send(&app, to("/o/a"));
     seen.next().await;
     let waits = send(&app, to("/o/a"));
-    until(|| locks.waiting() == 1).await;
+    until(|| locks.waiter_count() == 1).await;
     let shutdown = locks.clone();
     let mut ending = pin!(shutdown.shutdown());
     assert!(poll_once(&mut ending).await.is_none());

@@ -210,14 +210,14 @@ async fn readers_share_and_a_writer_gets_its_turn() {
     // The burst is over, in which readers of one process share a lease.
     clock.jump(ms(1_000));
     requests.push(send(&there, request(Method::POST, "/o/w")));
-    until(|| other.waiting() == 1).await;
+    until(|| other.waiter_count() == 1).await;
     // Readers that come after the writer do not pass it.
     requests.push(send(&here, request(Method::HEAD, "/o/r3")));
     requests.push(send(
         &there,
         request(Method::from_bytes(b"QUERY").unwrap(), "/o/r4"),
     ));
-    until(|| locks.waiting() == 1).await;
+    until(|| locks.waiter_count() == 1).await;
     assert!(inside.is_empty());
     handler.let_go(2);
     assert_eq!(inside.next().await, "w");
@@ -355,7 +355,7 @@ async fn a_request_without_a_permit_is_refused_or_waits() {
         429
     );
     requests.push(send(&apps[1], to("/o/fourth")));
-    until(|| other.waiting() == 1).await;
+    until(|| other.waiter_count() == 1).await;
     assert!(inside.is_empty());
     handler.let_go(1);
     assert_eq!(inside.next().await, "fourth");

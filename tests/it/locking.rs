@@ -205,7 +205,7 @@ async fn a_burst_ends_and_others_get_their_turn() {
             })
         })
         .collect();
-    while crowded.waiting() < 100 {
+    while crowded.waiter_count() < 100 {
         tokio::task::yield_now().await;
     }
     // The waiter is in the store's queue, not only in that of its process.
@@ -296,7 +296,7 @@ async fn waiters_over_a_limit_are_refused() {
         drop(soon(waiting).await.unwrap());
     }
     soon(locks.idle()).await;
-    assert_eq!((locks.keys(), locks.waiting()), (0, 0));
+    assert_eq!((locks.key_count(), locks.waiter_count()), (0, 0));
 }
 
 /// Without tokio, as on other executors.

@@ -253,7 +253,7 @@ async fn handed_on(locks: &Locks) {
     let mutex = locks.mutex("metered").lease(ms(60_000));
     let guard = mutex.lock().await.unwrap();
     let next = tokio::spawn(mutex.lock());
-    while locks.waiting() == 0 {
+    while locks.waiter_count() == 0 {
         tokio::task::yield_now().await;
     }
     guard.release().await.unwrap();
@@ -278,7 +278,7 @@ async fn callers_are_counted_once_by_their_result() {
         .unwrap();
     let other = Locks::builder().lease(ms(60_000)).memory_shared(&store).unwrap();
     // The lease is handed over by a push, on the thread of the releasing holder.
-    let id = other.node().to_string();
+    let id = other.node_id().to_string();
     until("it is pushed to", || {
         opened.told().iter().any(|told| told.text.contains(&id))
     })

@@ -4,11 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use tenure::error::LostCause;
-use tenure::{Error, Key, Locks, MemoryStore, Multi, MultiKey, block_on};
+use tenure::{Error, Key, Locks, MemoryStore, MultiKey, MultiLock, block_on};
 
 use crate::help::{ms, poll_once, soon, two, until};
 
-fn keys(multi: &Multi) -> Vec<String> {
+fn keys(multi: &MultiLock) -> Vec<String> {
     multi.keys().map(Key::to_string).collect()
 }
 
@@ -42,7 +42,7 @@ async fn all_are_held_each_with_a_fence_and_all_are_given_back() {
     drop(guard);
     soon(other.idle()).await;
     assert!(store.is_empty());
-    assert_eq!(locks.keys() + other.keys(), 0);
+    assert_eq!(locks.key_count() + other.key_count(), 0);
 }
 
 /// A try does not take a free key if another key is not free.
@@ -105,9 +105,9 @@ async fn a_waiter_that_is_dropped_leaves_nothing_behind() {
     let b = soon(other.mutex("b").lock()).await.unwrap();
     let mut waits = Box::pin(locks.multi(["a", "b", "c"]).lock());
     assert!(poll_once(&mut waits).await.is_none());
-    assert_eq!(locks.waiting(), 1);
+    assert_eq!(locks.waiter_count(), 1);
     drop(waits);
-    assert_eq!((locks.waiting(), locks.keys()), (0, 0));
+    assert_eq!((locks.waiter_count(), locks.key_count()), (0, 0));
     soon(b.release()).await.unwrap();
     assert!(store.is_empty());
 }
@@ -306,7 +306,7 @@ async fn another_guard_keeps_all_leases() {
     assert!(soon(locks.multi(["b", "c"]).try_lock()).await.unwrap().is_none());
     drop(again);
     soon(locks.idle()).await;
-    assert_eq!(locks.keys(), 0);
+    assert_eq!(locks.key_count(), 0);
 }
 
 #[tokio::test]
@@ -329,7 +329,7 @@ async fn bad_input_is_refused_before_any_request() {
     soon(locks.idle()).await;
     let bad = soon(locks.multi(["a", ""]).lock()).await.unwrap_err();
     assert!(matches!(bad, Error::Key { .. }), "{bad}");
-    assert_eq!(locks.keys(), 0);
+    assert_eq!(locks.key_count(), 0);
 }
 
 /// The caller is inside of a held multi-lock.
@@ -368,7 +368,7 @@ async fn locks_of_several_stores_are_taken_in_the_order_given() {
     let guard = soon(waits).await.unwrap();
     assert_eq!(guard.fences().count(), 4);
     soon(guard.release()).await.unwrap();
-    assert_eq!(one.keys() + other.keys(), 0);
+    assert_eq!(one.key_count() + other.key_count(), 0);
     let many = one.multi(0..40).and(other.multi(0..40));
     assert!(matches!(soon(many.lock()).await, Err(Error::Options(_))));
 }
@@ -381,5 +381,5 @@ fn blocking_code_locks_several_keys() {
     assert!(block_on(multi.try_lock()).unwrap().is_none());
     assert!(block_on(multi.lock_timeout(ms(1))).unwrap_err().is_busy());
     block_on(guard.release()).unwrap();
-    assert_eq!(locks.keys(), 0);
+    assert_eq!(locks.key_count(), 0);
 }

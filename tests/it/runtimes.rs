@@ -89,7 +89,7 @@ async fn a_caller_without_budget_enters_once_and_keeps_its_place() {
     let mut context = Context::from_waker(Waker::noop());
     for _ in 0..3 {
         assert!(waits.as_mut().poll(&mut context).is_pending());
-        assert_eq!((locks.waiting(), locks.keys()), (1, 1));
+        assert_eq!((locks.waiter_count(), locks.key_count()), (1, 1));
     }
     // Another caller comes later, with any budget.
     let second = coop::unconstrained(first.try_lock()).await.unwrap();
@@ -97,7 +97,7 @@ async fn a_caller_without_budget_enters_once_and_keeps_its_place() {
     let guard = waits.await.unwrap();
     assert!(guard.is_held());
     guard.release().await.unwrap();
-    assert_eq!((locks.waiting(), locks.keys()), (0, 0));
+    assert_eq!((locks.waiter_count(), locks.key_count()), (0, 0));
     // A caller that is dropped while it has no budget leaves nothing behind.
     while coop::has_budget_remaining() {
         coop::consume_budget().await;
@@ -106,7 +106,7 @@ async fn a_caller_without_budget_enters_once_and_keeps_its_place() {
         let mut dropped = pin!(first.lock());
         assert!(dropped.as_mut().poll(&mut context).is_pending());
     }
-    assert_eq!((locks.waiting(), locks.keys()), (0, 0));
+    assert_eq!((locks.waiter_count(), locks.key_count()), (0, 0));
 }
 
 /// An immediate grant needs no timer. A task without budget needs none either: it only lets other tasks run.

@@ -238,7 +238,7 @@ async fn a_tick_is_run_while_the_node_is_full_of_waiters() {
     );
     let _guard = locks.mutex("held").lock().await.unwrap();
     let waiting = tokio::spawn(locks.mutex("held").lock());
-    until("it waits", || locks.waiting() == 1).await;
+    until("it waits", || locks.waiter_count() == 1).await;
     let (id, scheduler) = by_hand(EACH_YEAR).await;
     let of_job = log.clone();
     let work = move |tick| of_job.clone().during(0, tick, async {});
@@ -353,10 +353,10 @@ async fn a_mark_ahead_of_the_stores_clock_is_reported_and_can_be_reset() {
     let told = watch.until("mark_ahead").await;
     assert_eq!(told.level, tracing::Level::ERROR);
     assert_eq!(log.count("start"), 0, "its ticks are over before they come");
-    assert!(locks.reset_job("ahead").await.unwrap());
+    assert!(locks.jobs().reset("ahead").await.unwrap());
     until("ticks are run again", || log.count("end") >= 2).await;
     assert!(
-        !locks.reset_job("ahead").await.unwrap(),
+        !locks.jobs().reset("ahead").await.unwrap(),
         "there is nothing to reset"
     );
     stop([scheduler]).await;

@@ -110,7 +110,7 @@ async fn an_engine_that_cannot_write_fires_repeatedly_without_a_run() {
     until("it fires while the job runs", || fired() >= 3).await;
     until("only the first pursues it", || ended.load(Ordering::SeqCst) >= 2).await;
     assert_eq!(
-        locks.waiting(),
+        locks.waiter_count(),
         0,
         "no replica stands by for its own node: {:#?}",
         watch.told()

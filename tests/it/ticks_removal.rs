@@ -41,7 +41,7 @@ async fn a_removed_job_is_forgotten_and_a_running_job_is_not() {
     let (id, scheduler) = by_hand(EACH_YEAR).await;
     let nodes = [node(&store), node(&store)];
     assert!(
-        !nodes[0].forget_job("no more").await.unwrap(),
+        !nodes[0].jobs().forget("no more").await.unwrap(),
         "nothing was known"
     );
     let (go_on, gate) = tokio::sync::watch::channel(false);
@@ -56,7 +56,7 @@ async fn a_removed_job_is_forgotten_and_a_running_job_is_not() {
     let mut fire = nodes[0].job("no more", work.clone()).unwrap();
     let run = tokio::spawn(fire(id, scheduler.clone()));
     until("it runs", || log.count("start") == 1).await;
-    let error = nodes[1].forget_job("no more").await.unwrap_err();
+    let error = nodes[1].jobs().forget("no more").await.unwrap_err();
     assert!(error.is_busy(), "{error}");
     go_on.send(true).unwrap();
     soon(run).await.unwrap();
@@ -64,8 +64,8 @@ async fn a_removed_job_is_forgotten_and_a_running_job_is_not() {
     soon(fire(id, scheduler.clone())).await;
     assert_eq!(log.count("start"), 1, "its tick is known to be over");
 
-    assert!(nodes[1].forget_job("no more").await.unwrap());
-    assert!(!nodes[1].forget_job("no more").await.unwrap());
+    assert!(nodes[1].jobs().forget("no more").await.unwrap());
+    assert!(!nodes[1].jobs().forget("no more").await.unwrap());
     assert!(store.is_empty());
     // The store no longer knows that this tick was run.
     soon(fire(id, scheduler.clone())).await;

@@ -27,8 +27,8 @@ async fn a_transfer_of_another_prefix_is_refused() {
     let transfer = guard.into_transfer(ms(60_000)).await.unwrap();
     let refused = [
         locks.adopt(&transfer).await.map(drop),
-        locks.extend(&transfer, ms(60_000)).await,
-        locks.release(&transfer).await,
+        locks.extend_transfer(&transfer, ms(60_000)).await,
+        locks.release_transfer(&transfer).await,
     ];
     for answer in refused {
         let Err(Error::Options(why)) = answer else {
@@ -37,7 +37,7 @@ async fn a_transfer_of_another_prefix_is_refused() {
         let why = why.to_string();
         assert!(why.contains("`other:`") && why.contains("`lock:`"), "{why}");
     }
-    others.release(&transfer).await.unwrap();
+    others.release_transfer(&transfer).await.unwrap();
 }
 
 /// A holder that gives a lease up without an answer waits until the lease ends, however long the transfer is to last.

@@ -16,7 +16,7 @@ async fn crowded() -> (Locks, Guard, Vec<impl Future>) {
     for waiting in &mut waiting {
         assert!(poll_once(waiting).await.is_none());
     }
-    assert_eq!(locks.waiting(), LIMIT);
+    assert_eq!(locks.waiter_count(), LIMIT);
     (locks, guard, waiting)
 }
 
@@ -108,7 +108,7 @@ async fn a_limit_of_waiters_of_a_lock_replaces_that_of_the_node() {
         assert!(poll_once(candidate).await.is_none());
     }
     // Three callers wait for each, more than the node's default allows.
-    assert_eq!(locks.waiting(), 9);
+    assert_eq!(locks.waiter_count(), 9);
     let (rw_lock, multi) = (locks.rw_lock("a"), locks.multi(["a"]));
     for (of_lock, of_node) in [
         (
@@ -152,32 +152,32 @@ async fn keys_counts_keys_with_a_lease_a_waiter_or_a_call() {
     let mut observer = locks.election("a").observe();
     assert!(soon(observer.next()).await.unwrap().is_none());
     soon(locks.idle()).await;
-    assert_eq!(locks.keys(), 0, "a latch that is set has no state here");
+    assert_eq!(locks.key_count(), 0, "a latch that is set has no state here");
     let mut waits = Box::pin(latch.wait());
     assert!(poll_once(&mut waits).await.is_none());
-    assert_eq!(locks.keys(), 1, "a waiter of a latch");
+    assert_eq!(locks.key_count(), 1, "a waiter of a latch");
     let mut observes = Box::pin(observer.next());
     assert!(poll_once(&mut observes).await.is_none());
-    assert_eq!(locks.keys(), 2, "an observer");
+    assert_eq!(locks.key_count(), 2, "an observer");
     drop(observes);
-    assert_eq!(locks.keys(), 2, "an observer between two calls of `next`");
+    assert_eq!(locks.key_count(), 2, "an observer between two calls of `next`");
     drop((waits, observer));
     soon(locks.idle()).await;
-    assert_eq!(locks.keys(), 0);
+    assert_eq!(locks.key_count(), 0);
     let guard = soon(locks.mutex("a").lock()).await.unwrap();
     let again = guard.again().unwrap();
     let mut next = Box::pin(locks.mutex("a").lock());
     assert!(poll_once(&mut next).await.is_none());
-    assert_eq!(locks.keys(), 1);
+    assert_eq!(locks.key_count(), 1);
     let permit = soon(locks.semaphore("a", 1).acquire()).await.unwrap();
     let multi = soon(locks.multi(["b", "c"]).lock()).await.unwrap();
-    assert_eq!(locks.keys(), 4);
+    assert_eq!(locks.key_count(), 4);
     let mut waiter = Box::pin(other.mutex("b").lock());
     assert!(poll_once(&mut waiter).await.is_none());
-    assert_eq!(other.keys(), 1);
+    assert_eq!(other.key_count(), 1);
     drop((waiter, next, guard, again, permit, multi));
     soon(async { tokio::join!(locks.idle(), other.idle()) }).await;
-    assert_eq!((locks.keys(), other.keys()), (0, 0));
+    assert_eq!((locks.key_count(), other.key_count()), (0, 0));
 }
 
 /// A lock was granted to a future that is not polled, such as one left in a `select!` loop. It goes to another node

@@ -4,7 +4,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use tenure::{Guard, Locks, Multi};
+use tenure::{Guard, Locks, MultiLock};
 use tokio::sync::oneshot;
 
 use crate::help::{Eyes, held, locks, ms, soon, until};
@@ -158,7 +158,7 @@ pub async fn dropped_futures_of_readers_or_several_leave_nothing(
 }
 
 /// Drops each kind of future that locks several keys.
-async fn drop_futures_of(multi: &Multi, times: usize) {
+async fn drop_futures_of(multi: &MultiLock, times: usize) {
     drop(polled(multi.lock(), times).await);
     drop(polled(multi.try_lock(), times).await);
     drop(polled(multi.lock_timeout(ms(5000)), times).await);
@@ -323,7 +323,7 @@ pub async fn dropped_futures_of_transfers_leave_nothing(
         drop(polled(other.adopt(&made), times).await);
         let _ = soon(one.release(&made)).await;
         nothing_left(eyes, [one, other]).await;
-        if let Some(made) = polled(one.semaphore("b", 1).acquire_for(keep), times).await {
+        if let Some(made) = polled(one.semaphore("b", 1).acquire_transfer(keep), times).await {
             soon(other.release(&made.unwrap())).await.unwrap();
         }
         nothing_left(eyes, [one, other]).await;

@@ -530,7 +530,7 @@ async fn transfers_and_writes_send_as_many_commands_as_before() {
         .unwrap();
     let transfer = sent(transfer);
     meter
-        .answered("transfer: extend", other.extend(&transfer, ms(700_000)))
+        .answered("transfer: extend", other.extend_transfer(&transfer, ms(700_000)))
         .await
         .unwrap();
     let guard = meter
@@ -549,14 +549,14 @@ async fn transfers_and_writes_send_as_many_commands_as_before() {
     let permit = sent(
         meter
             .answered(
-                "transfer: acquire_for, a permit",
-                permits.acquire_for(ms(600_000)),
+                "transfer: acquire_transfer, a permit",
+                permits.acquire_transfer(ms(600_000)),
             )
             .await
             .unwrap(),
     );
     meter
-        .answered("transfer: release without adopt", other.release(&permit))
+        .answered("transfer: release without adopt", other.release_transfer(&permit))
         .await
         .unwrap();
     let (guard, both) = (
@@ -598,7 +598,7 @@ async fn transfers_and_writes_send_as_many_commands_as_before() {
             ("transfer: adopt", 1, 5),
             ("transfer: adopt again", 1, 3),
             ("transfer: release after adopt", 1, 4),
-            ("transfer: acquire_for, a permit", 2, 19),
+            ("transfer: acquire_transfer, a permit", 2, 19),
             ("transfer: release without adopt", 1, 7),
             ("write: SET", 1, 2),
             ("write: a script with INCR", 1, 2),
@@ -639,7 +639,7 @@ async fn a_tick_sends_as_many_commands_as_before() {
     let asked = meter.before["evalsha"] + 2;
     until("both nodes ask", || meter.eyes.calls()["evalsha"] >= asked).await;
     // The server is told this script once.
-    soon(one.forget_job("never run")).await.unwrap();
+    soon(one.jobs().forget("never run")).await.unwrap();
     meter.skip();
     let pursuit = |node: &Locks, back| {
         let (node, tick) = (node.clone(), tick(back));
@@ -698,8 +698,13 @@ async fn a_tick_sends_as_many_commands_as_before() {
         next.await.unwrap()
     };
     assert_eq!(meter.answered("tick: finished", finished).await, "done");
-    assert!(meter.answered("reset_job", one.reset_job("a")).await.is_ok());
-    assert!(meter.answered("forget_job", one.forget_job("a")).await.unwrap());
+    assert!(meter.answered("reset_job", one.jobs().reset("a")).await.is_ok());
+    assert!(
+        meter
+            .answered("forget_job", one.jobs().forget("a"))
+            .await
+            .unwrap()
+    );
     shows(
         &meter.rows,
         &[

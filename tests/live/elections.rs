@@ -183,7 +183,7 @@ async fn work_that_is_told_of_its_loss_ends_by_itself() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let locks = locks(&server.url(), ms(1_500)).await;
-    let election = locks.election("relay").told_of_loss();
+    let election = locks.election("relay").run_to_completion(true);
     let mut runs = 0;
     let led = election.lead(|lease| {
         runs += 1;

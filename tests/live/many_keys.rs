@@ -105,7 +105,7 @@ async fn use_blocks(locks: &Arc<Locks>, from: u64, to: u64) {
                     let keep = Duration::from_secs(60);
                     let transfer = permits.into_transfer(keep).await.unwrap();
                     match block % 4 {
-                        2 => locks.release(&transfer).await.unwrap(),
+                        2 => locks.release_transfer(&transfer).await.unwrap(),
                         _ => drop(locks.adopt(&transfer).await.unwrap()),
                     }
                 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis::aio::MultiplexedConnection;
-use tenure::{Error, Locks, Multi, MultiGuard, MultiKey};
+use tenure::{Error, Locks, MultiGuard, MultiKey, MultiLock};
 
 use crate::help::{Eyes, Other, commands, held, locks, ms, now, soon, until};
 use crate::server::RedisServer;
@@ -75,7 +75,7 @@ async fn free_keys_take_one_trip_each_way() {
 }
 
 /// Returns a multi-lock of five keys from `first` on. Every second key is read.
-fn written_and_read(locks: &Locks, first: u64) -> Multi {
+fn written_and_read(locks: &Locks, first: u64) -> MultiLock {
     locks.multi((0..5).map(|n| match n % 2 {
         0 => MultiKey::read(first + n),
         _ => MultiKey::write(first + n),

@@ -118,7 +118,7 @@ async fn a_transfer_that_is_gone_is_not_told_as_refused() {
             world.refuses_the_repeat(holder_of(&transfer));
             let told = match adopts {
                 true => soon(world.far.adopt(&transfer)).await.map(drop),
-                false => soon(world.far.release(&transfer)).await,
+                false => soon(world.far.release_transfer(&transfer)).await,
             };
             world.was_told_as_unknown(told).await;
             let gone = soon(world.near.adopt(&transfer)).await;

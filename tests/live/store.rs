@@ -438,10 +438,10 @@ async fn questions_and_permits(link: &Arc<dyn Link>, url: &str) {
     let (writer, reader) = (locks.mutex("w").lock(), locks.rw_lock("r").read());
     for guard in [one, writer.await.unwrap(), reader.await.unwrap()] {
         let given = guard.into_transfer(minute).await.unwrap();
-        locks.extend(&given, 2 * minute).await.unwrap();
+        locks.extend_transfer(&given, 2 * minute).await.unwrap();
         let adopted = locks.adopt(&given).await.unwrap();
         let given = adopted.into_transfer(minute).await.unwrap();
-        locks.release(&given).await.unwrap();
+        locks.release_transfer(&given).await.unwrap();
     }
     // A latch with a waiter.
     let latch = locks.latch("x");

@@ -328,7 +328,7 @@ async fn a_mark_ahead_of_the_servers_clock_is_reported_and_can_be_reset() {
     let _job = other.job("ahead", |_| async {}).unwrap();
     soon(watch.until("mark_ahead")).await;
     assert!(*runs.lock().unwrap() <= before + 1, "no tick is run");
-    assert!(locks.reset_job("ahead").await.unwrap());
+    assert!(locks.jobs().reset("ahead").await.unwrap());
     let seen = *runs.lock().unwrap();
     soon(async {
         while *runs.lock().unwrap() < seen + 2 {
@@ -336,7 +336,7 @@ async fn a_mark_ahead_of_the_servers_clock_is_reported_and_can_be_reset() {
         }
     })
     .await;
-    assert!(!locks.reset_job("ahead").await.unwrap());
+    assert!(!locks.jobs().reset("ahead").await.unwrap());
 }
 
 /// The replica is stopped between two runs, like a process in a debugger or a suspended machine. The ticks that it fires
@@ -402,11 +402,11 @@ async fn a_name_may_have_every_byte() {
     let mut eyes = Eyes::on(&server);
     assert_eq!(eyes.left_behind().len(), names.len());
     for name in &names {
-        assert!(nodes[0].forget_job(name.clone()).await.unwrap(), "{name:?}");
-        assert!(!nodes[1].forget_job(name.clone()).await.unwrap(), "{name:?}");
+        assert!(nodes[0].jobs().forget(name.clone()).await.unwrap(), "{name:?}");
+        assert!(!nodes[1].jobs().forget(name.clone()).await.unwrap(), "{name:?}");
     }
     eyes.until_empty().await;
     drop(server);
-    let error = nodes[0].forget_job("a").await.unwrap_err();
+    let error = nodes[0].jobs().forget("a").await.unwrap_err();
     assert!(error.is_unreachable(), "{error}");
 }

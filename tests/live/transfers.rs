@@ -46,18 +46,18 @@ async fn each_step_takes_one_round_trip() {
         assert_eq!(trips(), 1, "to acquire it");
         let transfer = soon(guard.into_transfer(MINUTE)).await.unwrap();
         assert_eq!(trips(), 1, "to give it up");
-        soon(locks.extend(&transfer, 2 * MINUTE)).await.unwrap();
+        soon(locks.extend_transfer(&transfer, 2 * MINUTE)).await.unwrap();
         assert_eq!(trips(), 1, "to extend it");
         let adopted = soon(locks.adopt(&transfer)).await.unwrap();
         assert_eq!(trips(), 1, "to adopt it");
         soon(adopted.release()).await.unwrap();
         assert_eq!(trips(), 1, "to release it");
     }
-    let permit = soon(locks.semaphore("order", 3).acquire_for(MINUTE))
+    let permit = soon(locks.semaphore("order", 3).acquire_transfer(MINUTE))
         .await
         .unwrap();
     assert_eq!(trips(), 2, "to acquire and transfer a permit");
-    soon(locks.release(&permit)).await.unwrap();
+    soon(locks.release_transfer(&permit)).await.unwrap();
     assert_eq!(trips(), 1, "to release it");
 }
 
@@ -125,10 +125,10 @@ async fn a_lost_answer_loses_no_lease() {
             0 => soon(soon(behind.adopt(&transfer)).await.unwrap().release())
                 .await
                 .unwrap(),
-            1 => soon(behind.release(&transfer)).await.unwrap(),
+            1 => soon(behind.release_transfer(&transfer)).await.unwrap(),
             _ => {
-                soon(behind.extend(&transfer, MINUTE)).await.unwrap();
-                soon(direct.release(&transfer)).await.unwrap();
+                soon(behind.extend_transfer(&transfer, MINUTE)).await.unwrap();
+                soon(direct.release_transfer(&transfer)).await.unwrap();
             }
         }
         let again = soon(direct.adopt(&transfer)).await.map(drop);
@@ -157,8 +157,8 @@ async fn an_unavailable_store_loses_no_transfer() {
     proxy.reset();
     for answer in [
         soon(behind.adopt(&transfer)).await.map(drop),
-        soon(behind.extend(&transfer, MINUTE)).await,
-        soon(behind.release(&transfer)).await,
+        soon(behind.extend_transfer(&transfer, MINUTE)).await,
+        soon(behind.release_transfer(&transfer)).await,
     ] {
         assert!(answer.as_ref().is_err_and(Error::is_unreachable), "{answer:?}");
     }
@@ -197,8 +197,8 @@ async fn foreign_values_are_refused_and_left_alone() {
             let before: String = eyes.text(read);
             for answer in [
                 soon(locks.adopt(&transfer)).await.map(drop),
-                soon(locks.extend(&transfer, MINUTE)).await,
-                soon(locks.release(&transfer)).await,
+                soon(locks.extend_transfer(&transfer, MINUTE)).await,
+                soon(locks.release_transfer(&transfer)).await,
             ] {
                 assert!(
                     matches!(answer, Err(Error::Gone { .. } | Error::Store { .. })),

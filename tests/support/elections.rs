@@ -49,12 +49,12 @@ pub async fn one_leads_at_a_time(one: &Locks, other: &Locks) {
     assert!(matches!(refused, Err(Error::Busy { .. })), "{refused:?}");
     for election in [&here, &there] {
         let leader = leader(election).await.unwrap();
-        assert_eq!((leader.node(), leader.fence()), (one.node(), first.fence()));
+        assert_eq!((leader.node_id(), leader.fence()), (one.node_id(), first.fence()));
         assert_eq!(leader.value(), None);
     }
     let stands = tokio::spawn(async move { there.campaign().await });
     soon(async {
-        while other.waiting() == 0 {
+        while other.waiter_count() == 0 {
             tokio::task::yield_now().await;
         }
     })
@@ -65,7 +65,7 @@ pub async fn one_leads_at_a_time(one: &Locks, other: &Locks) {
     let second = soon(stands).await.unwrap().unwrap();
     assert!(other.election("relay").is_leader());
     assert!(second.fence() > before);
-    assert_eq!(leader(&here).await.unwrap().node(), other.node());
+    assert_eq!(leader(&here).await.unwrap().node_id(), other.node_id());
     // Another candidate of the leading node is a leader of its own.
     let there = other.election("relay");
     let third = tokio::spawn(async move { there.campaign().await });
@@ -91,7 +91,10 @@ pub async fn observers_are_told_of_leaders(one: &Locks, other: &Locks) {
         })
         .await;
         let leader = leader.unwrap();
-        assert_eq!((leader.node(), leader.node_name()), (one.node(), Some("one")));
+        assert_eq!(
+            (leader.node_id(), leader.node_name()),
+            (one.node_id(), Some("one"))
+        );
         assert_eq!((leader.fence(), leader.value()), (guard.fence(), None));
     }
     for value in [&b"10.0.0.7:80"[..], b"", b"\0\xff:= \n"] {
@@ -123,7 +126,7 @@ pub async fn a_value_is_told_with_its_leader(one: &Locks, other: &Locks) {
     for observer in &mut observers {
         assert_eq!(told(observer, |_| true).await, None);
     }
-    let first = soon(here.campaign().value("first")).await.unwrap();
+    let first = soon(here.clone().value("first").campaign()).await.unwrap();
     for observer in &mut observers {
         let leader = told(observer, |leader| leader.is_some()).await.unwrap();
         assert_eq!(
@@ -135,16 +138,16 @@ pub async fn a_value_is_told_with_its_leader(one: &Locks, other: &Locks) {
     // A waiting candidate leads after a hand-over, and one that gave up earlier leaves nothing behind.
     let gives_up = soon(
         there
-            .campaign()
+            .clone()
             .value([0; 100])
-            .timeout(Duration::from_millis(20)),
+            .campaign_timeout(Duration::from_millis(20)),
     )
     .await;
     assert!(gives_up.is_err(), "{gives_up:?}");
-    let candidate = there.clone();
-    let stands = tokio::spawn(async move { candidate.campaign().value(b"\0second:=").await });
+    let candidate = there.clone().value(b"\0second:=");
+    let stands = tokio::spawn(async move { candidate.campaign().await });
     soon(async {
-        while other.waiting() == 0 || leader(&there).await.is_none() {
+        while other.waiter_count() == 0 || leader(&there).await.is_none() {
             tokio::task::yield_now().await;
         }
     })
@@ -152,7 +155,8 @@ pub async fn a_value_is_told_with_its_leader(one: &Locks, other: &Locks) {
     soon(first.release()).await.unwrap();
     let second = soon(stands).await.unwrap().unwrap();
     for observer in &mut observers {
-        let is_next = |leader: Option<&Leader>| leader.is_some_and(|leader| leader.node() == other.node());
+        let is_next =
+            |leader: Option<&Leader>| leader.is_some_and(|leader| leader.node_id() == other.node_id());
         let leader = told(observer, is_next).await.unwrap();
         assert_eq!(
             (leader.value(), leader.fence()),
@@ -170,10 +174,10 @@ pub async fn a_value_is_told_with_its_leader(one: &Locks, other: &Locks) {
     let leader = leader(&there).await.unwrap();
     assert_eq!((leader.value(), leader.fence()), (None, third.fence()));
     soon(third.release()).await.unwrap();
-    let long = soon(here.campaign().value(vec![0; 64 * 1024 + 1])).await;
+    let long = soon(here.clone().value(vec![0; 64 * 1024 + 1]).campaign()).await;
     assert!(matches!(long, Err(Error::Options(_))), "{long:?}");
     let longest = vec![7; 64 * 1024];
-    let fourth = soon(here.campaign().value(&longest)).await.unwrap();
+    let fourth = soon(here.clone().value(&longest).campaign()).await.unwrap();
     assert!(is_told(soon(there.leader()).await.unwrap().as_ref(), &longest));
     soon(fourth.release()).await.unwrap();
 }
@@ -221,14 +225,14 @@ pub async fn a_leader_works_and_resigns(one: &Locks, other: &Locks) {
     let (here, there) = (one.election("work"), other.election("work"));
     let runs = AtomicU32::new(0);
     let work = async |locks: &Locks, election: &Election| {
-        let node = locks.node();
+        let node = locks.node_id();
         election
             .lead(|lease| {
                 runs.fetch_add(1, Ordering::SeqCst);
                 let election = election.clone();
                 async move {
                     assert!(lease.is_held() && election.is_leader());
-                    assert_eq!(election.leader().await.unwrap().unwrap().node(), node);
+                    assert_eq!(election.leader().await.unwrap().unwrap().node_id(), node);
                     // A leader does not wait for itself.
                     let again = election.campaign().await;
                     assert!(matches!(again, Err(Error::WouldDeadlock { .. })), "{again:?}");
@@ -260,7 +264,7 @@ pub async fn a_dropped_leader_lets_the_next_lead(one: &Locks, other: &Locks) {
     let first = soon(was_led).await.unwrap();
     let stands = tokio::spawn(async move { there.campaign().await });
     soon(async {
-        while other.waiting() == 0 {
+        while other.waiter_count() == 0 {
             tokio::task::yield_now().await;
         }
     })
@@ -351,7 +355,7 @@ macro_rules! laws_of_elections {
             $crate::support::elections::$law(&one, &other).await;
             one.idle().await;
             other.idle().await;
-            assert_eq!((one.keys(), other.keys()), (0, 0));
+            assert_eq!((one.key_count(), other.key_count()), (0, 0));
             $is_empty(store).await;
         })+
     };

@@ -76,24 +76,24 @@ pub async fn an_owner_and_its_waiter_are_shown(one: &Locks, other: &Locks) {
     let before = SystemTime::now() - Duration::from_secs(2);
     let guard = soon(one.mutex("account:42").lock()).await.unwrap();
     let waiting = lock(other, "account:42");
-    let entry = until(one, "account:42", |entry| entry.waiting == 1).await;
+    let entry = until(one, "account:42", |entry| entry.waiter_count == 1).await;
     until_told(one, "account:42").await;
     assert_eq!(
         (entry.kind, entry.key.clone(), entry.state),
         (Kind::Lock, "account:42".into(), State::Held)
     );
-    assert_eq!((entry.held_by, entry.permits, entry.count), (1, None, None));
+    assert_eq!((entry.holder_count, entry.permits, entry.count), (1, None, None));
     let [holder] = &entry.holders[..] else {
         panic!("{entry:?}")
     };
-    assert_eq!((holder.node.id, holder.mode), (one.node(), Mode::Exclusive));
+    assert_eq!((holder.node.id, holder.mode), (one.node_id(), Mode::Exclusive));
     assert_eq!(holder.fence.unwrap().number(), guard.fence().number());
     assert!(
         (before..SystemTime::now() + Duration::from_secs(2)).contains(&holder.since.unwrap()),
         "{holder:?}"
     );
     assert!(
-        holder.left.is_some_and(|left| left > Duration::ZERO) && holder.left == entry.left,
+        holder.remaining.is_some_and(|left| left > Duration::ZERO) && holder.remaining == entry.remaining,
         "{entry:?}"
     );
     let [waiter] = &entry.waiters[..] else {
@@ -101,14 +101,14 @@ pub async fn an_owner_and_its_waiter_are_shown(one: &Locks, other: &Locks) {
     };
     assert_eq!(
         (waiter.node.id, waiter.mode, waiter.is_dead),
-        (other.node(), Mode::Exclusive, false)
+        (other.node_id(), Mode::Exclusive, false)
     );
     assert!(holder.node.is_alive && waiter.node.is_alive, "{entry:?}");
     // The lease passes on, and then there is nothing.
     soon(guard.release()).await.unwrap();
     let guard = soon(waiting).await.unwrap().unwrap();
-    let entry = until(one, "account:42", |entry| entry.waiting == 0).await;
-    assert_eq!(entry.holders[0].node.id, other.node());
+    let entry = until(one, "account:42", |entry| entry.waiter_count == 0).await;
+    assert_eq!(entry.holders[0].node.id, other.node_id());
     assert!(entry.holders[0].fence > holder.fence, "{entry:?}");
     soon(guard.release()).await.unwrap();
     soon(other.idle()).await;
@@ -137,33 +137,37 @@ pub async fn each_kind_of_a_key_has_an_entry(one: &Locks, other: &Locks) {
         ]
     );
     let lock = of(Kind::Lock);
-    assert_eq!(lock.held_by, 2);
+    assert_eq!(lock.holder_count, 2);
     assert!(
         lock.holders.iter().all(|holder| holder.mode == Mode::Read),
         "{lock:?}"
     );
     let ids = nodes(lock.holders.iter().map(|holder| &holder.node.id));
-    assert_eq!(ids, nodes(&[one.node(), other.node()]));
+    assert_eq!(ids, nodes(&[one.node_id(), other.node_id()]));
     let semaphore = of(Kind::Semaphore);
-    assert_eq!(semaphore.permits, Some((2, 3)));
+    let count = semaphore.permits.unwrap();
+    assert_eq!((count.in_use, count.capacity), (2, 3));
     let held = Permits {
         weight: 2,
         capacity: 3,
     };
     assert_eq!(semaphore.holders[0].mode, Mode::Permits(held));
     let latch = of(Kind::Latch);
-    assert_eq!((latch.count, latch.held_by, latch.waiting), (Some(2), 0, 0));
-    assert_eq!(of(Kind::Election).holders[0].node.id, other.node());
+    assert_eq!(
+        (latch.count, latch.holder_count, latch.waiter_count),
+        (Some(2), 0, 0)
+    );
+    assert_eq!(of(Kind::Election).holders[0].node.id, other.node_id());
     // A node that waits for zero.
     let waits = one.latch("x");
     let waits = tokio::spawn(async move { waits.wait().await });
     let latch = until(other, "x", |entry| {
-        entry.kind == Kind::Latch && entry.waiting == 1
+        entry.kind == Kind::Latch && entry.waiter_count == 1
     })
     .await;
     assert_eq!(
         (latch.waiters[0].node.id, latch.waiters[0].claim),
-        (one.node(), None)
+        (one.node_id(), None)
     );
     waits.abort();
     for guard in readers {

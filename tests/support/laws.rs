@@ -322,6 +322,43 @@ pub async fn a_reader_is_next_among_writers_for_ever(one: &Locks, other: &Locks,
     }
 }
 
+/// Fair readers and writers of all processes are served in the order in which they came.
+pub async fn fair_readers_and_writers_are_served_in_turn(
+    one: &Locks,
+    other: &Locks,
+    queued: impl Fn() -> usize,
+) {
+    const CALLERS: usize = 6;
+    let held = soon(one.rw_lock("turns").write()).await.unwrap();
+    let served = Arc::new(Mutex::new(Vec::new()));
+    let mut tasks = Vec::new();
+    for caller in 0..CALLERS {
+        let lock = [one, other][caller % 2].rw_lock("turns").fair();
+        let served = served.clone();
+        tasks.push(tokio::spawn(async move {
+            let acquire = if caller % 3 == 1 {
+                lock.read()
+            } else {
+                lock.write()
+            };
+            let guard = acquire.await.unwrap();
+            served.lock().unwrap().push(caller);
+            guard.release().await.unwrap();
+        }));
+        soon(async {
+            while queued() <= caller {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    }
+    soon(held.release()).await.unwrap();
+    for task in tasks {
+        soon(task).await.unwrap();
+    }
+    assert_eq!(*served.lock().unwrap(), Vec::from_iter(0..CALLERS));
+}
+
 pub async fn a_writer_becomes_a_reader_without_a_write_between(one: &Locks, other: &Locks) {
     let written = Arc::new(AtomicU64::new(0));
     for round in 1..=5 {
@@ -369,7 +406,7 @@ pub async fn a_writer_becomes_a_reader_without_a_write_between(one: &Locks, othe
 
 async fn until_waiting(locks: &Locks, callers: usize) {
     soon(async {
-        while locks.waiting() < callers {
+        while locks.waiter_count() < callers {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     })
@@ -716,6 +753,10 @@ macro_rules! laws_of_read_write_locks {
             let queued = || on.queued("turns");
             on.run($crate::support::laws::a_reader_is_next_among_writers_for_ever(&on.one, &on.other, queued));
         });
+        $list.add("fair_readers_and_writers_are_served_in_turn", |on| {
+            let queued = || on.queued("turns");
+            on.run($crate::support::laws::fair_readers_and_writers_are_served_in_turn(&on.one, &on.other, queued));
+        });
     };
     (all $form:tt) => {
         $crate::laws_of_read_write_locks!($form:
@@ -743,6 +784,16 @@ macro_rules! laws_of_read_write_locks {
             let (one, other, store) = $nodes().await;
             let queued = || $queued(&store, "turns");
             $crate::support::laws::a_reader_is_next_among_writers_for_ever(&one, &other, queued).await;
+            one.idle().await;
+            other.idle().await;
+            $empty(store);
+        }
+
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn fair_readers_and_writers_are_served_in_turn() {
+            let (one, other, store) = $nodes().await;
+            let queued = || $queued(&store, "turns");
+            $crate::support::laws::fair_readers_and_writers_are_served_in_turn(&one, &other, queued).await;
             one.idle().await;
             other.idle().await;
             $empty(store);

@@ -20,7 +20,7 @@ async fn soon<T>(future: impl Future<Output = T>) -> T {
 
 async fn until_waiting(locks: &Locks, callers: usize) {
     soon(async {
-        while locks.waiting() < callers {
+        while locks.waiter_count() < callers {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     })
@@ -222,7 +222,7 @@ pub async fn a_dropped_waiter_or_holder_blocks_no_caller(by: By, one: &Locks, ot
         until_waiting(locks, 1).await;
         waits.abort();
         assert!(soon(waits).await.unwrap_err().is_cancelled());
-        assert_eq!(locks.waiting(), 0);
+        assert_eq!(locks.waiter_count(), 0);
     }
     let next = by.spawn(other);
     until_waiting(other, 1).await;

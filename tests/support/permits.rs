@@ -20,7 +20,7 @@ async fn soon<T>(future: impl Future<Output = T>) -> T {
 /// Waits until `waiting` callers of this process wait, queued in the store or not.
 async fn until_waiting(locks: &Locks, waiting: usize) {
     soon(async {
-        while locks.waiting() < waiting {
+        while locks.waiter_count() < waiting {
             tokio::task::yield_now().await;
         }
     })

@@ -28,7 +28,7 @@ async fn told(locks: &Locks, key: &str) -> Entry {
 async fn waiting(locks: &Locks, key: &str) -> JoinHandle<Result<Guard, Error>> {
     let mutex = locks.mutex(key);
     let waiting = tokio::spawn(async move { mutex.lock().await });
-    until(locks, key, |entry| entry.waiting == 1).await;
+    until(locks, key, |entry| entry.waiter_count == 1).await;
     waiting
 }
 
@@ -115,7 +115,11 @@ pub async fn one_of_several_holders_is_chosen_by_its_number(one: &Locks, other: 
     // Its permits count until it leaves.
     assert!(soon(first.try_acquire()).await.unwrap().is_none());
     let entry = show(one, "permits").await.remove(0);
-    assert_eq!((entry.state, entry.permits), (State::Held, Some((3, 3))));
+    let permits = entry.permits.unwrap();
+    assert_eq!(
+        (entry.state, permits.in_use, permits.capacity),
+        (State::Held, 3, 3)
+    );
     assert_eq!(entry.holders.iter().filter(|holder| holder.is_revoked).count(), 1);
     drop(taken);
     soon(soon(first.acquire()).await.unwrap().release())
@@ -233,7 +237,9 @@ pub async fn a_holder_of_several_keys_is_asked_for_one(one: &Locks, other: &Lock
 pub async fn a_share_that_was_given_away_is_left_at_once(one: &Locks, other: &Locks) {
     let reader = soon(one.rw_lock("shared").read()).await.unwrap();
     let given = [
-        soon(one.semaphore("given", 2).acquire_for(LONG)).await.unwrap(),
+        soon(one.semaphore("given", 2).acquire_transfer(LONG))
+            .await
+            .unwrap(),
         soon(reader.into_transfer(LONG)).await.unwrap(),
     ];
     for (key, transfer) in ["given", "shared"].into_iter().zip(given) {
@@ -330,7 +336,7 @@ pub async fn one_of_many_holders_is_taken(one: &Locks, other: &Locks) {
         guards.push(soon(semaphore.acquire()).await.unwrap());
     }
     let entry = told(other, "many").await;
-    assert_eq!((entry.held_by, entry.holders.len()), (60, 50));
+    assert_eq!((entry.holder_count, entry.holders.len()), (60, 50));
     let number = entry.holders[0].number.unwrap();
     let at = guards.iter().position(|guard| guard.fence().number().0 == number);
     let target = guards.remove(at.unwrap());

@@ -85,8 +85,8 @@ pub async fn an_adopted_transfer_is_gone(one: &Locks, other: &Locks) {
         let adopted = soon(other.adopt(&transfer)).await.unwrap();
         for locks in [one, other] {
             assert!(is_gone(&soon(locks.adopt(&transfer)).await));
-            assert!(is_gone(&soon(locks.extend(&transfer, MINUTE)).await));
-            assert!(is_gone(&soon(locks.release(&transfer)).await));
+            assert!(is_gone(&soon(locks.extend_transfer(&transfer, MINUTE)).await));
+            assert!(is_gone(&soon(locks.release_transfer(&transfer)).await));
         }
         assert!(adopted.is_held());
         soon(adopted.release()).await.unwrap();
@@ -99,12 +99,12 @@ pub async fn the_receiver_of_a_transfer_can_give_it_back(one: &Locks, other: &Lo
         let transfer = soon(of_each_mode(one, mode).await.into_transfer(MINUTE))
             .await
             .unwrap();
-        soon(other.extend(&transfer, 2 * MINUTE)).await.unwrap();
-        soon(one.extend(&transfer, MINUTE)).await.unwrap();
-        soon(other.release(&transfer)).await.unwrap();
+        soon(other.extend_transfer(&transfer, 2 * MINUTE)).await.unwrap();
+        soon(one.extend_transfer(&transfer, MINUTE)).await.unwrap();
+        soon(other.release_transfer(&transfer)).await.unwrap();
         assert!(!is_taken(one, mode).await);
-        assert!(is_gone(&soon(other.release(&transfer)).await));
-        assert!(is_gone(&soon(other.extend(&transfer, MINUTE)).await));
+        assert!(is_gone(&soon(other.release_transfer(&transfer)).await));
+        assert!(is_gone(&soon(other.extend_transfer(&transfer, MINUTE)).await));
         assert!(is_gone(&soon(other.adopt(&transfer)).await));
         soon(one.idle()).await;
     }
@@ -124,7 +124,7 @@ pub async fn a_waiter_is_granted_after_the_last_transfer(one: &Locks, other: &Lo
     };
     let waiting = [lock(one), lock(other)];
     soon(async {
-        while one.waiting() + other.waiting() < 2 {
+        while one.waiter_count() + other.waiter_count() < 2 {
             tokio::task::yield_now().await;
         }
     })
@@ -153,7 +153,7 @@ pub async fn an_adopted_lease_is_not_handed_on(one: &Locks, other: &Locks) {
     let adopted = soon(other.adopt(&transfer)).await.unwrap();
     let next = tokio::spawn(other.mutex("order").lock());
     soon(async {
-        while other.waiting() < 1 {
+        while other.waiter_count() < 1 {
             tokio::task::yield_now().await;
         }
     })
@@ -178,7 +178,7 @@ pub async fn an_ended_transfer_frees_the_lease(one: &Locks, other: &Locks) {
             _ => drop(soon(other.mutex("order").lock()).await.unwrap()),
         }
         assert!(is_gone(&soon(other.adopt(&transfer)).await));
-        assert!(is_gone(&soon(one.extend(&transfer, MINUTE)).await));
+        assert!(is_gone(&soon(one.extend_transfer(&transfer, MINUTE)).await));
         soon(other.idle()).await;
     }
 }
@@ -190,9 +190,9 @@ pub async fn an_extended_transfer_lasts(one: &Locks, other: &Locks) {
         let transfer = soon(of_each_mode(one, mode).await.into_transfer(lease))
             .await
             .unwrap();
-        soon(other.extend(&transfer, MINUTE)).await.unwrap();
+        soon(other.extend_transfer(&transfer, MINUTE)).await.unwrap();
         // An extension never shortens it.
-        soon(other.extend(&transfer, lease)).await.unwrap();
+        soon(other.extend_transfer(&transfer, lease)).await.unwrap();
         // Without the extension it ends here, margin included.
         tokio::time::sleep(2 * lease + Duration::from_millis(500)).await;
         let adopted = soon(one.adopt(&transfer)).await.unwrap();
@@ -203,8 +203,8 @@ pub async fn an_extended_transfer_lasts(one: &Locks, other: &Locks) {
 pub async fn a_permit_is_given_out_by_itself(one: &Locks, other: &Locks) {
     let lease = Duration::from_millis(500);
     let calls = one.semaphore("order", 2);
-    let kept = sent(&soon(calls.acquire_for(MINUTE)).await.unwrap());
-    let left = soon(calls.acquire_for(lease)).await.unwrap();
+    let kept = sent(&soon(calls.acquire_transfer(MINUTE)).await.unwrap());
+    let left = soon(calls.acquire_transfer(lease)).await.unwrap();
     assert!(
         soon(other.semaphore("order", 2).try_acquire())
             .await
@@ -213,8 +213,8 @@ pub async fn a_permit_is_given_out_by_itself(one: &Locks, other: &Locks) {
     );
     // This guard is not given back.
     let guard = soon(other.semaphore("order", 2).acquire()).await.unwrap();
-    assert!(is_gone(&soon(other.release(&left)).await));
-    soon(other.release(&kept)).await.unwrap();
+    assert!(is_gone(&soon(other.release_transfer(&left)).await));
+    soon(other.release_transfer(&kept)).await.unwrap();
     assert_eq!(soon(calls.available_permits()).await.unwrap(), 1);
     soon(guard.release()).await.unwrap();
 }
@@ -236,7 +236,7 @@ pub async fn a_shared_lease_is_not_given_up(one: &Locks, other: &Locks) {
     let (guard, why) = refused(soon(guard.into_transfer(Duration::ZERO)).await);
     assert!(why.contains("0ns"), "{why}");
     let transfer = soon(guard.into_transfer(MINUTE)).await.unwrap();
-    soon(other.release(&transfer)).await.unwrap();
+    soon(other.release_transfer(&transfer)).await.unwrap();
 
     let (first, second) = (
         soon(one.rw_lock("order").read()).await.unwrap(),

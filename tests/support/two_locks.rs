@@ -82,7 +82,7 @@ pub async fn one_ends_under_waiters_of_both(one: &Locks, other: &Locks) {
         })
         .collect();
     soon(async {
-        while one.waiting() < 40 || other.waiting() < 40 {
+        while one.waiter_count() < 40 || other.waiter_count() < 40 {
             tokio::task::yield_now().await;
         }
     })

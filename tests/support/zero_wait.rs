@@ -91,7 +91,7 @@ pub async fn a_wait_of_zero_tries_once(one: &Locks, other: &Locks) {
     ];
     for (form, answer) in all(one).await {
         assert!(matches!(answer, Err(Error::Busy { .. })), "{form}: {answer:?}");
-        assert_eq!(one.waiting(), 0, "{form}");
+        assert_eq!(one.waiter_count(), 0, "{form}");
     }
     for guard in held {
         soon(guard.release()).await.unwrap();
@@ -102,7 +102,7 @@ pub async fn a_wait_of_zero_tries_once(one: &Locks, other: &Locks) {
     let latch = one.latch(KEY);
     assert!(soon(latch.try_set_count(1)).await.unwrap());
     assert!(!soon(latch.wait_timeout(Duration::ZERO)).await.unwrap());
-    assert_eq!(one.waiting(), 0);
+    assert_eq!(one.waiter_count(), 0);
     soon(other.latch(KEY).count_down()).await.unwrap();
     assert!(soon(latch.wait_timeout(Duration::ZERO)).await.unwrap());
 }
@@ -127,7 +127,7 @@ pub async fn a_layer_with_a_wait_of_zero_tries_once(one: &Locks, other: &Locks) 
     soon(one.idle()).await;
     let held = soon(other.mutex(KEY).lock()).await.unwrap();
     assert_eq!(status().await, StatusCode::LOCKED);
-    assert_eq!(one.waiting(), 0);
+    assert_eq!(one.waiter_count(), 0);
     soon(held.release()).await.unwrap();
     assert_eq!(status().await, StatusCode::OK);
 }

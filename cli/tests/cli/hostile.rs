@@ -66,7 +66,8 @@ async fn no_character_of_a_key_or_a_name_acts_on_the_terminal() {
     let program = "
 import json, sys
 for entry in map(json.loads, sys.stdin):
-    print(entry['key_hex'] if entry['key'] is None else entry['key'].encode().hex())";
+    key = entry['key']
+    print(key['hex'] if isinstance(key, dict) else key.encode().hex())";
     let mut read: Vec<String> = python(program, &lines).lines().map(String::from).collect();
     let mut expected: Vec<String> = keys.iter().map(|key| digits(key)).collect();
     read.sort();
@@ -86,6 +87,6 @@ async fn no_character_of_a_presence_acts_on_the_terminal() {
     set.arg(&[&name, &presence]).exec(&mut server.client()).unwrap();
     assert_eq!(rows(&harmless(run_on(&server, &["nodes"]))).len(), 1);
     let line = harmless(run_on(&server, &["nodes", "--json"]));
-    let program = "import json, sys; print(ascii(json.load(sys.stdin)['host']))";
+    let program = "import json, sys; print(ascii(json.load(sys.stdin)['presence']['host']))";
     assert_eq!(python(program, &line), "'\\x1b[2J\\n\\u202e\\ufffd'\n");
 }

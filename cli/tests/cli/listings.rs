@@ -33,7 +33,7 @@ async fn stage() -> Stage {
     let waiter = tokio::spawn(other.mutex("account:42").lock().into_future());
     until("the caller waits", async || {
         let page = one.inspect().show("account:42").await.unwrap();
-        page.entries[0].waiting == 1
+        page.entries[0].waiter_count == 1
     })
     .await;
     until_told(&one, 2).await;
@@ -80,7 +80,7 @@ async fn keys_are_listed_with_holders_and_waiters() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_listing_is_of_what_is_asked_for() {
     let stage = stage().await;
-    let id = stage.other.node().to_string();
+    let id = stage.other.node_id().to_string();
     for (args, keys) in [
         (&["ls", "acc"][..], &["account:42"][..]),
         (&["ls", "--kind", "latch"], &["start"]),
@@ -108,10 +108,10 @@ async fn a_key_is_shown_with_all_that_is_known() {
     let text = show("account:42").well();
     let one = format!(
         "alive\n    node {}, pid {}\n    claim ",
-        stage.one.node(),
+        stage.one.node_id(),
         std::process::id()
     );
-    let other = format!("alive\n    node {}", stage.other.node());
+    let other = format!("alive\n    node {}", stage.other.node_id());
     let fence = stage.account.fence();
     let fence = format!(
         "exclusive\n    number {}, fence {fence}\n    since 20",
@@ -173,18 +173,19 @@ import datetime, json, sys
 for entry in sorted(map(json.loads, sys.stdin), key=lambda entry: entry['key']):
     for holder in entry['holders']:
         datetime.datetime.fromisoformat(holder['since'].replace('Z', '+00:00'))
-        assert int(holder['fence']) > 0 and holder['left_ms'] > 0
-    names = [node['name'] for node in entry['holders'] + entry['waiters']]
-    print(entry['kind'], entry['key'], entry['state'], entry['waiting'], sorted(names))";
+        assert int(holder['fence']) > 0 and holder['remaining'] > 0
+    names = [of['node']['presence']['name'] for of in entry['holders'] + entry['waiters']]
+    print(entry['kind'], entry['key'], entry['state'], entry['waiter_count'], sorted(names))";
     let expected = "lock account:42 held 1 ['web-1', 'web-2']\nlock doc held 0 ['web-1', 'web-2']\n\
          semaphore pool held 0 ['web-1']\nlatch start set 0 []\nlock theirs foreign 0 []\n";
     assert_eq!(python(program, &lines), expected);
 
     let line = run_on(&stage.server, &["show", "doc", "--json"]).well();
-    let program = "import json, sys; print(json.load(sys.stdin)['held_by'])";
+    let program = "import json, sys; print(json.load(sys.stdin)['holder_count'])";
     assert_eq!(python(program, &line), "2\n");
     let lines = run_on(&stage.server, &["nodes", "--json"]).well();
-    let program = "import json, sys; print(sorted(json.loads(line)['name'] for line in sys.stdin))";
+    let program =
+        "import json, sys; print(sorted(json.loads(line)['presence']['name'] for line in sys.stdin))";
     assert_eq!(python(program, &lines), "['web-1', 'web-2']\n");
 }
 

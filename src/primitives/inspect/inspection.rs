@@ -8,6 +8,8 @@ use crate::driver::handle::Handle;
 use crate::driver::inspector::Inspector;
 use crate::error::{Error, StoreError};
 use crate::key::Key;
+#[cfg(feature = "serde")]
+use crate::primitives::inspect::json;
 use crate::protocol::message::{Fence, NodeId};
 use crate::protocol::view::{
     HolderView, InspectAnswer, InspectQuery, KeyView, NodeView, Position, RecordView, ServerView, WaiterView,
@@ -145,6 +147,7 @@ pub struct Page {
 
 /// What is kept of a key.
 #[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct Entry {
     /// The kind of primitive.
@@ -158,26 +161,40 @@ pub struct Entry {
     /// The holders, at most 50: those whose leases end first.
     pub holders: Vec<HolderEntry>,
     /// The number of holders.
-    pub held_by: u64,
+    pub holder_count: u64,
     /// The first 50 waiters, in the order in which they are served.
     pub waiters: Vec<WaiterEntry>,
     /// The number of claims that wait: one for each node, or for each fixed lease, tick and fair caller. The callers of one
     /// node that wait behind its claim are not known to the store. Of a latch, the number of nodes that wait for zero.
-    pub waiting: u64,
-    /// The permits of a semaphore that are in use, and how many there are.
-    pub permits: Option<(u64, u32)>,
+    pub waiter_count: u64,
+    /// The permits of a semaphore.
+    pub permits: Option<PermitCount>,
     /// How many count-downs of a latch are left.
     pub count: Option<u32>,
     /// When the record ends in the store if it is not extended: the latest of its leases with its margin, or the life of a
     /// latch. `None`: it has no end, or there is none.
-    pub left: Option<Duration>,
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::ms"))]
+    pub remaining: Option<Duration>,
     /// 12 hexadecimal digits that identify the value of a foreign client. `None`: there is none, or it is no value of a lock.
     pub foreign: Option<Arc<str>>,
+}
+
+/// The permits of a semaphore.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct PermitCount {
+    /// How many permits are held.
+    pub in_use: u64,
+    /// How many there are.
+    pub capacity: u32,
 }
 
 /// What a key is used for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
 #[non_exhaustive]
 pub enum State {
     /// One holder or several hold it.
@@ -201,6 +218,7 @@ impl State {
 
 /// A holder of a lease.
 #[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct HolderEntry {
     /// The node that holds it. Its callers hand the lease on to each other without the store.
@@ -215,15 +233,18 @@ pub struct HolderEntry {
     /// The fence of the first local holder of this grant. Later local holders have higher ones, below the next grant's.
     pub fence: Option<Fence>,
     /// When the lease was granted, by the clock of the server.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::optional_date"))]
     pub since: Option<SystemTime>,
     /// An operator revoked the lease: it is not renewed, and excludes others until the holder leaves or the lease ends.
     pub is_revoked: bool,
     /// When the record ends, if it is not extended: the lease with its margin. `None`: it has no end.
-    pub left: Option<Duration>,
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::ms"))]
+    pub remaining: Option<Duration>,
 }
 
 /// A claim that waits for a lease, or a node that waits for a latch.
 #[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct WaiterEntry {
     /// The node of the claim.
@@ -238,6 +259,7 @@ pub struct WaiterEntry {
 
 /// A node, as it told of itself.
 #[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct NodeEntry {
     /// The id of the node.
@@ -246,6 +268,7 @@ pub struct NodeEntry {
     /// alive for up to a minute.
     pub is_alive: bool,
     /// Pushes reach the node.
+    #[cfg_attr(feature = "serde", serde(skip))]
     pub(super) listens: bool,
     /// What the node told of itself.
     pub presence: Option<PresenceEntry>,
@@ -253,6 +276,7 @@ pub struct NodeEntry {
 
 /// What a node told of itself within the last minute.
 #[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub struct PresenceEntry {
     /// The [name](crate::Builder::node_name) of the node, or empty.
@@ -262,6 +286,7 @@ pub struct PresenceEntry {
     /// The number of its process.
     pub pid: u32,
     /// When the node was built, by the clock of its machine.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::date"))]
     pub started: SystemTime,
     /// The version of this crate in its process.
     pub version: String,
@@ -270,9 +295,9 @@ pub struct PresenceEntry {
     /// The prefix of its records.
     pub prefix: Key,
     /// The number of keys with state in that process.
-    pub keys: u64,
+    pub key_count: u64,
     /// The number of callers that wait in that process.
-    pub waiting: u64,
+    pub waiter_count: u64,
 }
 
 impl NodeEntry {
@@ -285,8 +310,8 @@ impl NodeEntry {
             version: told.version.clone(),
             service: told.service.clone(),
             prefix: Key::from(&told.prefix[..]),
-            keys: told.keys,
-            waiting: told.waiting,
+            key_count: told.keys,
+            waiter_count: told.waiting,
         });
         NodeEntry {
             id,
@@ -313,7 +338,7 @@ fn entries(server: &ServerView) -> impl Iterator<Item = Entry> {
 
 fn entry(server: &ServerView, key: &KeyView) -> Entry {
     let holders = key.record.holders();
-    let held_by = match &key.record {
+    let holder_count = match &key.record {
         RecordView::Shared { count, .. } => *count,
         _ => holders.len() as u64,
     };
@@ -340,19 +365,19 @@ fn entry(server: &ServerView, key: &KeyView) -> Entry {
             .iter()
             .map(|holder| holder_entry(server, holder))
             .collect(),
-        held_by,
+        holder_count,
         waiters: key
             .waiters
             .iter()
             .map(|waiter| waiter_entry(server, waiter))
             .collect(),
-        waiting: key.waiting,
-        permits: capacity.map(|capacity| (in_use, capacity)),
+        waiter_count: key.waiting,
+        permits: capacity.map(|capacity| PermitCount { in_use, capacity }),
         count: match key.record {
             RecordView::Latch { left } => Some(left),
             _ => None,
         },
-        left: key.left_ms.map(Duration::from_millis),
+        remaining: key.left_ms.map(Duration::from_millis),
         foreign: match &key.record {
             RecordView::Foreign { digest, .. } => digest.clone(),
             _ => None,
@@ -375,7 +400,7 @@ fn holder_entry(server: &ServerView, holder: &HolderView) -> HolderEntry {
         fence: holder.number.map(|number| Fence::new(number, 0)),
         since,
         is_revoked: holder.is_revoked,
-        left: holder.left_ms.map(Duration::from_millis),
+        remaining: holder.left_ms.map(Duration::from_millis),
     }
 }
 

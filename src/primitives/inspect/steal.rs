@@ -292,7 +292,7 @@ impl Steal {
                     (None, None) => {
                         return Err(StealError::SeveralHolders {
                             key: entry.key.clone(),
-                            holders: entry.held_by,
+                            holders: entry.holder_count,
                         });
                     }
                 };
@@ -325,7 +325,7 @@ impl Steal {
     /// Returns the holder that is meant without a number: the only one. A hand-over may also be the second half of a revoke.
     fn only_holder(&self) -> Option<&HolderEntry> {
         match &*self.entry.holders {
-            [holder] if self.entry.held_by == 1 => Some(holder),
+            [holder] if self.entry.holder_count == 1 => Some(holder),
             holders if self.now => holders.iter().find(|holder| holder.number.is_none()),
             _ => None,
         }
@@ -483,7 +483,8 @@ impl StealRun<'_> {
 
     /// Returns how long the lease lasts without a sign of its holder.
     fn left(&self, entry: &Entry) -> Option<Duration> {
-        self.holder_in(entry).map_or(entry.left, |holder| holder.left)
+        self.holder_in(entry)
+            .map_or(entry.remaining, |holder| holder.remaining)
     }
 
     /// Waits until the revoked lease has ended, at most for what is left of it.
@@ -535,5 +536,5 @@ impl StealRun<'_> {
 
 /// Returns whether each holder is listed. Of a key with many, the first are.
 fn shows_all(entry: &Entry) -> bool {
-    entry.held_by <= entry.holders.len() as u64
+    entry.holder_count <= entry.holders.len() as u64
 }

@@ -15,6 +15,8 @@ use crate::key::Key;
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, EnumString, IntoStaticStr, VariantArray,
 )]
 #[strum(serialize_all = "lowercase")]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum Kind {
     /// A mutex or a read-write lock.
@@ -110,6 +112,13 @@ impl NodeId {
 impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.as_simple().fmt(f)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for NodeId {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 
@@ -291,6 +300,14 @@ impl Fence {
     #[doc(hidden)]
     pub fn number(self) -> GrantNumber {
         GrantNumber(self.0 >> 10)
+    }
+}
+
+#[cfg(feature = "serde")]
+impl serde::Serialize for Fence {
+    /// Writes the number as text: it is too large for the numbers of JavaScript.
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 

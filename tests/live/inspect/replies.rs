@@ -201,7 +201,10 @@ async fn no_answer_is_above_64_kilobytes() {
         let entries = inspect::list(&looks, "").await;
         assert_eq!(entries.len(), NAMES + 1 + 100);
         let crowded = inspect::show(&looks, &key(0)).await.remove(0);
-        assert!(crowded.held_by > MANY && crowded.waiting > MANY, "{crowded:?}");
+        assert!(
+            crowded.holder_count > MANY && crowded.waiting > MANY,
+            "{crowded:?}"
+        );
         assert!(soon(looks.inspect().nodes()).await.unwrap().len() >= 100);
         let mut worst = BTreeMap::<String, usize>::new();
         for (command, bytes) in meter.take() {
