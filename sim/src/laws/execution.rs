@@ -45,7 +45,12 @@ impl World {
             if matches!(reply, Reply::Gone | Reply::Revoked) && !has_lease {
                 self.memory.told_gone.insert(request.claim_id);
             }
-            if ends_lease(request.verb) && is_done {
+            // The node of a transfer is not told when another node adopts or releases it. What it asserts then ends by itself.
+            let ender = match request.verb {
+                Verb::Pass { to, .. } => to.node,
+                _ => request.claim_id.node,
+            };
+            if ends_lease(request.verb) && is_done && ender == claim_of(request).node {
                 self.memory.ended.insert(claim_of(request));
                 self.memory.ended_at.insert((self.at, claim_of(request)));
             }
