@@ -20,7 +20,7 @@ pub struct StealRequest {
     pub target: StealTarget,
     /// What is done.
     pub act: StealAct,
-    /// The holder's node gets a push. A node of a version that does not know these pushes takes them for forged ones.
+    /// The holder's node gets a push. A node without a presence gets none.
     pub tells: bool,
 }
 
@@ -71,7 +71,7 @@ pub struct AuditEntry {
     pub by: String,
     /// What was done: `asked`, `revoked` or `handed_over`.
     pub what: String,
-    /// The kind of the key. `None`: a kind of another version.
+    /// The kind of the key. `None`: a kind that this version does not know.
     pub kind: Option<Kind>,
     /// The key.
     pub key: Key,

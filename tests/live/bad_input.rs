@@ -109,7 +109,7 @@ async fn keys_of_any_bytes_are_exclusive_independent_and_free_again() {
         guards.push(held(&one, key.clone()).await);
     }
     // None excludes another, and all of them exclude the other node.
-    assert_eq!(one.keys(), keys.len());
+    assert_eq!(one.key_count(), keys.len());
     let mut waiters = Vec::new();
     for key in &keys {
         assert!(
@@ -119,7 +119,7 @@ async fn keys_of_any_bytes_are_exclusive_independent_and_free_again() {
         let record = [b"lock:", &key[..]].concat();
         let owner: Option<String> = eyes.ask(&[b"GET", &record]);
         assert!(
-            owner.is_some_and(|owner| owner.starts_with(&one.node().to_string())),
+            owner.is_some_and(|owner| owner.starts_with(&one.node_id().to_string())),
             "{key:?}"
         );
         waiters.push(tokio::spawn(other.mutex(key.clone()).lock()));
@@ -192,7 +192,7 @@ async fn options_that_make_no_sense_are_refused() {
         tells(&error, &["lease", "400ms"]);
     }
     soon(locks.idle()).await;
-    assert_eq!((locks.keys(), locks.waiting()), (0, 0));
+    assert_eq!((locks.key_count(), locks.waiter_count()), (0, 0));
 }
 
 /// Large numbers are numbers.

@@ -49,7 +49,10 @@ impl Contents for Eyes {
 async fn nothing_left(eyes: &mut impl Contents, nodes: [&Locks; 2]) {
     for node in nodes {
         soon(node.idle()).await;
-        until("nothing is left here", || (node.keys(), node.waiting()) == (0, 0)).await;
+        until("nothing is left here", || {
+            (node.key_count(), node.waiter_count()) == (0, 0)
+        })
+        .await;
     }
     let left = eyes.left_behind();
     assert!(left.is_empty(), "{left:?}");
@@ -315,16 +318,16 @@ pub async fn dropped_futures_of_transfers_leave_nothing(
     let keep = ms(60_000);
     for times in 0..=9 {
         if let Some(made) = polled(held(one, "a").await.into_transfer(keep), times).await {
-            soon(other.release(&made.unwrap())).await.unwrap();
+            soon(other.release_transfer(&made.unwrap())).await.unwrap();
         }
         nothing_left(eyes, [one, other]).await;
         let made = soon(held(one, "a").await.into_transfer(keep)).await.unwrap();
-        drop(polled(other.extend(&made, keep), times).await);
+        drop(polled(other.extend_transfer(&made, keep), times).await);
         drop(polled(other.adopt(&made), times).await);
-        let _ = soon(one.release(&made)).await;
+        let _ = soon(one.release_transfer(&made)).await;
         nothing_left(eyes, [one, other]).await;
         if let Some(made) = polled(one.semaphore("b", 1).acquire_transfer(keep), times).await {
-            soon(other.release(&made.unwrap())).await.unwrap();
+            soon(other.release_transfer(&made.unwrap())).await.unwrap();
         }
         nothing_left(eyes, [one, other]).await;
     }

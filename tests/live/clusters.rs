@@ -66,7 +66,7 @@ async fn one_holds_at_a_time_and_waiters_are_pushed_their_grants() {
         let guard = soon(one.mutex(&*key).lock()).await.unwrap();
         assert!(soon(other.mutex(&*key).try_lock()).await.unwrap().is_none());
         let waiter = tokio::spawn(other.mutex(&*key).lock());
-        while other.waiting() == 0 {
+        while other.waiter_count() == 0 {
             tokio::task::yield_now().await;
         }
         let fence = guard.fence();
@@ -266,7 +266,7 @@ async fn the_documented_acl_is_enough_on_a_cluster() {
         let key = format!("key:{n}");
         let guard = soon(one.mutex(&*key).lock()).await.unwrap();
         let waiter = tokio::spawn(other.mutex(&*key).lock());
-        while other.waiting() == 0 {
+        while other.waiter_count() == 0 {
             tokio::task::yield_now().await;
         }
         soon(guard.release()).await.unwrap();

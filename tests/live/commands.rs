@@ -171,7 +171,7 @@ async fn a_lock_sends_as_many_commands_as_before() {
     let waiting = meter
         .sent("mutex: lock, held by this node", 0, other.mutex("a").lock())
         .await;
-    until("it waits", || other.waiting() == 1).await;
+    until("it waits", || other.waiter_count() == 1).await;
     let released = async {
         guard.release().await.unwrap();
         waiting.await.unwrap().unwrap()

@@ -35,7 +35,7 @@ async fn behind(proxy: &Proxy) -> Locks {
 }
 
 async fn until_waiting(locks: &Locks) {
-    until("a candidate waits", || locks.waiting() > 0).await;
+    until("a candidate waits", || locks.waiter_count() > 0).await;
 }
 
 /// Returns the number of candidates in the queue on the server, including expired ones.
@@ -109,7 +109,7 @@ async fn a_candidate_or_observer_costs_one_poll_per_third_of_a_lease() {
             async move { while observer.next().await.is_ok() {} },
         ));
     }
-    until("all observe", || observers.waiting() == observing.len()).await;
+    until("all observe", || observers.waiter_count() == observing.len()).await;
     let observed = rate(&mut eyes).await;
     println!(
         "with a lease of 3 s {standing_by:.0} commands a minute for a candidate, {observed:.0} for a hundred observers in a process"

@@ -62,7 +62,7 @@ async fn an_outage() {
         let mutex = other.mutex(format!("lease {n}"));
         waiting.spawn(async move { mutex.lock().await.map(drop) });
     }
-    until("they wait", || other.waiting() == count / 10).await;
+    until("they wait", || other.waiter_count() == count / 10).await;
     let watch = Watch::of("");
 
     server.freeze();
@@ -196,7 +196,7 @@ async fn a_restart() {
             waiting.spawn(waiter.mutex(key.as_str()).lock());
         }
     }
-    until("they wait", || waiter.waiting() == 15).await;
+    until("they wait", || waiter.waiter_count() == 15).await;
     let watch = Watch::of("");
     server.restart();
     until_recovered(&watch, &nodes).await;
@@ -367,7 +367,7 @@ fn a_process_that_ends_without_a_shutdown_ends_quietly() {
                         std::future::pending::<()>().await;
                     });
                     runtime.spawn(waits.lock());
-                    until("the caller waits", || locks.waiting() == 1).await;
+                    until("the caller waits", || locks.waiter_count() == 1).await;
                     keeps.then_some(locks)
                 });
                 drop(runtime);
@@ -467,7 +467,7 @@ async fn built_locks_report_their_server() {
     let told = watch.until("locks_built").await;
     assert_eq!(told.level, Level::INFO);
     let server = format!("server=127.0.0.1:{} ", server.port());
-    let node = format!("node={} ", locks.node());
+    let node = format!("node={} ", locks.node_id());
     for field in [&*server, &*node, "prefix=shop:lock: "] {
         assert!(told.text.contains(field), "{field} is not in {told:?}");
     }

@@ -182,7 +182,7 @@ impl Scene {
 
         for guard in &guards {
             let name = String::from_utf8_lossy(guard.key().as_bytes()).into_owned();
-            let node = self.holder.locks.node().to_string();
+            let node = self.holder.locks.node_id().to_string();
             let is_asserted = |owner: Option<String>| owner.is_some_and(|owner| owner.starts_with(&node));
             until("the lease is asserted, or lost", || {
                 !guard.is_held() || is_asserted(eyes.owner(&name))
@@ -341,7 +341,7 @@ async fn a_planned_failover_costs_no_lease_and_waiters_are_pushed_their_grants_a
         guard = next;
         waiting = tokio::spawn(at_last(nodes[turn % 2].mutex("kept")));
         let counts = pushes.lock().unwrap().clone();
-        let is_pushed = |node: &Locks| counts.contains_key(&node.node().to_string());
+        let is_pushed = |node: &Locks| counts.contains_key(&node.node_id().to_string());
         if nodes.iter().all(is_pushed) {
             println!("pushes after the failover: {counts:?}");
             break;

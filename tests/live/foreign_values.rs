@@ -38,7 +38,7 @@ async fn a_key_of_another_type_is_refused_and_left_alone() {
     soon(guard.lost()).await;
     assert!(soon(guard.release()).await.is_err());
     soon(locks.idle()).await;
-    assert_eq!((locks.keys(), locks.waiting()), (0, 0));
+    assert_eq!((locks.key_count(), locks.waiter_count()), (0, 0));
     assert_eq!(eyes.text::<usize>("LLEN lock:list"), 3);
     assert_eq!(eyes.left_behind().len(), 2);
 }
@@ -84,7 +84,7 @@ async fn foreign_values_under_a_records_name_are_refused_and_left_alone() {
             tells(&error, &["`theirs`", "not a lock", "another key or prefix"]);
         }
         soon(locks.idle()).await;
-        assert_eq!((locks.keys(), locks.waiting()), (0, 0));
+        assert_eq!((locks.key_count(), locks.waiter_count()), (0, 0));
         assert_eq!(eyes.text::<Vec<String>>(dump), theirs);
         assert_eq!(
             eyes.text::<i64>("PTTL lock:theirs"),
@@ -134,7 +134,7 @@ async fn foreign_values_under_a_semaphores_name_are_refused_and_left_alone() {
             tells(&error, &["`calls`", "or a semaphore", "another key or prefix"]);
         }
         soon(locks.idle()).await;
-        assert_eq!((locks.keys(), locks.waiting()), (0, 0));
+        assert_eq!((locks.key_count(), locks.waiter_count()), (0, 0));
         assert_eq!(eyes.text::<Vec<String>>(&dump), theirs);
         assert_eq!(
             eyes.text::<i64>(&format!("PTTL {name}")),
@@ -156,7 +156,7 @@ async fn foreign_values_under_a_semaphores_name_are_refused_and_left_alone() {
     soon(permit.lost()).await;
     assert!(soon(permit.release()).await.is_err());
     soon(locks.idle()).await;
-    assert_eq!((locks.keys(), locks.waiting()), (0, 0));
+    assert_eq!((locks.key_count(), locks.waiter_count()), (0, 0));
     // Text is the record of an owner without a queue: callers wait for it, and leave it unchanged.
     let _: () = eyes.text(&format!("SET {name} theirs"));
     assert!(soon(semaphore.try_acquire()).await.unwrap().is_none());
@@ -164,7 +164,7 @@ async fn foreign_values_under_a_semaphores_name_are_refused_and_left_alone() {
     assert!(matches!(waited, Error::Busy { .. }), "{waited:?}");
     assert_eq!(soon(semaphore.available_permits()).await.unwrap(), 0);
     let waits = tokio::spawn(semaphore.acquire());
-    until("the caller waits", || locks.waiting() == 1).await;
+    until("the caller waits", || locks.waiter_count() == 1).await;
     assert_eq!(eyes.text::<String>(&format!("GET {name}")), "theirs");
     let _: i64 = eyes.text(&format!("DEL {name}"));
     soon(waits).await.unwrap().unwrap().release().await.unwrap();
@@ -207,7 +207,7 @@ async fn foreign_values_under_an_elections_name_are_refused_and_left_alone() {
             tells(&error, &["`relay`", "an election", "another key or prefix"]);
         }
         soon(locks.idle()).await;
-        assert_eq!((locks.keys(), locks.waiting()), (0, 0));
+        assert_eq!((locks.key_count(), locks.waiter_count()), (0, 0));
         assert_eq!(eyes.text::<Vec<String>>(&dump), theirs);
         let _: i64 = eyes.text(&format!("DEL {name}"));
     }
@@ -352,7 +352,7 @@ async fn a_foreign_queue_is_refused_and_one_of_another_format_is_passed_over() {
         let writer = soon(waits).await.unwrap().unwrap();
         let both = multi.clone();
         let waits = tokio::spawn(async move { both.lock().await });
-        until("the multi-lock waits", || one.waiting() == 1).await;
+        until("the multi-lock waits", || one.waiter_count() == 1).await;
         let reader = soon(writer.downgrade()).await.unwrap();
         reader.release().await.unwrap();
         soon(waits).await.unwrap().unwrap().release().await.unwrap();
@@ -360,7 +360,7 @@ async fn a_foreign_queue_is_refused_and_one_of_another_format_is_passed_over() {
     }
     for node in [&one, &other] {
         soon(node.idle()).await;
-        assert_eq!((node.keys(), node.waiting()), (0, 0));
+        assert_eq!((node.key_count(), node.waiter_count()), (0, 0));
     }
     assert_eq!(eyes.left_behind().len(), 1, "{:?}", eyes.left_behind());
 }

@@ -96,7 +96,7 @@ async fn each_master_of_a_quorum_has_its_own_answer() {
     for entry in &page.entries {
         assert_eq!(
             (entry.state, entry.holders[0].node.id),
-            (State::Held, locks.node())
+            (State::Held, locks.node_id())
         );
         let port: u16 = entry.server.rsplit(':').next().unwrap().parse().unwrap();
         assert!(masters.iter().any(|master| master.port() == port), "{entry:?}");
@@ -151,7 +151,7 @@ async fn what_others_wrote_is_foreign() {
             (State::Foreign, digest),
             "{line}"
         );
-        assert_eq!(entry.left.is_some(), line.contains("PX"), "{line}");
+        assert_eq!(entry.remaining.is_some(), line.contains("PX"), "{line}");
         assert!(!format!("{entry:?}").contains("secret"), "{entry:?}");
     }
     // Neither keys of the server that only look like ours, nor data of the user.
@@ -171,11 +171,11 @@ async fn hostile_values_neither_end_nor_block_a_listing() {
     let guard = held(&one, "a").await;
     let mutex = other.mutex("a");
     let waiting = tokio::spawn(async move { mutex.lock().await });
-    inspect::until(&one, "a", |entry| entry.waiting == 1).await;
+    inspect::until(&one, "a", |entry| entry.waiter_count == 1).await;
     assert!(soon(one.latch("l").try_set_count(2)).await.unwrap());
     let mut eyes = Eyes::on(&server);
     // More members than one command reads, of which none is a share, behind one that is.
-    let claim = format!("h{}:1:ff:", one.node());
+    let claim = format!("h{}:1:ff:", one.node_id());
     for key in [&b"lock:readers"[..], b"lock:others"] {
         for n in 0..1_000 {
             let member = format!("garbage {n}");
@@ -216,7 +216,7 @@ async fn nothing_that_is_shown_is_a_secret() {
     let _guard = held(&one, "a").await;
     let mutex = other.mutex("a");
     let waiting = tokio::spawn(async move { mutex.lock().await });
-    let entry = inspect::until(&one, "a", |entry| entry.waiting == 1).await;
+    let entry = inspect::until(&one, "a", |entry| entry.waiter_count == 1).await;
     let mut eyes = Eyes::on(&server);
     let queue: Vec<String> = eyes.text("KEYS tenure1:q:*");
     let members: Vec<String> = eyes.ask(&[b"ZRANGE", queue[0].as_bytes(), b"0", b"-1"]);
@@ -261,7 +261,7 @@ async fn every_command_is_a_read_with_a_bound() {
     soon(inspector.inspect().nodes()).await.unwrap();
     assert_eq!(entries.len(), 101);
     let permits = entries.iter().find_map(|entry| entry.permits);
-    assert_eq!(permits, Some((600, 600)));
+    assert_eq!(permits.map(|of| (of.in_use, of.capacity)), Some((600, 600)));
     let lines = monitor.until("tenure1:i:*");
     let mut seen = BTreeMap::<String, usize>::new();
     for words in &lines {
@@ -371,8 +371,8 @@ async fn the_documented_user_looks_and_changes_nothing() {
     assert!(soon(one.latch("l").try_set_count(2)).await.unwrap());
     let mutex = other.mutex("a");
     let waiting = tokio::spawn(async move { mutex.lock().await });
-    let entry = inspect::until(&looks, "a", |entry| entry.waiting == 1).await;
-    assert_eq!(entry.holders[0].node.id, one.node());
+    let entry = inspect::until(&looks, "a", |entry| entry.waiter_count == 1).await;
+    assert_eq!(entry.holders[0].node.id, one.node_id());
     inspect::until_told(&looks, "a").await;
     assert_eq!(inspect::list(&looks, "").await.len(), 4);
     assert_eq!(soon(looks.inspect().nodes()).await.unwrap().len(), 2);

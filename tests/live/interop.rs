@@ -246,7 +246,7 @@ async fn a_foreign_lock_without_an_end_makes_no_busy_loop() {
         })
         .collect();
     until("they wait", || {
-        one.waiting() == 10 && other.waiting() == 10 && eyes.queue("a") == 2
+        one.waiter_count() == 10 && other.waiter_count() == 10 && eyes.queue("a") == 2
     })
     .await;
     // In the first two seconds the waiters poll often.

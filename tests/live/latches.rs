@@ -70,7 +70,7 @@ async fn all_waiters_of_a_process_share_one_poll() {
     let before = eyes.calls()["evalsha"];
     proxy.set(Direction::Requests, Flow::Hold);
     let waiting: Vec<_> = (0..50).map(|_| waits(&other, "parts")).collect();
-    until("all callers wait", || other.waiting() == 50).await;
+    until("all callers wait", || other.waiter_count() == 50).await;
     proxy.release();
     until("they poll", || eyes.calls()["evalsha"] >= before + 2).await;
     assert_eq!(watchers(&mut eyes, "parts"), 1);

@@ -105,7 +105,7 @@ async fn a_thousand_observers_of_a_process_share_one_poll() {
     }
     until("all observers wait as one watcher", || {
         asked.load(Ordering::SeqCst) == OBSERVERS
-            && other.waiting() == OBSERVERS
+            && other.waiter_count() == OBSERVERS
             && watchers(&mut eyes).len() == 1
     })
     .await;
@@ -161,7 +161,7 @@ async fn a_killed_observer_is_forgotten() {
     })
     .await;
     let seen = tokio::spawn(sees(one.election("seen").observe(), "here"));
-    let ours = format!("w{}", one.node());
+    let ours = format!("w{}", one.node_id());
     until("the new observer is the only watcher", || {
         let watchers = watchers(&mut eyes);
         watchers.len() == 1 && watchers[0].0 == ours

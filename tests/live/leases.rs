@@ -50,12 +50,12 @@ async fn a_crowd_at_one_key_delays_no_renewal_of_another() {
     for _ in 0..CROWD {
         crowd.spawn(locks.mutex("crowded").fixed(12 * HOUR).lock());
     }
-    until("they come", || locks.waiting() == CROWD).await;
+    until("they come", || locks.waiter_count() == CROWD).await;
     let came = renewed(&guards, &proxy, &mut eyes).await;
     until("they wait", || eyes.queue("crowded") == CROWD).await;
     proxy.set(Direction::Both, Flow::Hold);
     crowd.abort_all();
-    until("they go", || locks.waiting() == 0).await;
+    until("they go", || locks.waiter_count() == 0).await;
     let stay = renewed(&guards, &proxy, &mut eyes).await;
     println!("{came} came before the renewals, and {} went", CROWD - stay);
     assert!(came < CROWD / 2 && stay > CROWD / 2);

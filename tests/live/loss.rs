@@ -209,7 +209,7 @@ async fn stopped_process_is_told_before_anything_else() {
     assert!(granted > stopped);
     assert!(guard.is_held());
     let owner = eyes.owner("a").unwrap();
-    assert!(owner.starts_with(&locks.node().to_string()), "{owner}");
+    assert!(owner.starts_with(&locks.node_id().to_string()), "{owner}");
     guard.release().await.unwrap();
     eyes.until_empty().await;
 }

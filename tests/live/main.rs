@@ -14,7 +14,6 @@
 mod support;
 
 mod bad_input;
-mod before;
 mod cancellation;
 #[cfg(feature = "scheduler")]
 mod checkpoints;

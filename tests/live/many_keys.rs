@@ -57,7 +57,7 @@ async fn used_once(keys: u64) {
     let (theirs, ours) = (used(&mut eyes), resident());
     use_blocks(&locks, blocks / 2, blocks).await;
     soon(locks.idle()).await;
-    assert_eq!((locks.keys(), locks.waiting()), (0, 0));
+    assert_eq!((locks.key_count(), locks.waiter_count()), (0, 0));
     until("the clock alone is there", || eyes.text::<u64>("DBSIZE") == 1).await;
     // What a connection has for its answers is given back later.
     let look = async {

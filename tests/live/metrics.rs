@@ -27,7 +27,7 @@ async fn errors_are_counted_by_what_they_disturb() {
     soon(other.ping()).await.unwrap();
     let of_key = |what: &str| Watch::of(format!("key=metered {what} "));
     let (renewal, drop_watch, release) = (of_key("renewal"), of_key("drop"), of_key("release"));
-    let (refused, node) = (of_key("refusal"), Watch::of(one.node().to_string()));
+    let (refused, node) = (of_key("refusal"), Watch::of(one.node_id().to_string()));
 
     // Every connection breaks, and no new one is to be had.
     proxy.refuse(true);

@@ -127,7 +127,7 @@ async fn a_queue_survives(outage: impl FnOnce(&Proxy)) {
             }
         });
     }
-    until("they wait", || locks.waiting() == 20).await;
+    until("they wait", || locks.waiter_count() == 20).await;
     // Shortly before the next renewal of the lease.
     watch.until("renewed").await;
     tokio::time::sleep(ms(2_700)).await;
@@ -191,12 +191,15 @@ async fn all_waiters_survive(outage: impl FnOnce(&Proxy)) {
     };
     wait(&elsewhere, 4);
     wait(&here, 10);
-    until("they wait", || here.waiting() == 10 && elsewhere.waiting() == 4).await;
+    until("they wait", || {
+        here.waiter_count() == 10 && elsewhere.waiter_count() == 4
+    })
+    .await;
     // Shortly before the next renewal of the lease.
     watch.until("renewed").await;
     tokio::time::sleep(ms(900)).await;
     wait(&here, 10);
-    until("all wait", || here.waiting() == 20).await;
+    until("all wait", || here.waiter_count() == 20).await;
     let away = now();
     outage(&proxy);
     tokio::time::sleep((away + lease * 98 / 100).saturating_sub(now())).await;

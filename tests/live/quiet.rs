@@ -25,7 +25,7 @@ async fn two_hundred_waiters_cost_fewer_than_ten_commands_a_second() {
         })
         .collect();
     until("they wait", || {
-        one.waiting() == 100 && other.waiting() == 100 && eyes.queue("busy") == 2
+        one.waiter_count() == 100 && other.waiter_count() == 100 && eyes.queue("busy") == 2
     })
     .await;
 

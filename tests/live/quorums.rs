@@ -42,7 +42,7 @@ async fn a_lease_stands_on_the_masters_and_leaves_nothing() {
     let waiter = one.mutex("b");
     let held = soon(other.mutex("b").lock()).await.unwrap();
     let waits = tokio::spawn(waiter.lock());
-    while one.waiting() == 0 {
+    while one.waiter_count() == 0 {
         tokio::task::yield_now().await;
     }
     soon(held.release()).await.unwrap();

@@ -54,7 +54,7 @@ impl Contents for Seen<'_> {
     }
 
     fn queue(&mut self, _: &str) -> usize {
-        self.0.one.waiting() + self.0.other.waiting()
+        self.0.one.waiter_count() + self.0.other.waiter_count()
     }
 }
 

@@ -73,7 +73,7 @@ async fn a_master_that_returns_grants_nothing_that_its_successor_granted() {
     assert!(told.text.contains("why=epoch "), "{told:?}");
 
     sentinels.iter().for_each(Proxy::heal);
-    let (mut eyes, id) = (Eyes::on(server), holder.node().to_string());
+    let (mut eyes, id) = (Eyes::on(server), holder.node_id().to_string());
     until("the lease is asserted", || {
         eyes.owner("a").is_some_and(|owner| owner.starts_with(&id))
     })
@@ -207,7 +207,9 @@ async fn two_connections_each<const N: usize>(hosts: [&str; N], is_first_killed:
     for (at, node) in nodes.iter().enumerate() {
         drop(held(node, format!("key {at}")).await);
     }
-    let channels = nodes.each_ref().map(|node| format!("tenure1:n:{}", node.node()));
+    let channels = nodes
+        .each_ref()
+        .map(|node| format!("tenure1:n:{}", node.node_id()));
     for channel in &channels {
         let ask = format!("PUBSUB NUMSUB {channel}");
         until("the node listens", || eyes.text::<(String, u8)>(&ask).1 == 1).await;

@@ -18,7 +18,7 @@ async fn a_forged_grant_makes_no_storm() {
     // A lease of fixed length is confirmed before it begins.
     let waiting = tokio::spawn(other.mutex("a").fixed(ms(60_000)).lock());
     until("it waits", || eyes.queue("a") == 1).await;
-    let channel = format!("tenure1:n:{}", other.node());
+    let channel = format!("tenure1:n:{}", other.node_id());
     let listeners = format!("PUBSUB NUMSUB {channel}");
     until("it listens", || eyes.text::<(String, u64)>(&listeners).1 == 1).await;
     let queues: Vec<String> = eyes.text("KEYS tenure1:q:*");
@@ -51,8 +51,8 @@ async fn pushes_of_an_unknown_format_are_reported_once_a_minute() {
     let mut eyes = Eyes::on(&server);
     let other = locks(&server.url(), ms(60_000)).await;
     let locks = locks(&server.url(), ms(60_000)).await;
-    let watch = Watch::of(locks.node().to_string());
-    let channel = format!("tenure1:n:{}", locks.node());
+    let watch = Watch::of(locks.node_id().to_string());
+    let channel = format!("tenure1:n:{}", locks.node_id());
     let listeners = format!("PUBSUB NUMSUB {channel}");
     until("it listens", || eyes.text::<(String, u64)>(&listeners).1 == 1).await;
     for _ in 0..100 {

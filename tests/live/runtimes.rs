@@ -191,7 +191,7 @@ fn a_guard_outlives_its_runtime_and_is_released_without_one() {
     });
     assert!(eyes.left_behind().is_empty());
     // The answer of the server may still be in flight.
-    until("nothing is left here", || locks.keys() == 0);
+    until("nothing is left here", || locks.key_count() == 0);
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn a_runtime_that_ends_under_guards_and_waiters_leaves_nothing() {
         drop(guard);
         until("all keys are free", || eyes.left_behind().is_empty());
         until("nothing is left here", || {
-            locks.keys() == 0 && locks.waiting() == 0
+            locks.key_count() == 0 && locks.waiter_count() == 0
         });
     }
 }
@@ -299,7 +299,7 @@ fn a_runtime_that_does_not_run_delays_no_caller() {
         held(&locks, "asleep").await.release().await.unwrap();
         locks
     });
-    let (node, key) = (Watch::of(locks.node().to_string()), Watch::of("key=asleep "));
+    let (node, key) = (Watch::of(locks.node_id().to_string()), Watch::of("key=asleep "));
     awake.block_on(async {
         held(&locks, "asleep").await.release().await.unwrap();
         soon(locks.idle()).await;
@@ -318,7 +318,7 @@ fn works_without_a_runtime_once_it_is_connected() {
     assert!(run_elsewhere(locks.mutex("a").try_lock()).unwrap().is_none());
     let other = locks.mutex("a");
     let waiter = thread::spawn(move || run_elsewhere(other.lock()).unwrap());
-    until("it waits", || locks.waiting() == 1);
+    until("it waits", || locks.waiter_count() == 1);
     run_elsewhere(guard.release()).unwrap();
     drop(waiter.join().unwrap());
     run_elsewhere(locks.idle());

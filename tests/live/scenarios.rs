@@ -122,7 +122,7 @@ async fn a_user_without_channels_waits_by_timers() {
     let everything = Watch::of("");
     let lease = ms(8_000);
     let (one, other) = (locks(&url, lease).await, locks(&url, lease).await);
-    let watch = Watch::of(other.node().to_string());
+    let watch = Watch::of(other.node_id().to_string());
     for _ in 0..2 {
         let guard = held(&one, "a").await;
         let waiter = tokio::spawn(other.mutex("a").lock());
@@ -325,7 +325,7 @@ async fn a_demoted_master_is_not_trusted() {
     let builder = Locks::builder().lease(ms(8_000)).request_timeout(ms(1_000));
     let locks = builder.redis(&server.url()).await.unwrap();
     let guard = held(&locks, "demoted").await;
-    let (about_key, about_node) = (Watch::of("key=demoted "), Watch::of(locks.node().to_string()));
+    let (about_key, about_node) = (Watch::of("key=demoted "), Watch::of(locks.node_id().to_string()));
     let _: String = eyes.text("REPLICAOF 127.0.0.1 1");
     let assert_refused = |error: &Error| {
         match error {
@@ -414,7 +414,7 @@ async fn a_forged_grant_is_reported_and_grants_nothing() {
     let queues: Vec<String> = eyes.text("KEYS tenure1:q:*");
     let entries: Vec<String> = eyes.text(&format!("ZRANGE {} 0 0", queues[0]));
     let parts: Vec<&str> = entries[0].split(':').collect();
-    let (node, claim) = (other.node(), parts[1]);
+    let (node, claim) = (other.node_id(), parts[1]);
     let push = format!("1 lock {claim} dead {} 10000 lock:forged", 1u64 << 52);
     let words: [&[u8]; 3] = [
         b"PUBLISH",
@@ -445,7 +445,7 @@ async fn a_forged_grant_is_reported_and_grants_nothing() {
     guard.release().await.unwrap();
     // Events about a key do not name its holder.
     for told in watch.told() {
-        for node in [one.node(), other.node()] {
+        for node in [one.node_id(), other.node_id()] {
             assert!(!told.text.contains(&node.to_string()), "{told:?}");
         }
     }

@@ -67,7 +67,7 @@ async fn lazy_locks_start_while_redis_is_unavailable() {
     let error = soon(locks.mutex("a").lock()).await.map(drop).unwrap_err();
     assert!(error.is_unreachable(), "{error:?}");
     tells(&error, &["`a`", "unreachable", &server.port().to_string()]);
-    assert_eq!((locks.keys(), locks.waiting()), (0, 0));
+    assert_eq!((locks.key_count(), locks.waiter_count()), (0, 0));
     server.restart();
     let guard = soon(async {
         loop {
@@ -156,7 +156,7 @@ async fn a_restart_without_its_data_under_a_guard_is_no_silent_loss() {
         let guard = held(&locks, key.as_str()).await;
         let waiter = tokio::spawn(other.mutex(key.as_str()).lock());
         until("the caller waits", || {
-            other.waiting() == 1 && Eyes::on(&server).queue(&key) == 1
+            other.waiter_count() == 1 && Eyes::on(&server).queue(&key) == 1
         })
         .await;
         server.restart();
@@ -252,7 +252,7 @@ async fn an_endless_request_timeout_is_no_panic() {
         Err(ConnectError::Options(_)) => return,
         Err(other) => panic!("{other}"),
     };
-    let watch = Watch::of(locks.node().to_string());
+    let watch = Watch::of(locks.node_id().to_string());
     let waited = soon(locks.mutex("a").lock_timeout(ms(5_000))).await.unwrap();
     soon(waited.release()).await.unwrap();
     soon(locks.ping()).await.unwrap();

@@ -136,7 +136,7 @@ impl Suite {
             crate::help::soon(stage.one.idle()).await;
             crate::help::soon(stage.other.idle()).await;
         });
-        assert_eq!((stage.one.keys(), stage.other.keys()), (0, 0));
+        assert_eq!((stage.one.key_count(), stage.other.key_count()), (0, 0));
         match self.rest {
             Rest::Nothing => assert_eq!(stage.left(), Vec::<String>::new()),
             Rest::Watchers => eventually("nothing is left", || stage.left().is_empty().then_some(())),

@@ -5,11 +5,9 @@ use std::time::Duration;
 
 use tenure::error::{LostCause, StoreErrorKind, StoreRefusal};
 use tenure::inspect::{Entry, State, StealEnd, StealError, StealStep};
-use tenure::protocol::message::{ClaimId, LeaseTimes};
 use tenure::{Error, Guard, Locks};
 use tokio::task::{JoinSet, block_in_place};
 
-use crate::before;
 use crate::cluster::Cluster;
 use crate::help::{Eyes, HOUR, Other, addr, held, ms, now, soon, until, url};
 use crate::interop::foreign::{Foreign, Library};
@@ -19,14 +17,11 @@ use crate::store::rights_of;
 use crate::support::inspect::{self, show, until_told};
 use crate::support::proxy::{Direction, Flow, Proxy};
 use crate::support::steal;
-use crate::tools::claim_id;
 
 /// Short, so that leases without a sign of their holders end soon.
 const LEASE: Duration = ms(1_200);
 /// Of a lock of redis-py.
 const THEIR_LEASE: Duration = ms(4_000);
-/// Of a lease, in the store.
-const MARGIN: Duration = ms(250);
 
 async fn node(url: &str, lease: Duration) -> Locks {
     let builder = Locks::builder().lease(lease).request_timeout(ms(10_000));
@@ -110,8 +105,6 @@ enum Kind {
     RedisPy,
     /// Is a node that tells nothing of itself.
     Silent,
-    /// Is a node of a version that does not know of steals.
-    Earlier,
 }
 
 /// One steal. Returns how long the next holder waited.
@@ -131,7 +124,7 @@ async fn steal_from(kind: Kind, url: String, key: String) -> Duration {
             let holder = held(&one, &*key).await;
             until_told(&next, &key).await;
             let waiting = tokio::spawn(waits);
-            inspect::until(&next, &key, |entry| entry.waiting == 1).await;
+            inspect::until(&next, &key, |entry| entry.waiter_count == 1).await;
             let works = tokio::spawn(works(kind, holder));
             let grace = if kind == Kind::Obeys { ms(60_000) } else { ms(30) };
             let taken = take(grace).await;
@@ -142,7 +135,7 @@ async fn steal_from(kind: Kind, url: String, key: String) -> Duration {
             other.hears("holds");
             until_told(&next, &key).await;
             let waiting = tokio::spawn(waits);
-            inspect::until(&next, &key, |entry| entry.waiting == 1).await;
+            inspect::until(&next, &key, |entry| entry.waiter_count == 1).await;
             if kind == Kind::Killed {
                 other.kill();
             } else {
@@ -168,7 +161,7 @@ async fn steal_from(kind: Kind, url: String, key: String) -> Duration {
             let said = block_in_place(|| theirs.asks(&format!("acquire lock:{key} {ttl} 0")));
             assert_eq!(said, "yes");
             let waiting = tokio::spawn(waits);
-            inspect::until(&next, &key, |entry| entry.waiting == 1).await;
+            inspect::until(&next, &key, |entry| entry.waiter_count == 1).await;
             let taken = take(ms(30)).await;
             let said = block_in_place(|| theirs.asks(&format!("extend lock:{key} 60")));
             assert_eq!(said, "LockNotOwnedError");
@@ -179,16 +172,8 @@ async fn steal_from(kind: Kind, url: String, key: String) -> Duration {
             let silent = soon(silent.redis(&url)).await.unwrap();
             let holder = held(&silent, &*key).await;
             let waiting = tokio::spawn(waits);
-            inspect::until(&next, &key, |entry| entry.waiting == 1).await;
+            inspect::until(&next, &key, |entry| entry.waiter_count == 1).await;
             let works = tokio::spawn(works(Kind::Keeps, holder));
-            let taken = take(ms(30)).await;
-            (taken, soon(waiting).await.unwrap(), soon(works).await.unwrap())
-        }
-        Kind::Earlier => {
-            let old = OldHolder::claims(&url, &key);
-            let waiting = tokio::spawn(waits);
-            inspect::until(&next, &key, |entry| entry.waiting == 1).await;
-            let works = tokio::task::spawn_blocking(|| old.works());
             let taken = take(ms(30)).await;
             (taken, soon(waiting).await.unwrap(), soon(works).await.unwrap())
         }
@@ -215,54 +200,6 @@ async fn steal_from(kind: Kind, url: String, key: String) -> Duration {
         assert!(is_late, "{kind:?}: {error}");
     }
     got - began
-}
-
-/// A holder of the version before, which speaks to the server by its own script.
-struct OldHolder {
-    client: redis::Connection,
-    key: String,
-    claim_id: ClaimId,
-}
-
-impl OldHolder {
-    fn claims(url: &str, key: &str) -> OldHolder {
-        let client = redis::Client::open(url).unwrap().get_connection().unwrap();
-        let mut holder = OldHolder {
-            client,
-            key: key.to_owned(),
-            claim_id: claim_id(1, 1),
-        };
-        before::number(&holder.asks("c", b"there is no queue yet"));
-        holder
-    }
-
-    fn asks(&mut self, verb: &str, queue: &[u8]) -> redis::Value {
-        let term = LeaseTimes {
-            lease_ms: LEASE.as_millis() as u64,
-            margin_ms: MARGIN.as_millis() as u64,
-        };
-        before::old_lock(&mut self.client, &self.key, queue, verb, self.claim_id, term)
-    }
-
-    /// Renews its lease until it learns that the lease is gone, and returns when that was.
-    fn works(mut self) -> Duration {
-        let mut keys = redis::cmd("KEYS");
-        let queue = format!("tenure1:q:*lock:{}", self.key);
-        let queue: Vec<Vec<u8>> = keys.arg(queue).query(&mut self.client).unwrap();
-        let [queue] = &*queue else { panic!("{queue:?}") };
-        loop {
-            let answer = self.asks("r", queue);
-            if answer == redis::Value::BulkString(b"X".into()) {
-                break;
-            }
-            before::number(&answer);
-            std::thread::sleep(LEASE / 3);
-        }
-        let last = now();
-        // Its release finds nothing, and frees nothing.
-        assert_eq!(before::letter(&self.asks("l", queue)), 'N');
-        last
-    }
 }
 
 /// Works as long as the lease is held, and returns when it was last seen held. It looks all the time.
@@ -329,12 +266,11 @@ async fn no_holder_holds_beside_the_next() {
         (Kind::Killed, 15),
         (Kind::RedisPy, 20),
         (Kind::Silent, 20),
-        (Kind::Earlier, 20),
     ] {
         let mut waited = Vec::new();
         // As many at once as a small machine runs.
         let at_once = match kind {
-            Kind::Keeps | Kind::Silent | Kind::Earlier => 10,
+            Kind::Keeps | Kind::Silent => 10,
             _ => 5,
         };
         for batch in 0..count / at_once {
@@ -371,7 +307,7 @@ async fn the_next_holder_begins_within_three_trips() {
             until_told(&next, &key).await;
             let mutex = next.mutex(&*key);
             let waiting = tokio::spawn(mutex.lock());
-            inspect::until(&next, &key, |entry| entry.waiting == 1).await;
+            inspect::until(&next, &key, |entry| entry.waiter_count == 1).await;
             // An operator looks first, so the connection is open.
             let inspection = next.inspect();
             let entry = soon(inspection.show(&*key)).await.unwrap().entries.remove(0);
@@ -488,7 +424,7 @@ async fn a_fixed_lease_that_is_told_nothing_ends_by_itself() {
     let guard = soon(silent.mutex("a").fixed(LEASE).lock()).await.unwrap();
     let mutex = other.mutex("a");
     let waiting = tokio::spawn(async move { (mutex.lock().await.unwrap(), now()) });
-    let entry = inspect::until(&other, "a", |entry| entry.waiting == 1).await;
+    let entry = inspect::until(&other, "a", |entry| entry.waiter_count == 1).await;
     let steal = other.inspect().steal(&entry).grace(Duration::ZERO);
     let stealing = tokio::spawn(steal.into_future());
     assert_eq!(soon(guard.lost()).await, LostCause::Ended);
@@ -599,7 +535,7 @@ async fn the_documented_user_takes_leases() {
         until_told(&thief, key).await;
         let mutex = other.mutex(key);
         let waiting = tokio::spawn(async move { mutex.lock().await });
-        let entry = inspect::until(&thief, key, |entry| entry.waiting == 1).await;
+        let entry = inspect::until(&thief, key, |entry| entry.waiter_count == 1).await;
         let work = tokio::spawn(async move {
             let _ = guard.asked().await;
             drop(guard);

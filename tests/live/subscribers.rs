@@ -45,7 +45,7 @@ fn one_panic_costs_no_other_caller_its_answer() {
                 .map(|n| tokio::spawn(locks.mutex(n.to_string()).lock()))
                 .collect();
             let all_wait = async {
-                while locks.waiting() < 200 {
+                while locks.waiter_count() < 200 {
                     tokio::task::yield_now().await;
                 }
             };
@@ -80,7 +80,7 @@ fn a_subscriber_may_look_at_the_locks_as_the_inbox_opens() {
             // How often the inbox was lost, and how often it was opened.
             let (tell, inbox) = watch::channel((0, 0));
             let looks = Each(move |told: &Told| {
-                LOCKS.get().map(|locks| (locks.keys(), locks.waiting()));
+                LOCKS.get().map(|locks| (locks.key_count(), locks.waiter_count()));
                 tell.send_modify(|(lost, opened)| match &*told.event {
                     "inbox_lost" => *lost += 1,
                     "inbox_open" => *opened += 1,

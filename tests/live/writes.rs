@@ -397,7 +397,7 @@ async fn a_write_without_an_answer_is_done_once_and_its_lease_is_not_handed_on()
     assert_ne!(number(guard.fence()), number(before), "the lease was handed on");
     // A guard whose writes all have answers hands on.
     let next = tokio::spawn(locks.mutex("a").lock());
-    until("a caller waits", || locks.waiting() == 1).await;
+    until("a caller waits", || locks.waiter_count() == 1).await;
     assert_eq!(add(&guard, "fourth").await.unwrap(), 4);
     let before = guard.fence();
     soon(guard.release()).await.unwrap();
@@ -419,7 +419,7 @@ async fn a_write_that_arrives_when_the_next_one_holds_is_not_done() {
     let guard = held(&locks, "a").await;
     add(&guard, "first").await.unwrap();
     let next = tokio::spawn(locks.mutex("a").lock());
-    until("a caller waits", || locks.waiting() == 1).await;
+    until("a caller waits", || locks.waiter_count() == 1).await;
     proxy.set_existing(Direction::Requests, Flow::Hold);
     unanswered(add(&guard, "late").await);
     assert!(proxy.holds(Direction::Requests) > 0);
@@ -443,7 +443,7 @@ async fn a_lease_with_a_write_in_flight_is_not_handed_on() {
     let guard = held(&locks, "a").await;
     add(&guard, "first").await.unwrap();
     let next = tokio::spawn(locks.mutex("a").lock());
-    until("a caller waits", || locks.waiting() == 1).await;
+    until("a caller waits", || locks.waiter_count() == 1).await;
     proxy.set(Direction::Replies, Flow::Hold);
     let mut write = Box::pin(add(&guard, "second"));
     let polled = std::future::poll_fn(|cx| std::task::Poll::Ready(write.as_mut().poll(cx).is_pending()));

@@ -105,7 +105,7 @@ async fn no_lease_of_an_unanswered_write_is_handed_on() {
         let guard = soon(multi.lock()).await.unwrap();
         transfer(&guard.lease(), ["from", "to"], 1).await.unwrap();
         let waiters = ["a", "b"].map(|key| tokio::spawn(locks.mutex(key).lock()));
-        until("both wait", || locks.waiting() == 2).await;
+        until("both wait", || locks.waiter_count() == 2).await;
         if !is_answered {
             proxy.set_existing(Direction::Requests, Flow::Hold);
             let late = transfer(&guard.lease(), ["from", "to"], 1).await;
@@ -144,7 +144,7 @@ async fn a_write_that_was_not_sent_keeps_no_lease_from_being_handed_on() {
         assert_eq!(lost_key(transfer(&guard.lease(), ["from", "to"], 1).await), "b");
     }
     let next = tokio::spawn(locks.mutex("a").lock());
-    until("it waits", || locks.waiting() == 1).await;
+    until("it waits", || locks.waiter_count() == 1).await;
     let before = number(guard.fence("a").unwrap());
     drop(guard);
     let next = soon(next).await.unwrap().unwrap();

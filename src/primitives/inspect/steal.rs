@@ -303,7 +303,7 @@ impl Steal {
                 (target, Some(holder))
             }
         };
-        // Every node that tells of itself understands these pushes.
+        // A node that tells operators nothing is not told by them either.
         let is_local = self.inspection.inspector.is_local();
         let tells = holder.is_some_and(|holder| is_local || holder.node.presence.is_some());
         Ok(StealRun {

@@ -238,9 +238,8 @@ impl Run {
         let (now, (ttl,)): (u64, (i64,)) = at_once(&mut self.client, [cmd("PTTL", &[&record])]);
         let latch = self.ledger.latch(&self.names[at], now * 1000);
         let model: HashMap<Vec<u8>, Vec<u8>> = latch.map_or_else(HashMap::new, |latch| {
-            let known: [(&[u8], String); 3] = [
+            let known: [(&[u8], String); 2] = [
                 (b"gen", latch.generation.to_string()),
-                (b"first", latch.generation.to_string()),
                 (b"left", latch.left.to_string()),
             ];
             let known = known.map(|(field, text)| (field.to_vec(), text.into_bytes()));

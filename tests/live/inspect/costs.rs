@@ -82,7 +82,7 @@ impl Pair {
         }
         if presence {
             for node in [&self.one, &self.other] {
-                let left: i64 = self.eyes.text(&format!("PTTL tenure1:i:{}", node.node()));
+                let left: i64 = self.eyes.text(&format!("PTTL tenure1:i:{}", node.node_id()));
                 assert!((1..=60_000).contains(&left), "{left}");
             }
         }

@@ -187,8 +187,8 @@ async fn no_answer_is_above_64_kilobytes() {
         node(&server.url(), "other").await,
     );
     let (guards, mut waiting) = many_long_names(&one, &other).await;
-    until("all wait", || other.waiting() == NAMES).await;
-    inspect::until(&one, &key(NAMES - 1), |entry| entry.waiting == 1).await;
+    until("all wait", || other.waiter_count() == NAMES).await;
+    inspect::until(&one, &key(NAMES - 1), |entry| entry.waiter_count == 1).await;
     crowd(&mut Eyes::on(&server));
     for protocol in ["", "?protocol=resp3"] {
         let meter = ReplyMeter::start(addr(&server)).await;
@@ -202,7 +202,7 @@ async fn no_answer_is_above_64_kilobytes() {
         assert_eq!(entries.len(), NAMES + 1 + 100);
         let crowded = inspect::show(&looks, &key(0)).await.remove(0);
         assert!(
-            crowded.holder_count > MANY && crowded.waiting > MANY,
+            crowded.holder_count > MANY && crowded.waiter_count > MANY,
             "{crowded:?}"
         );
         assert!(soon(looks.inspect().nodes()).await.unwrap().len() >= 100);

@@ -180,11 +180,11 @@ async fn who_leaves_while_it_waits_leaves_nothing() {
             let guard = held(&other, KEY).await;
             let visitor = Visitor::asks(service.addr, leaves).await;
             until("it waits", || eyes.queue(KEY) == 1).await;
-            assert_eq!(service.locks.waiting(), 1);
+            assert_eq!(service.locks.waiter_count(), 1);
             visitor.leaves();
             soon(service.locks.idle()).await;
             assert_eq!(
-                (service.locks.keys(), service.locks.waiting()),
+                (service.locks.key_count(), service.locks.waiter_count()),
                 (0, 0),
                 "{leaves:?}"
             );
@@ -230,7 +230,7 @@ async fn a_handler_that_runs_to_completion_does_not_notice_who_leaves() {
         until("it is given up", || service.fates.all()[GIVEN_UP] == 2 * n - 1).await;
         // A retry stands in line behind it.
         let retry = Visitor::asks(service.addr, Leaves::Closes).await;
-        until("it waits", || service.locks.waiting() == 1).await;
+        until("it waits", || service.locks.waiter_count() == 1).await;
         assert!(eyes.owner(KEY).is_some(), "{leaves:?}");
         assert_eq!(service.fates.all(), [n, 0, n - 1, 2 * n - 1, 0], "{leaves:?}");
         retry.leaves();
@@ -254,10 +254,10 @@ async fn clients_with_a_body_that_leave_while_they_wait_leave_nothing() {
     for n in 0..10 {
         visitors.push(Visitor::asks_with(service.addr, ALL[n % 3], 20_000).await);
     }
-    until("they wait", || service.locks.waiting() == 10).await;
+    until("they wait", || service.locks.waiter_count() == 10).await;
     visitors.into_iter().for_each(Visitor::leaves);
     soon(service.locks.idle()).await;
-    assert_eq!((service.locks.keys(), service.locks.waiting()), (0, 0));
+    assert_eq!((service.locks.key_count(), service.locks.waiter_count()), (0, 0));
     assert_eq!((eyes.queue(KEY), eyes.entries()), (0, 0));
     until("they are given up", || service.fates.all() == [0, 0, 0, 10, 0]).await;
     soon(guard.release()).await.unwrap();

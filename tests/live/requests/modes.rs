@@ -80,7 +80,7 @@ async fn permits_of_a_layer_are_those_of_the_semaphore() {
     ];
     let mut requests: Vec<_> = (0..6).map(|at| send(&apps[at % 2], Method::GET)).collect();
     until("two are inside", || gate.inside() == 2).await;
-    until("four wait", || one.waiting() + other.waiting() == 4).await;
+    until("four wait", || one.waiter_count() + other.waiter_count() == 4).await;
     assert_eq!(gate.inside(), 2);
     let semaphore = other.semaphore("exports", 2);
     assert_eq!(soon(semaphore.available_permits()).await.unwrap(), 0);
@@ -96,9 +96,12 @@ async fn permits_of_a_layer_are_those_of_the_semaphore() {
         .route_layer(layer(&one).skip());
     assert_eq!(soon(send(&skips, Method::GET)).await.unwrap().status(), 423);
     for _ in 0..4 {
-        let before = one.waiting() + other.waiting();
+        let before = one.waiter_count() + other.waiter_count();
         gate.go.add_permits(1);
-        until("the next is inside", || one.waiting() + other.waiting() < before).await;
+        until("the next is inside", || {
+            one.waiter_count() + other.waiter_count() < before
+        })
+        .await;
         assert!(gate.inside() <= 2);
     }
     gate.go.add_permits(2);
@@ -127,11 +130,11 @@ async fn readers_of_two_nodes_are_inside_together_and_writers_alone() {
     let mut requests: Vec<_> = apps.iter().map(|app| send(app, Method::GET)).collect();
     until("readers of both nodes are inside", || gate.inside() == 2).await;
     requests.push(send(&apps[1], Method::POST));
-    until("the writer waits", || other.waiting() == 1).await;
+    until("the writer waits", || other.waiter_count() == 1).await;
     assert_eq!(gate.inside(), 2);
     gate.go.add_permits(2);
     until("the writer is inside", || {
-        gate.inside() == 1 && other.waiting() == 0
+        gate.inside() == 1 && other.waiter_count() == 0
     })
     .await;
     assert!(soon(one.rw_lock("account").try_read()).await.unwrap().is_none());

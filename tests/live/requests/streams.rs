@@ -49,10 +49,10 @@ async fn waiters_beyond_the_limit_use_up_no_streams() {
         assert_eq!(status, StatusCode::TOO_MANY_REQUESTS);
         refused += 1;
     }
-    until("the others wait", || locks.waiting() == LIMIT).await;
+    until("the others wait", || locks.waiter_count() == LIMIT).await;
     // A key of its own waits for none of them.
     assert_eq!(soon(ask("/cold")).await, 200);
-    assert_eq!(locks.waiting(), LIMIT);
+    assert_eq!(locks.waiter_count(), LIMIT);
     soon(hot.release()).await.unwrap();
     while let Some(status) = soon(asked.join_next()).await {
         assert_eq!(status.unwrap(), 200);

@@ -25,7 +25,7 @@ impl Worker {
         let locks = build(orders).await;
         let mut own = Vec::new();
         for n in 0..rng.u64(1..4) {
-            let key = format!("neighbour:{}:{n}", locks.node());
+            let key = format!("neighbour:{}:{n}", locks.node_id());
             own.extend(
                 timeout(PATIENCE, locks.mutex(key).lock())
                     .await

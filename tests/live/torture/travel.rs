@@ -35,7 +35,7 @@ impl Worker {
         let travels = self.orders.travels();
         std::fs::create_dir_all(&travels).expect("a directory for what travels");
         for copy in 0..copies {
-            let name = format!("{}-{id}-{copy}", self.node.node());
+            let name = format!("{}-{id}-{copy}", self.node.node_id());
             // The file appears as a whole, or not at all.
             let written = travels.with_file_name(&name);
             let put =
@@ -50,7 +50,7 @@ impl Worker {
         while !*self.stop.borrow() {
             let found = std::fs::read_dir(&travels).into_iter().flatten().flatten().next();
             // Several tasks may find a text, but only one can take it.
-            let taken = travels.with_file_name(format!("taken-{}", self.node.node()));
+            let taken = travels.with_file_name(format!("taken-{}", self.node.node_id()));
             let taken = found.and_then(|found| {
                 std::fs::rename(found.path(), &taken).ok()?;
                 std::fs::read_to_string(&taken).ok()

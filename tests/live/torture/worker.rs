@@ -119,7 +119,7 @@ impl Worker {
         });
         worker
             .journal
-            .write(now(), format_args!("ready {}", locks.node()));
+            .write(now(), format_args!("ready {}", locks.node_id()));
         // Each key always has a task that wants to write and one that wants to read, so a key without grants is stuck.
         let keys = worker.orders.keys;
         let tasks = (0..2 * keys + 4).map(|task| {
@@ -179,7 +179,7 @@ impl Worker {
         }
         // All guards were given up. The rest must happen by itself.
         let idle = timeout(Duration::from_secs(10), locks.idle()).await.is_ok();
-        let state = match (idle, locks.keys(), locks.waiting()) {
+        let state = match (idle, locks.key_count(), locks.waiter_count()) {
             (true, 0, 0) => "idle".to_owned(),
             (idle, keys, waiting) => format!("stuck idle={idle} keys={keys} waiting={waiting}"),
         };

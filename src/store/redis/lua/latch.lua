@@ -9,8 +9,6 @@
 -- call.
 -- KEYS[i]           record     hash, expires with the life of the latch
 --                     gen      number of this life
---                     first    the same number. Nodes of earlier versions set a latch at zero again; then it is the first
---                              generation of a row, and every generation but the last came to zero
 --                     by       id of the call that set the latch
 --                     left     current count
 --                     i<id>    a call that counted in this generation; the value is the count after it
@@ -37,10 +35,10 @@ end
 local function latch(i, queue, verb, holder, lease, tick, to)
   local call, key = redis.call, KEYS[i]
   if records[i] then error({ err = 'WRONGTYPE the record is no latch' }) end
-  local known = call('HMGET', key, 'gen', 'first', 'by', 'left')
-  local gen, left = known[1], tonumber(known[4] or nil)
+  local known = call('HMGET', key, 'gen', 'by', 'left')
+  local gen, left = known[1], tonumber(known[3] or nil)
   -- A reply that no node can read would spoil the whole batch.
-  local is_whole = left and find(known[4], '^%d%d?%d?%d?%d?$') and find(gen or '', '^[1-9]%d*$') and find(known[2] or '', '^[1-9]%d*$')
+  local is_whole = left and find(known[3], '^%d%d?%d?%d?%d?$') and find(gen or '', '^[1-9]%d*$')
   if is_whole and gen + 0 >= 9007199254740992 then is_whole = false end
   if not is_whole and call('EXISTS', key) == 1 then error({ err = 'WRONGTYPE the record is no latch' }) end
   if verb == 't' and not gen then
@@ -48,7 +46,7 @@ local function latch(i, queue, verb, holder, lease, tick, to)
     if number < us then number = us end
     local count, life, id = string.match(to, '^(%d+):(%d+):(.*)$')
     local text = format('%d', number)
-    call('HSET', key, 'gen', text, 'first', text, 'by', id, 'left', count)
+    call('HSET', key, 'gen', text, 'by', id, 'left', count)
     call('PEXPIRE', key, life)
     last, last_text = number, text
     return 'Y'
@@ -57,7 +55,7 @@ local function latch(i, queue, verb, holder, lease, tick, to)
   -- not refuse a later write of the same script for want of memory.
   call('ZREM', queue, 'b')
   if not gen then return 'K' end
-  if verb == 't' and known[3] == string.match(to, '^%d+:%d+:(.*)$') then return 'Y' end
+  if verb == 't' and known[2] == string.match(to, '^%d+:%d+:(.*)$') then return 'Y' end
   if verb == 't' or verb == 'u' then return 'D' .. left end
 
   if verb == 'n' then
@@ -77,11 +75,8 @@ local function latch(i, queue, verb, holder, lease, tick, to)
     end
     return 'D' .. left
   end
-  if tick ~= '0' and tick ~= gen then
-    -- The store does not know whether an earlier life came to zero, unless a node of an earlier version set the latch
-    -- again.
-    return tick + 0 >= known[2] + 0 and tick + 0 < gen + 0 and 'D0' or 'K'
-  end
+  -- The store does not know whether an earlier life came to zero.
+  if tick ~= '0' and tick ~= gen then return 'K' end
   if left == 0 then return 'D0' end
   for _, node in ipairs(call('ZRANGEBYSCORE', queue, '0', format('(%d', ms))) do call('ZREM', queue, node) end
   local rest = call('PTTL', queue)

@@ -14,12 +14,8 @@ if renews then
     if number then
       if not records[i] then
         join(i, holder, hold, nil, tick)
-      elseif job or tick == '0' then
-        redis.call('PEXPIRE', KEYS[i], hold)
       else
-        -- A node of a version before readers handed the key to this reader as to a writer.
-        join(i, holder, hold, format('%d', number), tick)
-        hand_over(i, queue)
+        redis.call('PEXPIRE', KEYS[i], hold)
       end
       -- A holder that does not know its number holds nothing yet. Its lease may have ended before the loss.
       return recovering and not find(to, '%d') and 'R' .. recovering or number

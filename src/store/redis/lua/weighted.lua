@@ -59,7 +59,7 @@ if frees and pattern then
     local share = 'h' .. holder .. (has_permits and tick or '')
     if shared[i] then left = call('PTTL', key) end
     if text then
-      -- A string means that a reader of an earlier version owned the lock alone.
+      -- The lock of a writer that becomes a reader is a string.
       if records[i] then call('DEL', key) end
       local weight = string.match(tick, '^%d+') + 0
       call('ZADD', key, expires, share, text, 'n' .. holder)
