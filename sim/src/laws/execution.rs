@@ -45,14 +45,17 @@ impl World {
             if matches!(reply, Reply::Gone | Reply::Revoked) && !has_lease {
                 self.memory.told_gone.insert(request.claim_id);
             }
-            // The node of a transfer is not told when another node adopts or releases it. What it asserts then ends by itself.
-            let ender = match request.verb {
-                Verb::Pass { to, .. } => to.node,
-                _ => request.claim_id.node,
-            };
-            if ends_lease(request.verb) && is_done && ender == claim_of(request).node {
-                self.memory.ended.insert(claim_of(request));
-                self.memory.ended_at.insert((self.at, claim_of(request)));
+            if ends_lease(request.verb) && is_done {
+                let ended = claim_of(request);
+                self.memory.ended.insert(ended);
+                self.memory.ended_at.insert((self.at, ended));
+                let ender = match request.verb {
+                    Verb::Pass { to, .. } => to.node,
+                    _ => request.claim_id.node,
+                };
+                if ender != ended.node {
+                    self.memory.ended_by_another.insert(ended);
+                }
             }
             if !before.is_free() || !after.is_free() {
                 self.memory.free_since[key] = None;
@@ -180,8 +183,9 @@ impl World {
             false => self.memory.ended.contains(&claim_id),
         };
         // The node does not know of a copy, which is refused after its not-after. A clock that goes back executes what its
-        // node takes for too late.
-        if has_ended && !self.memory.is_copy && !self.memory.stepped_back {
+        // node takes for too late. And the node of a transfer is not told when another node adopts or releases it.
+        let is_unknown = self.memory.is_copy || self.memory.ended_by_another.contains(&claim_id);
+        if has_ended && !is_unknown && !self.memory.stepped_back {
             self.memory.asserted_after_end.insert((self.at, key, claim_id));
         }
         if self.key_records(&self.keys[key]).waiters.contains(&claim_id) {

@@ -40,6 +40,8 @@ pub(crate) struct Memory {
     pub(crate) revoked: HashSet<ClaimId>,
     /// When a replica may next take over.
     pub(crate) next_failover: u64,
+    /// The transfers that were adopted or released by another node than their own.
+    pub(crate) ended_by_another: HashSet<ClaimId>,
     /// The leases that were asserted after their end: the server, the key and the claim of each.
     pub(crate) asserted_after_end: HashSet<(usize, usize, ClaimId)>,
     /// The batch at hand came on a link that the Sentinels have not confirmed.
@@ -91,6 +93,7 @@ impl Memory {
             told_gone: HashSet::new(),
             revoked: HashSet::new(),
             next_failover: 0,
+            ended_by_another: HashSet::new(),
             asserted_after_end: HashSet::new(),
             is_unconfirmed: false,
             lossy_until: 0,
