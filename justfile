@@ -28,7 +28,7 @@ lint:
 docs *args:
     RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --all-features {{args}}
 
-# Run every example, in memory unless REDIS_URL is set
+# Run every example, in memory unless TENURE_URL is set
 examples:
     for example in examples/*.rs; do cargo run --all-features --example "$(basename "$example" .rs)" || exit 1; done
     cargo run -p tenure-reconcile-sqlite

@@ -61,7 +61,7 @@ where
 }
 
 async fn cycles(url: &str, report: &mut Report) {
-    let locks = Locks::redis(url).await.expect("the server is there");
+    let locks = Locks::connect(url).await.expect("the server is there");
     let raw = Raw::connect(url).await;
     report.section("a key per task, lock + release: allocations per cycle");
     for tasks in [1, 100] {

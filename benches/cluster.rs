@@ -111,12 +111,16 @@ async fn compare(report: &mut Report) {
     let seed = cluster[0].wire.url();
     let pairs = [
         [
-            Locks::redis(&single.wire.url()).await.expect("one server"),
-            Locks::redis(&single.wire.url()).await.expect("one server"),
+            Locks::connect(&single.wire.url()).await.expect("one server"),
+            Locks::connect(&single.wire.url()).await.expect("one server"),
         ],
         [
-            Locks::cluster([&seed]).await.expect("the cluster"),
-            Locks::cluster([&seed]).await.expect("the cluster"),
+            Locks::connect(&seed.replace("redis://", "redis+cluster://"))
+                .await
+                .expect("the cluster"),
+            Locks::connect(&seed.replace("redis://", "redis+cluster://"))
+                .await
+                .expect("the cluster"),
         ],
     ];
     let mut raw = Raw::connect(&single.wire.url()).await;

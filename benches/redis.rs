@@ -149,7 +149,7 @@ impl Place {
         let mut place = Place {
             limit: wire.map(|wire| 1.0 / (4.0 * wire.delay().as_secs_f64())),
             raw: Raw::connect(&url).await,
-            locks: Locks::redis(&url).await.expect("the server is there"),
+            locks: Locks::connect(&url).await.expect("the server is there"),
             stats: Raw::connect(&server.url()).await,
             name,
         };
@@ -281,7 +281,7 @@ async fn memory(report: &mut Report) {
 /// Measures the median round trips that a layer adds to a request with its own key.
 async fn layer(wire: &Wire, report: &mut Report) {
     report.section("behind 1 ms each way, a key per request: round trips that the layer adds to it");
-    let locks = Locks::redis(&wire.url()).await.expect("the server is there");
+    let locks = Locks::connect(&wire.url()).await.expect("the server is there");
     let trip = Raw::connect(&wire.url()).await.ping(200).await.as_secs_f64();
     let requests = if support::is_quick() { 20 } else { 1000 };
     let service = service_fn(async |_: Request<()>| Ok::<_, Infallible>(Response::new(String::new())));
@@ -351,7 +351,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// a mutex.
 async fn kinds(server: &RedisServer, wire: &Wire, report: &mut Report) {
     report.section("behind 0.25 ms each way, free keys: times the median of lock + release of a mutex");
-    let locks = Locks::redis(&wire.url()).await.expect("the server is there");
+    let locks = Locks::connect(&wire.url()).await.expect("the server is there");
     let mut stats = Raw::connect(&server.url()).await;
     let released = "the bench still holds the lock";
     let mutex = async |n: usize| {
@@ -470,7 +470,7 @@ async fn kinds(server: &RedisServer, wire: &Wire, report: &mut Report) {
 /// Measures the server time of a cycle, by the size of the batches of requests.
 async fn cycles_on_the_server(server: &RedisServer, report: &mut Report) {
     report.section("lock + release of so many keys at once: server µs per cycle, by INFO commandstats");
-    let locks = Locks::redis(&server.url()).await.expect("the server is there");
+    let locks = Locks::connect(&server.url()).await.expect("the server is there");
     let mut raw = Raw::connect(&server.url()).await;
     for size in [1, 16, 64] {
         let (mut cost, mut batch) = (Vec::new(), Vec::new());
@@ -532,8 +532,8 @@ fn nanos() -> i64 {
 
 /// Reads from standard input what to measure. Writes lines of figures, then `end`.
 async fn hand_off_child(url: &str) {
-    let locks = Locks::redis(url).await.expect("the server is there");
-    let unsharing = Locks::builder().burst(1, Duration::ZERO).redis(url);
+    let locks = Locks::connect(url).await.expect("the server is there");
+    let unsharing = Locks::builder().burst(1, Duration::ZERO).connect(url);
     let unsharing = unsharing.await.expect("the server is there");
     let mut raw = Raw::connect(url).await;
     let mut out = std::io::stdout();
@@ -726,7 +726,7 @@ async fn hand_off(url: &str, place: &str, target: Target, report: &mut Report) {
 /// Measures the time from a revoke to the next holder on another node, whose holder before leaves as soon as it learns of it.
 async fn steals(wire: &Wire, target: Target, report: &mut Report) {
     let (url, place) = (wire.url(), place_of(wire));
-    let connect = async || Locks::redis(&url).await.expect("the server is there");
+    let connect = async || Locks::connect(&url).await.expect("the server is there");
     let (holders, next) = (connect().await, connect().await);
     let trip = Raw::connect(&url).await.ping(200).await.as_secs_f64();
     let mut took = Vec::new();
@@ -860,7 +860,7 @@ async fn profile(url: &str, side: &str, tasks: usize, time: Duration) {
         };
         rate(tasks, time, cycle).await;
     } else {
-        let locks = Locks::redis(url).await.expect("the server is there");
+        let locks = Locks::connect(url).await.expect("the server is there");
         peer.forget_stats().await;
         let cycle = |task: usize| {
             let mutex = locks.mutex(if side == "hot" {

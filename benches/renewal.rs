@@ -47,7 +47,7 @@ fn main() {
             watchdog(&mut raw, &mut report).await;
         }
         tracing::subscriber::set_global_default(Ears).expect("the first global subscriber");
-        let locks = Locks::redis(&server.url()).await.expect("the server is there");
+        let locks = Locks::connect(&server.url()).await.expect("the server is there");
         let seconds: &[u64] = if support::is_quick() { &[1] } else { &[10, 30] };
         for &lease in seconds {
             for evenly in [false, true] {

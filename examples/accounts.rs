@@ -6,11 +6,11 @@
 //!
 //! With the locks and the accounts on a Redis:
 //!
-//!     REDIS_URL=redis://127.0.0.1/ cargo run --example accounts
+//!     TENURE_URL=redis://127.0.0.1/ cargo run --example accounts
 //!
 //! With the locks on a Redis Cluster, and the accounts in this process's memory. One of the cluster's servers is enough:
 //!
-//!     REDIS_CLUSTER_URL=redis://127.0.0.1:7000/ cargo run --example accounts
+//!     TENURE_URL=redis+cluster://127.0.0.1:7000 cargo run --example accounts
 //!
 //! Two replicas that run until Ctrl-C, with curl commands to try:
 //!
@@ -18,7 +18,7 @@
 //!
 //! One replica. Start it in two terminals for two processes:
 //!
-//!     REDIS_URL=redis://127.0.0.1/ cargo run --example accounts -- --replica
+//!     TENURE_URL=redis://127.0.0.1/ cargo run --example accounts -- --replica
 
 use std::collections::HashMap;
 use std::error::Error;
@@ -35,7 +35,7 @@ use axum::routing::{get, post};
 use hyper_util::client::legacy::{Client, connect::HttpConnector};
 use hyper_util::rt::TokioExecutor;
 use tenure::middleware::keys;
-use tenure::{Fence, Lease, LockLayer, Locks, MemoryStore};
+use tenure::{Fence, Lease, LockLayer, Locks};
 use tokio::net::TcpListener;
 use tokio::task::JoinSet;
 
@@ -174,46 +174,27 @@ impl Ledger {
 // The replicas.
 
 struct World {
-    redis: Option<String>,
-    cluster: Option<String>,
-    memory: MemoryStore,
+    url: String,
     ledger: Ledger,
 }
 
 impl World {
     async fn new() -> Result<World, Box<dyn Error + Send + Sync>> {
-        let redis = std::env::var("REDIS_URL").ok();
-        let cluster = std::env::var("REDIS_CLUSTER_URL").ok();
-        let ledger = match &redis {
-            None => Ledger::Memory(Arc::default()),
-            #[cfg(feature = "redis")]
-            Some(url) => Ledger::Redis(
-                redis::Client::open(url.as_str())?
-                    .get_multiplexed_async_connection()
-                    .await?,
-            ),
-            #[cfg(not(feature = "redis"))]
-            Some(_) => return Err("REDIS_URL needs the feature `redis`".into()),
-        };
-        Ok(World {
-            redis,
-            cluster,
-            memory: MemoryStore::new(),
-            ledger,
-        })
+        let url = std::env::var("TENURE_URL").unwrap_or_else(|_| "memory://".to_owned());
+        #[cfg(feature = "redis")]
+        if url.starts_with("redis:") {
+            let client = redis::Client::open(url.as_str())?;
+            let ledger = Ledger::Redis(client.get_multiplexed_async_connection().await?);
+            return Ok(World { url, ledger });
+        }
+        // The locks may be on a cluster or on a quorum, which keep no ledger.
+        let ledger = Ledger::Memory(Arc::default());
+        Ok(World { url, ledger })
     }
 
     /// Returns the `Locks` of one replica. Each replica has its own, as each process has.
     async fn locks(&self) -> Result<Locks, Box<dyn Error + Send + Sync>> {
-        match (&self.redis, &self.cluster) {
-            (None, None) => Ok(Locks::builder().memory_shared(&self.memory)?),
-            #[cfg(feature = "redis")]
-            (_, Some(url)) => Ok(Locks::cluster([url]).await?),
-            #[cfg(feature = "redis")]
-            (Some(url), None) => Ok(Locks::redis(url).await?),
-            #[cfg(not(feature = "redis"))]
-            _ => Err("a Redis needs the feature `redis`".into()),
-        }
+        Ok(Locks::connect(&self.url).await?)
     }
 
     async fn replica(&self) -> Result<SocketAddr, Box<dyn Error + Send + Sync>> {
@@ -236,8 +217,8 @@ async fn main() -> Result<(), Box<dyn Error + Send + Sync>> {
     match std::env::args().nth(1).as_deref() {
         None => show(&world).await,
         Some("--serve") => serve(&world, 2).await,
-        Some("--replica") if world.redis.is_some() => serve(&world, 1).await,
-        Some("--replica") => Err("two processes share nothing but a Redis: set REDIS_URL".into()),
+        Some("--replica") if world.url.starts_with("redis:") => serve(&world, 1).await,
+        Some("--replica") => Err("two processes share nothing but a Redis: set TENURE_URL=redis://…".into()),
         Some(other) => Err(format!("`{other}` is neither --serve nor --replica").into()),
     }
 }
@@ -261,10 +242,10 @@ async fn serve(world: &World, replicas: usize) -> Result<(), Box<dyn Error + Sen
 async fn show(world: &World) -> Result<(), Box<dyn Error + Send + Sync>> {
     world.open_accounts().await?;
     let replicas = [world.replica().await?, world.replica().await?];
-    let store = match (&world.cluster, &world.redis) {
-        (Some(_), _) => "locks on a cluster",
-        (None, Some(_)) => "accounts and locks on Redis",
-        (None, None) => "accounts and locks in memory",
+    let store = match world.url.split_once(':').map_or("", |(scheme, _)| scheme) {
+        "redis" => "accounts and locks on Redis".to_owned(),
+        "memory" => "accounts and locks in memory".to_owned(),
+        scheme => format!("locks on {scheme}"),
     };
     println!("Two replicas, {store}: {WITHDRAWALS} withdrawals of 10 at once from {OPENED_WITH}.\n");
 

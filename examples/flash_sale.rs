@@ -7,7 +7,7 @@
 //!
 //! With the locks and the stock on a Redis:
 //!
-//!     REDIS_URL=redis://127.0.0.1/ cargo run --example flash_sale
+//!     TENURE_URL=redis://127.0.0.1/ cargo run --example flash_sale
 
 mod replicas;
 
@@ -133,7 +133,7 @@ impl Stock {
                 Ok(Stock::Redis(connection, replicas::prefix() + "stock"))
             }
             #[cfg(not(feature = "redis"))]
-            Some(_) => Err("REDIS_URL needs the feature `redis`".into()),
+            Some(_) => Err("TENURE_URL needs the feature `redis`".into()),
         }
     }
 

@@ -8,7 +8,7 @@
 //!
 //! With three processes on a Redis. The first leader is killed with SIGKILL:
 //!
-//!     REDIS_URL=redis://127.0.0.1/ cargo run --example leader
+//!     TENURE_URL=redis://127.0.0.1/ cargo run --example leader
 
 use std::error::Error;
 use std::process::Stdio;
@@ -51,7 +51,7 @@ async fn relay(locks: Locks, report: impl Fn(String) + Clone) -> Result<(), tenu
 
 /// Works until SIGTERM, then hands over, as `main` of a service does.
 async fn process(url: &str, name: &str) -> Result<(), Trouble> {
-    let locks = Locks::builder().lease(LEASE).node_name(name).redis(url).await?;
+    let locks = Locks::builder().lease(LEASE).node_name(name).connect(url).await?;
     let mut term = signal(SignalKind::terminate())?;
     tokio::select! {
         ended = relay(locks.clone(), |line| println!("{line}")) => ended?,
@@ -131,7 +131,8 @@ fn name(who: usize) -> String {
 #[allow(clippy::too_many_lines, reason = "one linear demonstration")]
 #[tokio::main]
 async fn main() -> Result<(), Trouble> {
-    let url = std::env::var("REDIS_URL").ok();
+    let url = std::env::var("TENURE_URL").ok();
+    let url = url.filter(|url| !url.starts_with("memory:"));
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match (&args[..], &url) {
@@ -140,7 +141,7 @@ async fn main() -> Result<(), Trouble> {
         (["--process", name], Some(url)) => return process(url, name).await,
         _ => {
             eprintln!(
-                "usage: cargo run --example leader\nREDIS_URL=redis://127.0.0.1/ makes the relays three processes on that Redis."
+                "usage: cargo run --example leader\nTENURE_URL=redis://127.0.0.1/ makes the relays three processes on that Redis."
             );
             std::process::exit(2);
         }
@@ -148,7 +149,7 @@ async fn main() -> Result<(), Trouble> {
     let store = MemoryStore::new();
     let builder = Locks::builder().lease(LEASE);
     let looks = match &url {
-        Some(url) => builder.redis(url).await?,
+        Some(url) => builder.connect(url).await?,
         None => builder.memory_shared(&store)?,
     };
     println!(

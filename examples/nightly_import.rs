@@ -7,7 +7,7 @@
 //!
 //! With the latch on a Redis:
 //!
-//!     REDIS_URL=redis://127.0.0.1/ cargo run --example nightly_import
+//!     TENURE_URL=redis://127.0.0.1/ cargo run --example nightly_import
 
 mod replicas;
 

@@ -9,7 +9,7 @@
 //!
 //! With the locks on a Redis:
 //!
-//!     REDIS_URL=redis://127.0.0.1/ cargo run --example orders
+//!     TENURE_URL=redis://127.0.0.1/ cargo run --example orders
 
 mod replicas;
 

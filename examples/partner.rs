@@ -8,7 +8,7 @@
 //!
 //! With the permits on a Redis:
 //!
-//!     REDIS_URL=redis://127.0.0.1/ cargo run --example partner
+//!     TENURE_URL=redis://127.0.0.1/ cargo run --example partner
 
 mod replicas;
 

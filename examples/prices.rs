@@ -8,7 +8,7 @@
 //!
 //! With the lock and the prices on a Redis:
 //!
-//!     REDIS_URL=redis://127.0.0.1/ cargo run --example prices
+//!     TENURE_URL=redis://127.0.0.1/ cargo run --example prices
 
 mod replicas;
 
@@ -176,7 +176,7 @@ impl PriceList {
                 Ok(PriceList::Redis(client.get_multiplexed_async_connection().await?))
             }
             #[cfg(not(feature = "redis"))]
-            Some(_) => Err("REDIS_URL needs the feature `redis`".into()),
+            Some(_) => Err("TENURE_URL needs the feature `redis`".into()),
         }
     }
 

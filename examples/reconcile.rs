@@ -6,12 +6,12 @@
 //!
 //! Three processes on a Redis:
 //!
-//!     REDIS_URL=redis://127.0.0.1/ cargo run --example reconcile
+//!     TENURE_URL=redis://127.0.0.1/ cargo run --example reconcile
 //!
 //! Three processes; the replica that runs the fourth tick is killed in the middle of it. Another replica runs that tick again,
 //! as attempt 2 with a larger fence.
 //!
-//!     REDIS_URL=redis://127.0.0.1/ cargo run --example reconcile -- --kill-winner
+//!     TENURE_URL=redis://127.0.0.1/ cargo run --example reconcile -- --kill-winner
 
 use std::error::Error;
 use std::process::Stdio;
@@ -22,7 +22,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout_at};
-use tokio_cron_scheduler::{Job, JobScheduler};
+use tokio_cron_scheduler::JobScheduler;
 
 /// Short, so that a takeover is quick to watch. The default of 30 s suits most jobs.
 const LEASE: Duration = Duration::from_secs(2);
@@ -31,7 +31,7 @@ const SHOW: Duration = Duration::from_secs(12);
 const FATAL: usize = 4;
 
 const USAGE: &str = "usage: cargo run --example reconcile [-- --kill-winner]
-REDIS_URL=redis://127.0.0.1/ makes the replicas three processes on that Redis.";
+TENURE_URL=redis://127.0.0.1/ makes the replicas three processes on that Redis.";
 
 // The service.
 
@@ -50,8 +50,11 @@ async fn replica(
         }
     };
     let scheduler = JobScheduler::new().await?;
-    let job = locks.job_with("reconcile", LEASE, reconcile)?;
-    scheduler.add(Job::new_async("* * * * * *", job)?).await?;
+    let job = locks
+        .cron("reconcile", "* * * * * *")
+        .lease(LEASE)
+        .run(reconcile)?;
+    locks.add_job(&scheduler, job).await?;
     scheduler.start().await?;
     Ok(scheduler)
 }
@@ -60,7 +63,8 @@ async fn replica(
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
-    let url = std::env::var("REDIS_URL").ok();
+    let url = std::env::var("TENURE_URL").ok();
+    let url = url.filter(|url| !url.starts_with("memory:"));
     let args: Vec<String> = std::env::args().skip(1).collect();
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let kill = match (&args[..], &url) {
@@ -68,7 +72,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         (["--kill-winner"], _) => true,
         // The child processes that this program starts.
         (["--replica"], Some(url)) => {
-            let locks = Locks::redis(url).await?;
+            let locks = Locks::connect(url).await?;
             let _scheduler = replica(&locks, |line| println!("{line}")).await?;
             return std::future::pending().await;
         }
@@ -83,12 +87,12 @@ async fn main() -> Result<(), Box<dyn Error>> {
     match &url {
         Some(url) => {
             // Connects once before the replicas start, so that a connection error appears once.
-            Locks::redis(url).await?.shutdown().await;
+            Locks::connect(url).await?.shutdown().await;
             println!("Three processes on one Redis, each with a scheduler that fires every second.");
         }
         None => println!(
             "Three schedulers in this process on one store in memory, each firing every second.\n\
-             With REDIS_URL=redis://127.0.0.1/ they are three processes."
+             With TENURE_URL=redis://127.0.0.1/ they are three processes."
         ),
     }
     for who in 0..3 {

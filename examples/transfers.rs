@@ -8,7 +8,7 @@
 //!
 //! With the locks and the accounts on a Redis:
 //!
-//!     REDIS_URL=redis://127.0.0.1/ cargo run --example transfers
+//!     TENURE_URL=redis://127.0.0.1/ cargo run --example transfers
 
 mod replicas;
 
@@ -160,7 +160,7 @@ impl Bank {
                 Ok(Bank::Redis(client.get_multiplexed_async_connection().await?))
             }
             #[cfg(not(feature = "redis"))]
-            Some(_) => Err("REDIS_URL needs the feature `redis`".into()),
+            Some(_) => Err("TENURE_URL needs the feature `redis`".into()),
         }
     }
 

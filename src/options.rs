@@ -211,6 +211,25 @@ impl Options {
         });
     }
 
+    /// Sets what a URL says of recoveries: whether a server always recovers, and for how long. It wins over the builder.
+    #[cfg(feature = "redis")]
+    pub(crate) fn recover_as(
+        &mut self,
+        always: Option<bool>,
+        (longest, lag): (Option<Duration>, Option<Duration>),
+    ) {
+        if always == Some(false) {
+            self.recovery = Some(Recovery::OnEvidence);
+        } else if always.is_some() || longest.is_some() || lag.is_some() {
+            let known = self.longest_lease().map(|longest| (longest, self.lag()));
+            let (of_builder, lag_of_builder) = known.unwrap_or((self.lease.max(JOB_LEASE), DEFAULT_LAG));
+            self.recovery = Some(Recovery::Always {
+                longest: longest.unwrap_or(of_builder),
+                lag: lag.unwrap_or(lag_of_builder),
+            });
+        }
+    }
+
     /// Sets when a master of a quorum has no vote: after each restart, for the longest lease. Checks that the other settings
     /// suit a quorum.
     #[cfg(feature = "redis")]

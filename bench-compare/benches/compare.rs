@@ -26,7 +26,7 @@ fn main() {
     support::runtime().block_on(async {
         let peers = Peers {
             raw: Raw::connect(&server.url()).await,
-            locks: Locks::redis(&server.url()).await.expect("the server is there"),
+            locks: Locks::connect(&server.url()).await.expect("the server is there"),
             manager: LockManager::new(vec![server.url()]),
         };
         if support::asks_for("keys") {

@@ -136,7 +136,7 @@ async fn measure(what: &str) -> Vec<f64> {
         "hot" => {
             let server = RedisServer::as_service();
             let wire = Wire::start(server.port(), Duration::from_micros(250));
-            let locks = Locks::redis(&wire.url()).await.expect("the server is there");
+            let locks = Locks::connect(&wire.url()).await.expect("the server is there");
             scenes::hot(&locks, 100, support::window()).await;
             vec![scenes::hot(&locks, 100, window()).await]
         }
@@ -162,7 +162,7 @@ async fn measure(what: &str) -> Vec<f64> {
 /// Returns the server's median time in scripts for one lock and release of a free key, in microseconds.
 async fn server_micros() -> f64 {
     let server = RedisServer::as_service();
-    let locks = Locks::redis(&server.url()).await.expect("the server is there");
+    let locks = Locks::connect(&server.url()).await.expect("the server is there");
     let mut raw = Raw::connect(&server.url()).await;
     let mut micros = Vec::new();
     for cycle in 0..if is_quick() { 10 } else { 2_000 } {
@@ -218,7 +218,7 @@ async fn idle() -> Vec<f64> {
     let mut raw = Raw::connect(&server.url()).await;
     let locks = Locks::builder()
         .lease(Duration::from_secs(3))
-        .redis(&server.url())
+        .connect(&server.url())
         .await;
     let locks = locks.expect("the server is there");
     let mut guards = Vec::new();
@@ -258,7 +258,7 @@ async fn server_millis(raw: &mut Raw) -> f64 {
 /// Locks one key after the other on Redis, and releases each if `release` is set. Exits without further releases.
 async fn times_on_redis(times: usize, release: bool) {
     let server = RedisServer::start();
-    let locks = Locks::redis(&server.url()).await.expect("the server is there");
+    let locks = Locks::connect(&server.url()).await.expect("the server is there");
     let mut held = Vec::new();
     for time in 0..times {
         let guard = locks

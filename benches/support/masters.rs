@@ -37,6 +37,16 @@ impl Trips {
     }
 }
 
+/// Returns locks on the masters at these URLs.
+async fn quorum(urls: &[String]) -> Locks {
+    let hosts: Vec<_> = urls
+        .iter()
+        .map(|url| url.trim_start_matches("redis://").trim_end_matches('/'))
+        .collect();
+    let url = format!("redis+quorum://{}", hosts.join(","));
+    Locks::connect(&url).await.expect("the masters")
+}
+
 impl Masters {
     pub async fn start(count: usize) -> Masters {
         let servers: Vec<_> = (0..count).map(|_| RedisServer::as_service()).collect();
@@ -44,8 +54,8 @@ impl Masters {
             .iter()
             .map(|server| Wire::start(server.port(), DELAY))
             .collect();
-        let urls = wires.iter().map(Wire::url);
-        drop(Locks::quorum(urls).await.expect("the masters"));
+        let urls: Vec<_> = wires.iter().map(Wire::url).collect();
+        drop(quorum(&urls).await);
         let mut raw = Vec::new();
         for server in &servers {
             let mut master = Raw::connect(&server.url()).await;
@@ -175,7 +185,7 @@ impl Masters {
 /// Measures tenure on three masters, on three of which one is mute, and on five.
 pub async fn tenure(report: &mut Report) -> Masters {
     let mut three = Masters::start(3).await;
-    let locks = Locks::quorum(three.urls()).await.expect("the masters");
+    let locks = quorum(&three.urls()).await;
     report.section("behind 0.25 ms each way: round trips of a PING, medians, of a lock or of its release");
     let most = Target::AtMost(1.3);
     let what = "PINGs to three masters, until two have answered";
@@ -195,7 +205,7 @@ pub async fn tenure(report: &mut Report) -> Masters {
         .report(report, "three masters, one of them mute", most);
     three.unmute();
     let five = Masters::start(5).await;
-    let locks = Locks::quorum(five.urls()).await.expect("the masters");
+    let locks = quorum(&five.urls()).await;
     let what = "PINGs to five masters, until three have answered";
     five.pings().await.report(report, what, Target::None);
     five.tenure(&locks)

@@ -108,7 +108,10 @@ pub async fn hand_overs(url: &str, windows: usize, raw: &mut Raw) -> HandOver {
         let mut nodes = Vec::new();
         for _ in 0..2 {
             // Long enough that no renewal is due.
-            let node = Locks::builder().lease(Duration::from_secs(300)).redis(url).await;
+            let node = Locks::builder()
+                .lease(Duration::from_secs(300))
+                .connect(url)
+                .await;
             nodes.push(
                 node.expect("the server is there")
                     .mutex(format!("handed over:{key}")),

@@ -119,29 +119,18 @@ pub(crate) struct ListArgs {
 
 #[derive(clap::Args)]
 pub(crate) struct StoreArgs {
-    /// redis://user:password@host:port/db, rediss:// for TLS, or unix:///path?db=0. Several with --sentinel or --cluster; in
-    /// TENURE_URL they are separated by spaces. Without it REDIS_URL is used, or redis://127.0.0.1/
+    /// redis://user:password@host:port/db, unix:///path?db=0, redis+sentinel://host,host/name, redis+cluster://host,host, or
+    /// redis+quorum://host,host,host; with rediss for TLS. It is the URL that the services have; redis://127.0.0.1/ without one
     // A help text must not show a password.
     #[arg(
-        long = "url",
+        long,
         value_name = "URL",
         env = "TENURE_URL",
         hide_env_values = true,
         global = true
     )]
-    #[arg(value_delimiter = ' ')]
-    pub(crate) urls: Vec<String>,
-    /// The URLs are those of Sentinels that know the master by this name
-    #[arg(long, value_name = "NAME", global = true)]
-    pub(crate) sentinel: Option<String>,
-    /// The URLs are those of servers of a Redis Cluster
-    #[arg(long = "cluster", global = true)]
-    pub(crate) is_cluster: bool,
-    /// A URL with user, password, database and TLS of the servers behind --sentinel or --cluster, if they differ from those of
-    /// the first --url. Its host is not used
-    #[arg(long, value_name = "URL", global = true)]
-    pub(crate) like: Option<String>,
-    /// The prefix of the records
+    pub(crate) url: Option<String>,
+    /// The prefix of the records; one in the URL comes first
     #[arg(long, env = "TENURE_PREFIX", default_value = "lock:", global = true)]
     pub(crate) prefix: OsString,
     /// The certificate authority of a rediss:// server, a PEM file
@@ -239,7 +228,7 @@ mod tests {
             "--hex",
         ];
         let args = Args::try_parse_from(args).unwrap_or_else(|error| panic!("{error}"));
-        assert_eq!(args.store.urls, ["redis://one/"]);
+        assert_eq!(args.store.url.as_deref(), Some("redis://one/"));
         assert_eq!(args.store.cert_key, Some(PathBuf::from("file")));
         assert!(args.output.is_hex && matches!(args.command, Command::Show { key } if key == "a"));
     }

@@ -4,7 +4,6 @@ use std::io;
 use std::process::ExitCode;
 
 use tenure::Error;
-use tenure::locks::ConnectError;
 
 use crate::terminal::warn;
 use crate::text::shown;
@@ -48,12 +47,6 @@ impl From<Error> for Failure {
             Error::Options(_) | Error::Key { .. } => Failure::Usage(text),
             _ => Failure::Store(text),
         }
-    }
-}
-
-impl From<ConnectError> for Failure {
-    fn from(error: ConnectError) -> Failure {
-        Error::from(error).into()
     }
 }
 

@@ -1,15 +1,18 @@
 //! Two replicas of a service in one process, for several examples. Each has its own `Locks`, as each process has. They share
-//! this process's memory, or the Redis that `REDIS_URL` names.
+//! this process's memory, or the store that `TENURE_URL` names.
 
 use std::error::Error;
 
-use tenure::{Locks, MemoryStore};
+use tenure::Locks;
 
 pub(crate) type Trouble = Box<dyn Error + Send + Sync>;
 
 pub(crate) struct Replicas {
     pub(crate) locks: [Locks; 2],
-    /// The URL of the Redis; `None` if the locks are in memory.
+    /// The URL of the store of the locks.
+    url: String,
+    /// The URL of the Redis for the data, if the locks are on a single one. Otherwise the data are in this process's memory.
+    #[allow(dead_code, reason = "some examples have no data")]
     pub(crate) redis: Option<String>,
 }
 
@@ -18,25 +21,27 @@ impl Replicas {
     pub(crate) async fn start(example: &str, what: &str) -> Result<Replicas, Trouble> {
         if std::env::args().len() > 1 {
             eprintln!(
-                "usage: cargo run --example {example}\nREDIS_URL=redis://127.0.0.1/ puts {what} on that Redis."
+                "usage: cargo run --example {example}\nTENURE_URL=redis://127.0.0.1/ puts {what} on that Redis."
             );
             std::process::exit(2);
         }
-        let redis = std::env::var("REDIS_URL").ok();
-        let memory = MemoryStore::new();
-        let locks = [
-            replica(redis.as_deref(), &memory).await?,
-            replica(redis.as_deref(), &memory).await?,
-        ];
-        Ok(Replicas { locks, redis })
+        let url = std::env::var("TENURE_URL").unwrap_or_else(|_| "memory://".to_owned());
+        let replica = || Locks::builder().prefix(prefix()).connect(&url);
+        let locks = [replica().await?, replica().await?];
+        let redis = ["redis:", "rediss:", "unix:"];
+        let redis = redis
+            .iter()
+            .any(|scheme| url.starts_with(scheme))
+            .then(|| url.clone());
+        Ok(Replicas { locks, url, redis })
     }
 
     /// Returns the place of the store, in words.
     pub(crate) fn place(&self) -> &'static str {
-        if self.redis.is_some() {
-            "on Redis"
-        } else {
+        if self.url.starts_with("memory:") {
             "in memory"
+        } else {
+            "on Redis"
         }
     }
 
@@ -47,18 +52,7 @@ impl Replicas {
     }
 }
 
-async fn replica(redis: Option<&str>, memory: &MemoryStore) -> Result<Locks, Trouble> {
-    match redis {
-        None => Ok(Locks::builder().memory_shared(memory)?),
-        #[cfg(feature = "redis")]
-        Some(url) => Ok(Locks::builder().prefix(prefix()).redis(url).await?),
-        #[cfg(not(feature = "redis"))]
-        Some(_) => Err("REDIS_URL needs the feature `redis`".into()),
-    }
-}
-
 /// Returns a key prefix of this process, so that two examples on one Redis share no keys.
-#[cfg(feature = "redis")]
 pub(crate) fn prefix() -> String {
     format!("example:{}:", std::process::id())
 }

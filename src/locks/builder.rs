@@ -6,8 +6,13 @@ use std::time::Duration;
 use crate::driver::clock::Clock;
 use crate::driver::driver;
 use crate::driver::handle::Handle;
-use crate::error::{Error, OptionsError, StoreError};
+#[cfg(feature = "redis")]
+use crate::error::StoreError;
+use crate::error::{Error, OptionsError};
 use crate::locks::entry::Locks;
+#[cfg(feature = "redis")]
+use crate::locks::url::RecoveryWord;
+use crate::locks::url::{Place, StoreUrl};
 use crate::observe;
 use crate::options::{Options, Recovery};
 #[cfg(doc)]
@@ -23,9 +28,12 @@ use crate::store::redis::credentials::Credentials;
 #[cfg(feature = "redis")]
 use crate::store::redis::run::RunPolicy;
 
-/// Limits how long `redis`, `client` and `pool` wait for the inbox. Without an inbox waiters use timers.
+/// Limits how long a connecting caller waits for the inbox. Without an inbox waiters use timers.
 #[cfg(feature = "redis")]
 const MAX_INBOX_WAIT: Duration = Duration::from_millis(500);
+/// Why `Builder::tls` is refused beside a client.
+#[cfg(feature = "redis")]
+const OWN_CERTIFICATES: &str = "a client has certificates of its own, so give these to the client";
 
 impl Locks {
     /// Makes locks in this process's memory, with defaults. The callers of all clones exclude each other.
@@ -38,121 +46,64 @@ impl Locks {
             .expect("the defaults are valid, and the operating system gives a thread")
     }
 
-    /// Makes locks on a Redis server, with defaults. The URL is `redis://user:password@host:port/db`, `rediss://` (feature
-    /// `rustls`) or `unix:///path?db=0`.
+    /// Makes locks on the store that a URL names, with defaults, and connects.
     ///
-    /// Connects, and checks the server: 6.2 or newer, a master, and no node of a Redis Cluster. An event of level WARN reports
-    /// a server that may evict keys (`maxmemory-policy`).
+    /// | URL | the store |
+    /// |---|---|
+    /// | `memory://name` | this process's memory; one store for each name, which may be empty |
+    /// | `redis://user:password@host:6379/0` | a Redis server, or one that speaks its protocol; `rediss://` with TLS (feature `rustls`), `unix:///path?db=0` for a socket |
+    /// | `redis+sentinel://user:password@host:26379,host,[::1]/name/0` | the master that these Sentinels know by this name |
+    /// | `redis+cluster://user:password@host:6379,host` | a Redis Cluster; one host that answers is enough |
+    /// | `redis+quorum://user:password@host:6379,host,host/0` | a quorum of 3, 5 or 7 independent masters |
     ///
-    /// # Errors
-    /// [`ConnectError`] if the URL is wrong, the server does not answer, or it refuses. `?` also converts the error into
-    /// [`Error`]:
+    /// `rediss+…` means TLS, to Sentinels too. User and password are those of the servers, and stand once. In them `%40` is
+    /// `@`, `%2F` is `/`, and so on.
+    ///
+    /// The options of a URL are what all processes must have alike. They win over the [`Builder`], because the command `tenure`
+    /// gets the same URL:
+    ///
+    /// | option | as |
+    /// |---|---|
+    /// | `prefix=shop:` | [`Builder::prefix`] |
+    /// | `recovery=evidence`, `recovery=always`, and with the latter `longest=30s` and `lag=3s` | [`Builder::recovery`]; on a quorum `longest` alone |
+    /// | `protocol=resp3` | the protocol of the connections |
+    /// | `sentinel_username`, `sentinel_password` | user and password of the Sentinels |
+    ///
+    /// *One server* is 6.2 or newer, a master, and no node of a cluster. An event of level WARN reports a server that may evict
+    /// keys (`maxmemory-policy`).
+    ///
+    /// *Sentinels.* List all of them by their own addresses: a new connection grants only if a majority confirms the master.
+    /// After a failover the locks are at the new master. The Sentinels are asked for it once a second; while they are
+    /// unreachable, open connections go on. A server that was just promoted grants nothing for a while, see
+    /// [`Builder::recovery`].
+    ///
+    /// *A cluster.* Each lock lies in the slot of its record, `lock:` and the key, or of the text in the first braces of the
+    /// key. A [multi-lock](Self::multi) takes its keys together if they share a slot, for example `{order:7}:stock` and
+    /// `{order:7}:pay`, and otherwise one after the other.
+    ///
+    /// *A quorum.* A lease stands on a majority of the masters, so it outlives the loss of the others, and no replication is
+    /// trusted. This is Redlock (Redis docs, "Distributed Locks with Redis") with fences. A master that was restarted, or is
+    /// used for the first time, has no vote until every earlier lease is over: 11 s with the defaults. A lease lasts 10 s at
+    /// most; `longest` sets another bound. All processes have the same list, in any order. Each master keeps it, and refuses a
+    /// process with another one; a process that one master refuses uses none. In most cases one Redis is enough; the README
+    /// says when. A quorum serves [`mutex`](Self::mutex), also with a [fixed](Mutex::fixed) lease, and
+    /// [`multi`](Self::multi), whose keys are locked one after the other. Nothing waits in the masters: a waiter claims again
+    /// after 15 to 250 ms, in no order between processes. Everything else answers [`Error::Store`] with
+    /// [`StoreRefusal::Unsupported`](crate::error::StoreRefusal).
     ///
     /// ```no_run
     /// async fn charge() -> Result<(), tenure::Error> {
-    ///     let locks = tenure::Locks::redis("redis://127.0.0.1/").await?;
+    ///     let locks = tenure::Locks::connect("redis://127.0.0.1/").await?;
     ///     let guard = locks.mutex("account:42").lock().await?;
     ///     guard.release().await
     /// }
     /// ```
-    #[cfg(feature = "redis")]
-    pub async fn redis(url: &str) -> Result<Locks, ConnectError> {
-        Locks::builder().redis(url).await
-    }
-
-    /// Makes locks on the server of a client, with the client's options. A client can have options that a URL cannot express,
-    /// such as your own certificate authority or a certificate (`redis::Client::build_with_tls`), or socket settings.
-    /// TCP_NODELAY is set.
     ///
     /// # Errors
-    /// As [`redis`](Self::redis).
-    #[cfg(feature = "redis")]
-    pub async fn client(client: redis::Client) -> Result<Locks, ConnectError> {
-        Locks::builder().client(client).await
-    }
-
-    /// Makes locks on the master that Sentinels watch under this name, with defaults. Each URL leads to a Sentinel, as
-    /// `redis://:password@host:port`; without a port it means 26379. List all of them by their own addresses: a new connection
-    /// grants only if a majority confirms the master.
-    ///
-    /// The master is used without a password, without TLS and with database 0. [`Builder::sentinel`] has other settings.
-    ///
-    /// After a failover the locks are at the new master. The Sentinels are asked for it once a second; while they are
-    /// unreachable, open connections go on. A server that was just promoted grants nothing for a while, see [`Builder::recovery`].
-    ///
-    /// # Errors
-    /// [`ConnectError`] if a URL is wrong, no Sentinel knows the name, or the master does not answer or refuses.
-    #[cfg(feature = "redis")]
-    pub async fn sentinel<U: AsRef<str>>(
-        name: &str,
-        urls: impl IntoIterator<Item = U>,
-    ) -> Result<Locks, ConnectError> {
-        let like = redis::Client::open("redis://127.0.0.1/");
-        let like = like.map_err(|error| OptionsError(format!("the Redis client cannot be used: {error}")))?;
-        Locks::builder().sentinel(name, urls, like).await
-    }
-
-    /// Makes locks on a Redis Cluster, with defaults. Each URL leads to one of its servers, as
-    /// `redis://user:password@host:port`; one that answers is enough. The other servers are used with the settings of the
-    /// first URL.
-    ///
-    /// Each lock lies in the slot of its record, `lock:` and the key, or of the text in the first braces of the key. A
-    /// [multi-lock](Self::multi) takes its keys together if they share a slot, for example `{order:7}:stock` and
-    /// `{order:7}:pay`, and otherwise one after the other.
-    ///
-    /// # Errors
-    /// [`ConnectError`] if a URL is wrong, no server answers, a server is not part of a cluster, or a master does not answer
-    /// or refuses.
-    #[cfg(feature = "redis")]
-    pub async fn cluster<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Locks, ConnectError> {
-        let urls: Vec<U> = urls.into_iter().collect();
-        let first = urls.first().map_or("redis://127.0.0.1/", AsRef::as_ref);
-        let like = RedisStore::cluster_client(first)?;
-        Locks::builder().cluster(urls, like).await
-    }
-
-    /// Makes locks on a quorum of 3, 5 or 7 independent Redis masters, with defaults. Each URL leads to one master, as
-    /// `redis://user:password@host:port`.
-    ///
-    /// A lease stands on a majority of the masters, so it outlives the loss of the others, and no replication is trusted. This is
-    /// Redlock (Redis docs, "Distributed Locks with Redis") with fences. A master that was restarted, or is used for the first
-    /// time, has no vote until every earlier lease is over: 11 s with the defaults. A lease lasts 10 s at most;
-    /// [`Builder::quorum`] sets another bound.
-    ///
-    /// All processes have the same list, in any order. Each master keeps it, and refuses a process with another one; a process
-    /// that one master refuses uses none. In most cases one Redis is enough; the README says when.
-    ///
-    /// A quorum serves [`mutex`](Self::mutex), also with a [fixed](Mutex::fixed) lease, and [`multi`](Self::multi), whose keys are
-    /// locked one after the other. Nothing waits in the masters: a waiter claims again after 15 to 250 ms, in no order between
-    /// processes. Everything else answers [`Error::Store`] with [`StoreRefusal::Unsupported`](crate::error::StoreRefusal).
-    ///
-    /// # Errors
-    /// [`ConnectError`] if a URL is wrong, there are not 3, 5 or 7, a server is named twice, no majority of the masters answers, or
-    /// a master keeps another list. If two URLs lead to one server by different names, the second connection is refused.
-    #[cfg(feature = "redis")]
-    pub async fn quorum<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Locks, ConnectError> {
-        let clients = urls.into_iter().map(|url| RedisStore::client_of(url.as_ref()));
-        let clients = clients.collect::<Result<Vec<_>, _>>()?;
-        let builder = Locks::builder();
-        let longest = builder.options.lease;
-        builder.quorum(clients, longest).await
-    }
-
-    /// Makes locks on the Redis server behind a connection pool of yours.
-    ///
-    /// All connections come from `client`, as those of [`client`](Self::client) do. The pool's connections are shared with
-    /// your own commands, and those of a pool that was made from a URL have Nagle's algorithm on. The pool is asked once
-    /// whether it leads to the client's server and database: the locks must be where the rest of the service works. After
-    /// that its connections are not used.
-    ///
-    /// # Errors
-    /// As [`redis`](Self::redis). [`ConnectError::Options`] if pool and client lead to different servers or databases.
-    #[cfg(feature = "bb8")]
-    pub async fn pool(
-        pool: bb8::Pool<bb8_redis::RedisConnectionManager>,
-        client: redis::Client,
-    ) -> Result<Locks, ConnectError> {
-        Locks::builder().pool(pool, client).await
+    /// [`Error::Options`] if the URL is wrong; the text says what to write, and has no user, password or value of an option.
+    /// [`Error::Connect`] if the store does not answer or refuses.
+    pub async fn connect(url: &str) -> Result<Locks, Error> {
+        Locks::builder().connect(url).await
     }
 
     /// Returns a builder of locks with other settings than the defaults, which each method of the [`Builder`] documents.
@@ -162,6 +113,8 @@ impl Locks {
             clock: Clock::new(),
             #[cfg(feature = "redis")]
             credentials: None,
+            #[cfg(feature = "rustls")]
+            tls: None,
         }
     }
 
@@ -173,7 +126,7 @@ impl Locks {
     }
 
     #[cfg(feature = "redis")]
-    async fn connect(&self) -> Result<(), StoreError> {
+    async fn reach(&self) -> Result<(), StoreError> {
         let node = self.handle.node();
         node.ping(true).await?;
         if node.servers.inbox().is_none() {
@@ -185,34 +138,6 @@ impl Locks {
         let is_decided = |state: &InboxState| *state != InboxState::Unconfirmed;
         let _ = tokio::time::timeout(MAX_INBOX_WAIT, inbox.wait_for(is_decided)).await;
         Ok(())
-    }
-}
-
-/// An error of building [`Locks`].
-#[derive(Debug, Clone, thiserror::Error)]
-#[non_exhaustive]
-pub enum ConnectError {
-    /// An option is out of its bounds, or two options contradict each other. The text names the bound.
-    #[error(transparent)]
-    Options(#[from] OptionsError),
-    /// The store is unavailable or was refused. The text names the server, without its password.
-    #[error("cannot use {store}: {source}")]
-    #[non_exhaustive]
-    Store {
-        /// The address of the store, without a password.
-        store: String,
-        /// The error of the store or of its connection.
-        source: StoreError,
-    },
-}
-
-/// Lets the `?` of a service that connects and then locks use one type of error.
-impl From<ConnectError> for Error {
-    fn from(error: ConnectError) -> Error {
-        match error {
-            ConnectError::Options(error) => Error::Options(error),
-            ConnectError::Store { store, source } => Error::Connect { store, source },
-        }
     }
 }
 
@@ -235,6 +160,8 @@ pub struct Builder {
     clock: Clock,
     #[cfg(feature = "redis")]
     credentials: Option<Credentials>,
+    #[cfg(feature = "rustls")]
+    tls: Option<redis::TlsCertificates>,
 }
 
 impl Builder {
@@ -339,7 +266,7 @@ impl Builder {
     /// # async fn connects() -> Result<(), Box<dyn std::error::Error>> {
     /// let locks = tenure::Locks::builder()
     ///     .credentials(|| async { Ok::<_, std::io::Error>(("shop".to_owned(), token().await?)) })
-    ///     .redis("rediss://redis.example")
+    ///     .connect("rediss://redis.example")
     ///     .await?;
     /// # Ok(()) }
     /// ```
@@ -351,6 +278,27 @@ impl Builder {
         E: Into<Box<dyn std::error::Error + Send + Sync>>,
     {
         self.credentials = Some(Credentials::new(hook));
+        self
+    }
+
+    /// Sets the certificate authority, and the certificate of this process, for the servers and Sentinels of a
+    /// [`rediss…` URL](Locks::connect). Without it the authorities of the system are trusted.
+    ///
+    /// ```no_run
+    /// # async fn connects() -> Result<(), Box<dyn std::error::Error>> {
+    /// let certificates = redis::TlsCertificates {
+    ///     root_cert: Some(std::fs::read("ca.pem")?),
+    ///     client_tls: None,
+    /// };
+    /// let url = "rediss+sentinel://:secret@one,two,three/shop";
+    /// let locks = tenure::Locks::builder().tls(certificates).connect(url).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// A client of yours has its own certificates: with this option [`client`](Self::client) and the like are refused.
+    #[cfg(feature = "rustls")]
+    pub fn tls(mut self, certificates: redis::TlsCertificates) -> Self {
+        self.tls = Some(certificates);
         self
     }
 
@@ -435,27 +383,102 @@ impl Builder {
         Ok(locks)
     }
 
-    /// Builds locks on a Redis server; see [`Locks::redis`].
+    /// Builds locks on the store that a URL names; see [`Locks::connect`].
     ///
     /// # Errors
-    /// [`ConnectError`]. With [`lazy`](Self::lazy) only [`ConnectError::Options`], for an option or the URL.
-    #[cfg(feature = "redis")]
-    pub async fn redis(self, url: &str) -> Result<Locks, ConnectError> {
-        self.options.check()?;
-        self.connected(RedisStore::open(url)?).await
+    /// As [`Locks::connect`]. With [`lazy`](Self::lazy) only [`Error::Options`], for an option or the URL.
+    pub async fn connect(self, url: &str) -> Result<Locks, Error> {
+        let url = StoreUrl::parse(url)?;
+        let mut builder = self;
+        if let Some(prefix) = &url.prefix {
+            builder.options.prefix.clone_from(prefix);
+        }
+        #[cfg(feature = "redis")]
+        return builder.connect_to(url).await;
+        #[cfg(not(feature = "redis"))]
+        match url.place {
+            Place::Memory(name) => Ok(builder.memory_shared(&MemoryStore::named(&name))?),
+            _ => Err(Error::Options(OptionsError(
+                "the URL names a Redis: enable tenure's feature `redis`".to_owned(),
+            ))),
+        }
     }
 
-    /// Builds locks on the server of a client; see [`Locks::client`].
+    #[cfg(feature = "redis")]
+    async fn connect_to(mut self, url: StoreUrl) -> Result<Locks, Error> {
+        // The longest lease of a quorum is no recovery of a server.
+        if !matches!(url.place, Place::Quorum(_)) {
+            let always = url.recovery.map(|word| word == RecoveryWord::Always);
+            self.options.recover_as(always, (url.longest, url.lag));
+        }
+        let client = |builder: &Builder, url: &str| builder.client_of(url);
+        match &url.place {
+            Place::Memory(name) => {
+                self.no_certificates("memory has no connections")?;
+                Ok(self.memory_shared(&MemoryStore::named(name))?)
+            }
+            Place::Server(url) => {
+                let client = client(&self, url)?;
+                self.on_client(client).await
+            }
+            Place::Sentinels { name, urls, like } => {
+                let like = client(&self, like)?;
+                self.behind(name, urls, like).await
+            }
+            Place::Cluster(urls) => {
+                let like = client(&self, &urls[0])?;
+                self.on_cluster(urls, like).await
+            }
+            Place::Quorum(urls) => {
+                let clients = urls.iter().map(|url| client(&self, url));
+                let clients = clients.collect::<Result<Vec<_>, _>>()?;
+                let longest = url.longest.unwrap_or(self.options.lease);
+                self.on_quorum(clients, longest).await
+            }
+        }
+    }
+
+    /// Returns a client for the server at a URL, with the certificates of this builder.
+    #[cfg(feature = "redis")]
+    fn client_of(&self, url: &str) -> Result<redis::Client, OptionsError> {
+        let client = RedisStore::client_of(url)?;
+        #[cfg(feature = "rustls")]
+        if let Some(certificates) = &self.tls {
+            return RedisStore::with_certificates(client, certificates);
+        }
+        Ok(client)
+    }
+
+    /// Refuses certificates that would have no effect.
+    #[cfg(feature = "redis")]
+    fn no_certificates(&self, why: &str) -> Result<(), OptionsError> {
+        #[cfg(feature = "rustls")]
+        if self.tls.is_some() {
+            return Err(OptionsError(format!("`Builder::tls` has no effect: {why}")));
+        }
+        let _ = why;
+        Ok(())
+    }
+
+    /// Builds locks on the server of a client, with the client's options, and connects. A client can have options that a URL cannot
+    /// express, such as socket settings. TCP_NODELAY is set.
     ///
     /// # Errors
-    /// As [`redis`](Self::redis).
+    /// As [`connect`](Self::connect).
     #[cfg(feature = "redis")]
-    pub async fn client(self, client: redis::Client) -> Result<Locks, ConnectError> {
+    pub async fn client(self, client: redis::Client) -> Result<Locks, Error> {
+        self.no_certificates(OWN_CERTIFICATES)?;
+        self.on_client(client).await
+    }
+
+    #[cfg(feature = "redis")]
+    async fn on_client(self, client: redis::Client) -> Result<Locks, Error> {
         self.options.check()?;
         self.connected(RedisStore::new(client)?).await
     }
 
-    /// Builds locks on the master that Sentinels watch under this name; see [`Locks::sentinel`].
+    /// Builds locks on the master that Sentinels watch under this name, and connects; see [`Locks::connect`]. Each URL leads to a
+    /// Sentinel, as `redis://:password@host:port`; without a port it means 26379.
     ///
     /// The connections to the master have the user, the password, the database, the TLS settings and the socket settings of
     /// `like`. Its address is replaced by the one that the Sentinels tell. The URLs have the settings of the connections to
@@ -463,77 +486,108 @@ impl Builder {
     /// must be for that address: an IP, unless the Sentinels announce host names.
     ///
     /// # Errors
-    /// As [`Locks::sentinel`]. With [`lazy`](Self::lazy) only [`ConnectError::Options`], for an option or a URL.
+    /// As [`connect`](Self::connect). [`Error::Connect`] if no Sentinel knows the name.
     #[cfg(feature = "redis")]
     pub async fn sentinel<U: AsRef<str>>(
         self,
         name: &str,
         urls: impl IntoIterator<Item = U>,
         like: redis::Client,
-    ) -> Result<Locks, ConnectError> {
-        let mut builder = self;
-        builder.options.recover_always();
-        builder.options.check()?;
-        builder.connected(RedisStore::behind(name, urls, like)?).await
+    ) -> Result<Locks, Error> {
+        self.no_certificates(OWN_CERTIFICATES)?;
+        self.behind(name, urls, like).await
     }
 
-    /// Builds locks on the Redis Cluster of which the URLs name servers; see [`Locks::cluster`].
+    #[cfg(feature = "redis")]
+    async fn behind<U: AsRef<str>>(
+        mut self,
+        name: &str,
+        urls: impl IntoIterator<Item = U>,
+        like: redis::Client,
+    ) -> Result<Locks, Error> {
+        self.options.recover_always();
+        self.options.check()?;
+        self.connected(RedisStore::behind(name, urls, like)?).await
+    }
+
+    /// Builds locks on the Redis Cluster of which the URLs name servers, and connects; see [`Locks::connect`].
     ///
     /// The connections to all servers have the user, the password, the TLS settings and the socket settings of `like`. Its
     /// address is replaced by those that the cluster announces. A URL that names another user or password, or differs in TLS, is an
     /// options error.
     ///
     /// # Errors
-    /// As [`Locks::cluster`]. With [`lazy`](Self::lazy) only [`ConnectError::Options`], for an option or a URL.
-    /// [`Recovery::Always`] is an options error: a slot that moved looks like a promotion.
+    /// As [`connect`](Self::connect). [`Recovery::Always`] is an options error: a slot that moved looks like a promotion.
     #[cfg(feature = "redis")]
     pub async fn cluster<U: AsRef<str>>(
         self,
         urls: impl IntoIterator<Item = U>,
         like: redis::Client,
-    ) -> Result<Locks, ConnectError> {
+    ) -> Result<Locks, Error> {
+        self.no_certificates(OWN_CERTIFICATES)?;
+        self.on_cluster(urls, like).await
+    }
+
+    #[cfg(feature = "redis")]
+    async fn on_cluster<U: AsRef<str>>(
+        self,
+        urls: impl IntoIterator<Item = U>,
+        like: redis::Client,
+    ) -> Result<Locks, Error> {
         self.options.check()?;
         self.options.check_cluster()?;
         self.connected(RedisStore::of_cluster(urls, like)?).await
     }
 
-    /// Builds locks on a quorum of Redis masters; see [`Locks::quorum`]. A lease lasts at most `longest`, which must be the same
-    /// in all processes: a master that was restarted has no vote for so long, and the margin. Each client is one master; user,
-    /// password, database, TLS and socket settings are those of its client.
+    /// Builds locks on a quorum of Redis masters, and connects; see [`Locks::connect`]. A lease lasts at most `longest`, which must be
+    /// the same in all processes: a master that was restarted has no vote for so long, and the margin. Each client is one master;
+    /// user, password, database, TLS and socket settings are those of its client.
     ///
     /// # Errors
-    /// As [`Locks::quorum`]. With [`lazy`](Self::lazy) only [`ConnectError::Options`], for an option or the masters.
+    /// As [`connect`](Self::connect), also if there are not 3, 5 or 7 masters, a server is named twice, no majority answers, or a
+    /// master keeps another list. If two clients lead to one server by different names, the second connection is refused.
     /// [`recovery`](Self::recovery) and [`poll_gap`](Self::poll_gap) are options errors: a quorum has its own.
     #[cfg(feature = "redis")]
-    pub async fn quorum(self, clients: Vec<redis::Client>, longest: Duration) -> Result<Locks, ConnectError> {
-        let mut builder = self;
-        builder.options.recover_as_quorum(longest)?;
-        builder.options.check()?;
-        builder.connected(RedisStore::of_quorum(clients)?).await
+    pub async fn quorum(self, clients: Vec<redis::Client>, longest: Duration) -> Result<Locks, Error> {
+        self.no_certificates(OWN_CERTIFICATES)?;
+        self.on_quorum(clients, longest).await
     }
 
-    /// Builds locks on the Redis server behind a pool; see [`Locks::pool`]. With [`lazy`](Self::lazy) the pool is not asked.
+    #[cfg(feature = "redis")]
+    async fn on_quorum(mut self, clients: Vec<redis::Client>, longest: Duration) -> Result<Locks, Error> {
+        self.options.recover_as_quorum(longest)?;
+        self.options.check()?;
+        self.connected(RedisStore::of_quorum(clients)?).await
+    }
+
+    /// Builds locks on the Redis server behind a connection pool of yours, and connects.
+    ///
+    /// All connections come from `client`, as those of [`client`](Self::client) do. The pool's connections are shared with
+    /// your own commands, and those of a pool that was made from a URL have Nagle's algorithm on. The pool is asked once
+    /// whether it leads to the client's server and database: the locks must be where the rest of the service works. After
+    /// that its connections are not used. With [`lazy`](Self::lazy) the pool is not asked.
     ///
     /// # Errors
-    /// As [`Locks::pool`].
+    /// As [`connect`](Self::connect). [`Error::Options`] if pool and client lead to different servers or databases.
     #[cfg(feature = "bb8")]
     pub async fn pool(
         self,
         pool: bb8::Pool<bb8_redis::RedisConnectionManager>,
         client: redis::Client,
-    ) -> Result<Locks, ConnectError> {
+    ) -> Result<Locks, Error> {
+        self.no_certificates(OWN_CERTIFICATES)?;
         self.options.check()?;
         let store = RedisStore::new(client)?
             .with_credentials(self.credentials.clone())
             .with_connect_timeout(self.options.request_timeout);
         if !self.options.lazy {
             let is_behind = store.is_behind(&pool).await;
-            let failed = |source| ConnectError::Store {
+            let failed = |source| Error::Connect {
                 store: store.to_string(),
                 source,
             };
             if !is_behind.map_err(failed)? {
-                return Err(ConnectError::Options(OptionsError(format!(
+                return Err(Error::Options(OptionsError(format!(
                     "the pool leads to another server or database than {store}: use a pool and a client of one server and database"
                 ))));
             }
@@ -542,7 +596,7 @@ impl Builder {
     }
 
     #[cfg(feature = "redis")]
-    async fn connected(self, store: RedisStore) -> Result<Locks, ConnectError> {
+    async fn connected(self, store: RedisStore) -> Result<Locks, Error> {
         let timeout = self.options.request_timeout;
         let policy = RunPolicy {
             longest: self.options.longest_lease(),
@@ -558,9 +612,9 @@ impl Builder {
         let locks = self.on(Arc::new(store))?;
         if !lazy {
             locks
-                .connect()
+                .reach()
                 .await
-                .map_err(|source| ConnectError::Store { store: shown, source })?;
+                .map_err(|source| Error::Connect { store: shown, source })?;
         }
         locks.log_built();
         Ok(locks)

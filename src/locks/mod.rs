@@ -42,8 +42,9 @@ use crate::primitives::multi::MultiKey;
 #[cfg(doc)]
 use crate::primitives::mutex::Mutex;
 
-pub use self::builder::{Builder, ConnectError};
+pub use self::builder::Builder;
 pub use self::entry::Locks;
 
 mod builder;
 mod entry;
+mod url;

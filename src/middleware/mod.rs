@@ -23,7 +23,7 @@
 //!
 //! # #[cfg(not(feature = "axum"))] fn main() {}
 //! # #[cfg(feature = "axum")] #[tokio::main(flavor = "current_thread")] async fn main() {
-//! let locks = Locks::memory(); // or Locks::redis("redis://127.0.0.1/").await?
+//! let locks = Locks::memory(); // or Locks::connect("redis://127.0.0.1/").await?
 //! let app: Router = Router::new()
 //!     .route("/accounts/{id}/withdraw", post(withdraw))
 //!     .route_layer(LockLayer::new(&locks, keys::path_param::<u64>("id").named("account")));

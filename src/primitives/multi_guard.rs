@@ -16,7 +16,6 @@ use crate::primitives::guard::{Guard, not_offered};
 use crate::primitives::guard::{Guards, Lease, release};
 use crate::primitives::held::{Held, HeldGroup, StealNotice};
 use crate::primitives::holdings::{self, Holdings};
-#[cfg(feature = "tower")]
 #[cfg(feature = "redis")]
 use crate::primitives::write::Atomically;
 use crate::protocol::message::Fence;

@@ -14,7 +14,7 @@
 //!     println!("{} attempt {} fence {}", tick.nominal_unix(), tick.attempt(), tick.fence());
 //! }
 //!
-//! let locks = Locks::memory(); // or Locks::redis("redis://127.0.0.1/").await?
+//! let locks = Locks::memory(); // or Locks::connect("redis://127.0.0.1/").await?
 //! let scheduler = JobScheduler::new().await?;
 //! locks.add_job(&scheduler, locks.cron("reconcile", "0 0 0 * * *").run(reconcile)?).await?;
 //! scheduler.start().await?;

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::fmt;
 use std::future::ready;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::ledger::Ledger;
@@ -56,6 +56,13 @@ impl Shared {
 }
 
 impl MemoryStore {
+    /// Returns the store of this name in this process. It lives as long as the process.
+    pub(crate) fn named(name: &str) -> Self {
+        static NAMED: LazyLock<Mutex<HashMap<String, MemoryStore>>> = LazyLock::new(Mutex::default);
+        let mut named = NAMED.lock().unwrap_or_else(PoisonError::into_inner);
+        named.entry(name.to_owned()).or_default().clone()
+    }
+
     /// Creates an empty store.
     pub fn new() -> Self {
         MemoryStore::default()

@@ -46,18 +46,18 @@ pub fn timed_out() -> StoreError {
     StoreError::new(StoreErrorKind::TimedOut, "no answer in time")
 }
 
-/// Returns the store that [`Locks::redis`](crate::Locks::redis) uses, without locks on it. A connection opens within `timeout`.
+/// Returns the store of a Redis server, without locks on it. A connection opens within `timeout`.
 ///
 /// # Errors
 /// A URL that cannot be used.
 #[cfg(feature = "redis")]
 #[doc(hidden)]
 pub fn redis_store(url: &str, timeout: Duration) -> Result<Arc<dyn Store>, OptionsError> {
-    let store = RedisStore::open(url)?.with_connect_timeout(timeout);
+    let store = RedisStore::new(RedisStore::client_of(url)?)?.with_connect_timeout(timeout);
     Ok(Arc::new(store))
 }
 
-/// Returns the store that [`Locks::cluster`](crate::Locks::cluster) uses, without locks on it. A connection opens within
+/// Returns the store of a cluster, without locks on it. A connection opens within
 /// `timeout`.
 ///
 /// # Errors
@@ -65,12 +65,12 @@ pub fn redis_store(url: &str, timeout: Duration) -> Result<Arc<dyn Store>, Optio
 #[cfg(feature = "redis")]
 #[doc(hidden)]
 pub fn cluster_store(url: &str, timeout: Duration) -> Result<Arc<dyn Store>, OptionsError> {
-    let like = RedisStore::cluster_client(url)?;
+    let like = RedisStore::client_of(url)?;
     let store = RedisStore::of_cluster([url], like)?.with_connect_timeout(timeout);
     Ok(Arc::new(store))
 }
 
-/// Returns the store that [`Locks::quorum`](crate::Locks::quorum) uses, without locks on it, and without recoveries of its
+/// Returns the store of a quorum, without locks on it, and without recoveries of its
 /// masters. A connection opens within `timeout`.
 ///
 /// # Errors

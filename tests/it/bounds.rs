@@ -54,7 +54,7 @@ fn types_are_send_and_sync() {
     error::<OptionsError>();
     #[cfg(feature = "redis")]
     {
-        error::<tenure::locks::ConnectError>();
+        error::<tenure::Error>();
     }
 }
 
@@ -100,7 +100,7 @@ async fn futures_are_send_and_static() {
     sent(locks.idle()).await;
     sent(locks.shutdown()).await;
     #[cfg(feature = "redis")]
-    drop(sent(Locks::redis("redis://127.0.0.1/")));
+    drop(sent(Locks::connect("redis://127.0.0.1/")));
 }
 
 /// Guards and futures are moved often: a task that locks is at least as large as its future.

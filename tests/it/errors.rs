@@ -6,7 +6,7 @@ use tenure::Error;
 /// The start of a service, with one kind of error.
 #[cfg(feature = "redis")]
 async fn starts(url: &str) -> Result<tenure::Guard, Error> {
-    let locks = tenure::Locks::redis(url).await?;
+    let locks = tenure::Locks::connect(url).await?;
     locks.mutex("a").lock().await
 }
 

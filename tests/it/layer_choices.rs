@@ -204,7 +204,7 @@ async fn an_idempotency_key_may_have_another_header() {
 pub(crate) async fn without_store() -> Locks {
     let builder = Locks::builder().lazy().request_timeout(ms(200));
     // Nothing listens at this port.
-    builder.redis("redis://127.0.0.1:1/").await.unwrap()
+    builder.connect("redis://127.0.0.1:1/").await.unwrap()
 }
 
 #[tokio::test]

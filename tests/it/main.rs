@@ -109,6 +109,7 @@ mod ticks_runs;
 mod ticks_takeover;
 mod transfers;
 mod two_locks;
+mod urls;
 mod waiters;
 mod watching;
 mod writes;

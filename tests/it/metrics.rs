@@ -94,7 +94,7 @@ async fn layers(locks: &Locks, meter: &Meter) {
     {
         // Nothing listens at this port.
         let builder = Locks::builder().lazy().request_timeout(ms(200));
-        let gone = builder.redis("redis://127.0.0.1:1/").await.unwrap();
+        let gone = builder.connect("redis://127.0.0.1:1/").await.unwrap();
         let unlocked = tenure::LockLayer::by(&gone, |_| "metered route")
             .on_store_failure(tenure::middleware::StoreFailure::RunUnlocked)
             .layer(done);
@@ -175,7 +175,7 @@ async fn every_metric_is_listed_documented_described_and_fed() {
             .lease(ms(60_000))
             .request_timeout(ms(10_000))
             .lazy()
-            .redis("redis://127.0.0.1:1/")
+            .connect("redis://127.0.0.1:1/")
             .await
             .unwrap();
         assert!(soon(nowhere.mutex("metered").lock()).await.is_err());
@@ -574,7 +574,7 @@ mod ticks {
             use std::time::{SystemTime, UNIX_EPOCH};
             let nowhere = Locks::builder()
                 .lazy()
-                .redis("redis://127.0.0.1:1/")
+                .connect("redis://127.0.0.1:1/")
                 .await
                 .unwrap();
             let mut fire = nowhere.job("not known", |_| async {}).unwrap();

@@ -1,10 +1,9 @@
 //! What users get wrong, and what servers are set up to: a clear error each, and nothing lost or left behind.
 
-use crate::help::{Eyes, HOUR, held, locks, ms, soon, until, url};
+use crate::help::{Eyes, HOUR, behind_sentinels, held, locks, ms, soon, until, url};
 use crate::server::RedisServer;
 use std::time::Duration;
 use tenure::error::{OptionsError, StoreError, StoreErrorKind, StoreRefusal};
-use tenure::locks::ConnectError;
 use tenure::{Error, Locks};
 
 /// Every word stands in the text.
@@ -17,16 +16,16 @@ pub(crate) fn tells(error: &impl std::fmt::Display, words: &[&str]) {
     assert!(text.len() < 700, "{text}");
 }
 
-pub(crate) fn options(result: Result<Locks, ConnectError>) -> OptionsError {
+pub(crate) fn options(result: Result<Locks, Error>) -> OptionsError {
     match result {
-        Err(ConnectError::Options(error)) => error,
+        Err(Error::Options(error)) => error,
         other => panic!("{other:?}"),
     }
 }
 
-pub(crate) fn refused(result: Result<Locks, ConnectError>) -> (String, StoreError) {
+pub(crate) fn refused(result: Result<Locks, Error>) -> (String, StoreError) {
     match result {
-        Err(ref error @ ConnectError::Store { ref source, .. }) => (error.to_string(), source.clone()),
+        Err(ref error @ Error::Connect { ref source, .. }) => (error.to_string(), source.clone()),
         other => panic!("{other:?}"),
     }
 }
@@ -154,28 +153,28 @@ async fn options_that_make_no_sense_are_refused() {
         Duration::from_secs(31 * 24 * 3600),
         Duration::MAX,
     ] {
-        let error = options(Locks::builder().lease(lease).redis(nowhere).await);
+        let error = options(Locks::builder().lease(lease).connect(nowhere).await);
         tells(&error, &["lease", "400ms", "30 days", &format!("{lease:?}")]);
     }
     for prefix in ["", "t", "tenur", "tenure", "tenure1:q:", &"x".repeat(129)] {
-        let error = options(Locks::builder().prefix(prefix).redis(nowhere).await);
+        let error = options(Locks::builder().prefix(prefix).connect(nowhere).await);
         tells(&error, &["prefix", "tenure"]);
     }
     for burst in [0, 1024, u32::MAX] {
-        let error = options(Locks::builder().burst(burst, ms(20)).redis(nowhere).await);
+        let error = options(Locks::builder().burst(burst, ms(20)).connect(nowhere).await);
         tells(&error, &["burst", "1 to 1023", &burst.to_string()]);
     }
-    let error = options(Locks::builder().margin(Duration::MAX).redis(nowhere).await);
+    let error = options(Locks::builder().margin(Duration::MAX).connect(nowhere).await);
     tells(&error, &["margin"]);
     for limitless in [
         Locks::builder().max_waiters_per_key(0),
         Locks::builder().max_waiters_per_node(0),
         Locks::builder().max_key(0),
     ] {
-        tells(&options(limitless.redis(nowhere).await), &["limit", "zero"]);
+        tells(&options(limitless.connect(nowhere).await), &["limit", "zero"]);
     }
     for timeout in [Duration::ZERO, Duration::MAX] {
-        let error = options(Locks::builder().request_timeout(timeout).redis(nowhere).await);
+        let error = options(Locks::builder().request_timeout(timeout).connect(nowhere).await);
         tells(&error, &["request timeout", "100 ms", "one day"]);
     }
     // And for one lock.
@@ -208,7 +207,7 @@ async fn options_at_their_bounds_work() {
         .max_waiters_per_node(1)
         .max_key(usize::MAX)
         .prefix([0xff; 128])
-        .redis(&server.url())
+        .connect(&server.url())
         .await
         .unwrap();
     let guard = held(&locks, vec![b'x'; 10 * 1024]).await;
@@ -216,7 +215,7 @@ async fn options_at_their_bounds_work() {
     guard.release().await.unwrap();
     let locks = Locks::builder()
         .lease(ms(400))
-        .redis(&server.url())
+        .connect(&server.url())
         .await
         .unwrap();
     // So short a lease is lost when the machine is busy, but not every time.
@@ -243,12 +242,12 @@ async fn urls_that_cannot_be_used_are_refused() {
         "redis://host:port/",
         "redis://host/db",
     ] {
-        match Locks::redis(url).await {
-            Err(error @ ConnectError::Options(_)) => tells(&error, &["URL", url]),
+        match Locks::connect(url).await {
+            Err(error @ Error::Options(_)) => tells(&error, &["URL"]),
             other => panic!("{url}: {other:?}"),
         }
     }
-    let error = Locks::redis("http://me:hunter2@localhost/").await.unwrap_err();
+    let error = Locks::connect("http://me:hunter2@localhost/").await.unwrap_err();
     assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
 }
 
@@ -259,7 +258,7 @@ fn a_runtime_without_io_and_timers_will_do() {
     for host in ["127.0.0.1", "localhost"] {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let url = format!("redis://{host}:{}", server.port());
-        let locks = runtime.block_on(Locks::builder().lazy().redis(&url)).unwrap();
+        let locks = runtime.block_on(Locks::builder().lazy().connect(&url)).unwrap();
         let guard = runtime.block_on(locks.mutex("a").lock()).unwrap();
         // Nor does it matter that it ends.
         drop(runtime);
@@ -273,7 +272,7 @@ fn a_runtime_without_io_and_timers_will_do() {
 async fn a_server_that_is_not_there_is_told() {
     // A port without a listener is not waited for.
     let patient = Locks::builder().request_timeout(HOUR);
-    let (text, error) = refused(soon(patient.redis("redis://me:hunter2@127.0.0.1:1/")).await);
+    let (text, error) = refused(soon(patient.connect("redis://me:hunter2@127.0.0.1:1/")).await);
     assert_eq!(error.kind(), &StoreErrorKind::Unreachable);
     tells(&text, &["127.0.0.1:1", "unreachable"]);
     assert!(!format!("{text} {error:?}").contains("hunter2"));
@@ -282,7 +281,7 @@ async fn a_server_that_is_not_there_is_told() {
     let address = silent.local_addr().unwrap();
     let connect = Locks::builder()
         .request_timeout(ms(200))
-        .redis(&url(address))
+        .connect(&url(address))
         .await;
     let (text, error) = refused(connect);
     assert_eq!(error.kind(), &StoreErrorKind::Unreachable, "{text}");
@@ -293,14 +292,14 @@ async fn a_server_that_is_not_there_is_told() {
 async fn a_missing_or_wrong_password_is_told() {
     let server = RedisServer::with_args(&["--requirepass", "hunter2"]);
     let port = server.port();
-    let (text, error) = refused(Locks::redis(&server.url()).await);
+    let (text, error) = refused(Locks::connect(&server.url()).await);
     assert_eq!(
         error.kind(),
         &StoreErrorKind::Refused(StoreRefusal::NoAuth),
         "{text}"
     );
     tells(&text, &[&port.to_string(), "password", "URL"]);
-    let (text, error) = refused(Locks::redis(&format!("redis://:swordfish@127.0.0.1:{port}/")).await);
+    let (text, error) = refused(Locks::connect(&format!("redis://:swordfish@127.0.0.1:{port}/")).await);
     assert_eq!(
         error.kind(),
         &StoreErrorKind::Refused(StoreRefusal::WrongPassword),
@@ -310,7 +309,7 @@ async fn a_missing_or_wrong_password_is_told() {
     assert!(!format!("{text} {error:?}").contains("swordfish"), "{error:?}");
 
     // The same when it is found out later.
-    let lazy = Locks::builder().lazy().redis(&server.url()).await.unwrap();
+    let lazy = Locks::builder().lazy().connect(&server.url()).await.unwrap();
     let error = soon(lazy.mutex("a").lock()).await.map(drop).unwrap_err();
     match &error {
         Error::Store { source, .. } => {
@@ -321,7 +320,7 @@ async fn a_missing_or_wrong_password_is_told() {
     tells(&error, &["`a`", "password"]);
     assert!(!error.is_unreachable());
 
-    let locks = Locks::redis(&format!("redis://:hunter2@127.0.0.1:{port}/"))
+    let locks = Locks::connect(&format!("redis://:hunter2@127.0.0.1:{port}/"))
         .await
         .unwrap();
     held(&locks, "a").await.release().await.unwrap();
@@ -336,7 +335,7 @@ async fn a_missing_right_is_named() {
     for command in ["evalsha", "time"] {
         let rule = format!("ACL SETUSER app on >secret {} -{command}", crate::store::acl());
         let _: String = Eyes::on(&server).text(&rule);
-        let (text, error) = refused(Locks::redis(&format!("redis://app:secret@127.0.0.1:{port}/")).await);
+        let (text, error) = refused(Locks::connect(&format!("redis://app:secret@127.0.0.1:{port}/")).await);
         let kind = StoreErrorKind::Refused(StoreRefusal::NoPermission);
         assert_eq!(error.kind(), &kind, "{text}");
         tells(&text, &["NOPERM", "README", &format!("'{command}'")]);
@@ -344,7 +343,7 @@ async fn a_missing_right_is_named() {
     // Later, too.
     let _: String = Eyes::on(&server).text("ACL SETUSER app +@all");
     let url = format!("redis://app:secret@127.0.0.1:{port}/");
-    let locks = Locks::redis(&url).await.unwrap();
+    let locks = Locks::connect(&url).await.unwrap();
     let _: String = Eyes::on(&server).text("ACL SETUSER app -evalsha");
     let error = soon(locks.mutex("a").lock()).await.map(drop).unwrap_err();
     tells(&error, &["`a`", "NOPERM", "'evalsha'"]);
@@ -365,7 +364,7 @@ async fn a_server_without_role_is_asked_for_info() {
         .unwrap();
     let replica = RedisServer::with_args(&without_role);
     Eyes::on(&replica).text::<()>(&format!("REPLICAOF 127.0.0.1 {}", master.port()));
-    let (_, error) = refused(Locks::redis(&replica.url()).await);
+    let (_, error) = refused(Locks::connect(&replica.url()).await);
     assert_eq!(error.kind(), &StoreErrorKind::Refused(StoreRefusal::ReadOnly));
 }
 
@@ -376,15 +375,15 @@ async fn a_cluster_is_refused_as_a_server() {
     let mut all: Vec<&[u8]> = vec![b"CLUSTER", b"ADDSLOTS"];
     all.extend(slots.iter().map(String::as_bytes));
     let _: String = Eyes::on(&server).ask(&all);
-    let words = ["Redis Cluster", "`Locks::cluster`", &server.port().to_string()];
+    let words = ["Redis Cluster", "`redis+cluster://", &server.port().to_string()];
     for prefix in ["lock:", "a:", "b:", "c:"] {
         let builder = Locks::builder().prefix(prefix);
-        let (text, error) = refused(builder.redis(&server.url()).await);
+        let (text, error) = refused(builder.connect(&server.url()).await);
         let kind = StoreErrorKind::Refused(StoreRefusal::Unsupported);
         assert_eq!(error.kind(), &kind, "{text}");
         tells(&text, &words);
     }
-    let lazy = Locks::builder().lazy().redis(&server.url()).await.unwrap();
+    let lazy = Locks::builder().lazy().connect(&server.url()).await.unwrap();
     let unready: Error = soon(lazy.ping()).await.unwrap_err();
     tells(&unready, &words);
     tells(&soon(lazy.mutex("a").lock()).await.map(drop).unwrap_err(), &words);
@@ -395,32 +394,14 @@ async fn a_cluster_is_refused_as_a_server() {
 async fn a_sentinel_is_refused_as_a_server_and_its_master_is_found() {
     let (master, name) = (RedisServer::start(), "orders-db");
     let sentinel = RedisServer::sentinel(name, master.port());
-    let (text, error) = refused(Locks::redis(&sentinel.url()).await);
+    let (text, error) = refused(Locks::connect(&sentinel.url()).await);
     let kind = StoreErrorKind::Refused(StoreRefusal::Unsupported);
     assert_eq!(error.kind(), &kind, "{text}");
-    let call = format!("Locks::sentinel(\"{name}\", urls)");
+    let call = format!("`redis+sentinel://127.0.0.1:{},…/{name}`", sentinel.port());
     tells(&text, &["is a Sentinel", &call, &sentinel.port().to_string()]);
-    let lazy = Locks::builder().lazy().redis(&sentinel.url()).await.unwrap();
+    let lazy = Locks::builder().lazy().connect(&sentinel.url()).await.unwrap();
     tells(&soon(lazy.ping()).await.unwrap_err(), &["is a Sentinel", &call]);
-    let locks = Locks::sentinel(name, [sentinel.url()]).await.unwrap();
+    let locks = behind_sentinels(name, [sentinel.url()]).await.unwrap();
     // A lock waits for a recovery, because the server is used for the first time.
     soon(locks.ping()).await.unwrap();
-}
-
-#[tokio::test]
-async fn urls_with_the_schemes_of_others_say_what_to_give() {
-    for scheme in ["redis+sentinel", "rediss+sentinel", "sentinel", "REDIS+SENTINEL"] {
-        let url = format!("{scheme}://:hunter2@one:26379,two:26379/orders-db");
-        let error = options(Locks::redis(&url).await);
-        tells(
-            &error,
-            &["Sentinel", "Locks::sentinel", "redis://host:port", "one:26379"],
-        );
-        assert!(!error.to_string().contains("hunter2"), "{error}");
-    }
-    let error = options(Locks::redis("redis+cluster://one:6379/").await);
-    tells(
-        &error,
-        &["cluster", "`Locks::cluster(urls)`", "redis://host:port"],
-    );
 }

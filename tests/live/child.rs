@@ -88,8 +88,8 @@ fn plays_a_role() {
 /// Tries, and says why it is in vain.
 async fn cannot_connect(url: &str) {
     let builder = Locks::builder().request_timeout(ms(500));
-    let error = soon(builder.redis(url)).await.unwrap_err();
-    println!("@refused {}", tenure::Error::from(error).is_unreachable());
+    let error = soon(builder.connect(url)).await.unwrap_err();
+    println!("@refused {}", error.is_unreachable());
 }
 
 pub async fn nod() {

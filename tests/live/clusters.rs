@@ -9,7 +9,7 @@ use tenure::{Error, Guard, Locks, Recovery};
 use crate::bad_input::{options, refused, tells};
 use crate::cluster::Cluster;
 use crate::deployment::query;
-use crate::help::{HOUR, ms, soon};
+use crate::help::{HOUR, ms, on_cluster, soon};
 use crate::server::RedisServer;
 use crate::store::acl;
 use crate::support::events::Watch;
@@ -235,12 +235,12 @@ async fn the_documented_acl_is_enough_on_a_cluster() {
     };
     let url = cluster.urls()[0].replace("redis://", "redis://app:secret@");
     rights("");
-    let error = Locks::cluster([&url]).await.map(drop).unwrap_err();
+    let error = on_cluster([&url]).await.map(drop).unwrap_err();
     tells(&error, &["cluster|slots"]);
     // Without two of them a node works, and warns once.
     rights(" +cluster|slots +asking");
     let watch = Watch::of("+cluster|info +cluster|myid");
-    let locks = Locks::cluster([&url]).await.unwrap();
+    let locks = on_cluster([&url]).await.unwrap();
     for n in 0..20 {
         let guard = soon(locks.mutex(format!("key:{n}")).lock()).await.unwrap();
         soon(guard.release()).await.unwrap();
@@ -250,8 +250,8 @@ async fn the_documented_acl_is_enough_on_a_cluster() {
     rights(" +cluster|slots +cluster|info +cluster|myid +asking");
     cluster.tell_all(&["ACL", "LOG", "RESET"]);
     let (one, other) = (
-        Locks::cluster([&url]).await.unwrap(),
-        Locks::cluster([&url]).await.unwrap(),
+        on_cluster([&url]).await.unwrap(),
+        on_cluster([&url]).await.unwrap(),
     );
     let moved = soon(one.mutex("{order}:0").fixed(ms(8_000)).lock())
         .await
@@ -330,28 +330,28 @@ async fn what_users_get_wrong_is_a_clear_error() {
     let unsupported = StoreErrorKind::Refused(StoreRefusal::Unsupported);
     // A server without cluster mode, and a server of a cluster as a single server.
     let plain = RedisServer::start();
-    let (text, error) = refused(Locks::cluster([plain.url()]).await);
+    let (text, error) = refused(on_cluster([plain.url()]).await);
     assert_eq!(error.kind(), &unsupported, "{text}");
     tells(
         &text,
-        &["cluster-enabled no", "`Locks::redis`", &plain.port().to_string()],
+        &["cluster-enabled no", "`redis://", &plain.port().to_string()],
     );
-    let (text, error) = refused(Locks::redis(&seed).await);
+    let (text, error) = refused(Locks::connect(&seed).await);
     assert_eq!(error.kind(), &unsupported, "{text}");
-    tells(&text, &["`Locks::cluster`"]);
+    tells(&text, &["`redis+cluster://"]);
     // No seed can be reached; one that can be is enough.
-    let (text, error) = refused(Locks::cluster([closed(), closed()]).await);
+    let (text, error) = refused(on_cluster([closed(), closed()]).await);
     assert_eq!(error.kind(), &StoreErrorKind::Unreachable, "{text}");
     tells(&text, &["no server of the cluster", "onnection refused"]);
-    let locks = Locks::cluster([closed(), seed.clone()]).await.unwrap();
+    let locks = on_cluster([closed(), seed.clone()]).await.unwrap();
     soon(locks.ping()).await.unwrap();
     // Databases and recoveries.
-    let text = options(Locks::cluster([format!("{seed}3")]).await);
+    let text = options(on_cluster([format!("{seed}3")]).await);
     tells(&text, &["database 3", "database 0"]);
     let like = redis::Client::open(format!("{seed}2")).unwrap();
     let text = options(Locks::builder().cluster([&*seed], like).await);
     tells(&text, &["database 2"]);
-    let text = options(Locks::cluster(Vec::<String>::new()).await);
+    let text = options(on_cluster(Vec::<String>::new()).await);
     tells(&text, &["empty"]);
     let always = Recovery::Always {
         longest: ms(30_000),
@@ -412,7 +412,7 @@ async fn an_announced_address_that_cannot_be_reached_is_named() {
         let slots: redis::Value = query(cluster.server(0), &["CLUSTER", "SLOTS"]).ok()?;
         format!("{slots:?}").contains("127.0.0.9").then_some(())
     });
-    let (text, error) = refused(Locks::cluster([cluster.urls()[0].clone()]).await);
+    let (text, error) = refused(on_cluster([cluster.urls()[0].clone()]).await);
     assert_eq!(error.kind(), &StoreErrorKind::Unreachable, "{text}");
     tells(&text, &["127.0.0.9"]);
 }

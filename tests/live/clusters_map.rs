@@ -6,7 +6,7 @@ use tenure::{Guard, Locks};
 use crate::bad_input::{refused, tells};
 use crate::cluster::Cluster;
 use crate::deployment::{eventually, query, tell};
-use crate::help::{PATIENCE, addr, ms, soon, url};
+use crate::help::{PATIENCE, addr, ms, on_cluster, soon, url};
 use crate::server::RedisServer;
 use crate::support::proxy::Proxy;
 
@@ -128,7 +128,7 @@ async fn urls_of_two_clusters_are_refused_if_neither_has_more() {
     let own = cluster.urls();
     let locks = node(&[strange.clone(), own[0].clone(), own[1].clone()]).await;
     assert_eq!(take(&cluster, &locks, &[0, 1, 2]).await.len(), 15);
-    let (text, error) = refused(Locks::cluster([&strange, &own[0]]).await);
+    let (text, error) = refused(on_cluster([&strange, &own[0]]).await);
     let unsupported = StoreErrorKind::Refused(StoreRefusal::Unsupported);
     assert_eq!(error.kind(), &unsupported, "{text}");
     let ports = [&another, &cluster].map(|cluster| cluster.server(0).port().to_string());
@@ -150,7 +150,7 @@ async fn a_server_that_was_removed_is_not_asked_alone() {
     soon(soon(locks.mutex(key).lock()).await.unwrap().release())
         .await
         .unwrap();
-    let (text, error) = refused(Locks::cluster(&urls[..1]).await);
+    let (text, error) = refused(on_cluster(&urls[..1]).await);
     assert_eq!(error.kind(), &StoreErrorKind::Unreachable, "{text}");
     tells(&text, &[&removed.port().to_string(), "knows no slots"]);
 }

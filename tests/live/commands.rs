@@ -109,7 +109,7 @@ async fn node(server: &RedisServer) -> Locks {
         loop {
             let builder = Locks::builder().lease(long).burst(256, long);
             // A busy machine may need longer than an attempt to connect may take.
-            if let Ok(locks) = builder.request_timeout(ms(10_000)).redis(&server.url()).await {
+            if let Ok(locks) = builder.request_timeout(ms(10_000)).connect(&server.url()).await {
                 return locks;
             }
         }

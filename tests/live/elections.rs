@@ -14,7 +14,7 @@ async fn nodes() -> (Locks, Locks, RedisServer) {
     let server = RedisServer::start();
     let make = async |name| {
         let builder = Locks::builder().lease(ms(5_000)).request_timeout(ms(10_000));
-        builder.node_name(name).redis(&server.url()).await.unwrap()
+        builder.node_name(name).connect(&server.url()).await.unwrap()
     };
     (make("one").await, make("other").await, server)
 }
@@ -31,7 +31,7 @@ const WAY: Duration = ms(60);
 
 async fn behind(proxy: &Proxy) -> Locks {
     let builder = Locks::builder().lease(ms(20_000)).request_timeout(ms(10_000));
-    builder.redis(&url(proxy.addr())).await.unwrap()
+    builder.connect(&url(proxy.addr())).await.unwrap()
 }
 
 async fn until_waiting(locks: &Locks) {
@@ -82,7 +82,13 @@ async fn a_candidate_or_observer_costs_one_poll_per_third_of_a_lease() {
     const FOR: Duration = ms(6_000);
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
-    let nodes = async |lease| Locks::builder().lease(lease).redis(&server.url()).await.unwrap();
+    let nodes = async |lease| {
+        Locks::builder()
+            .lease(lease)
+            .connect(&server.url())
+            .await
+            .unwrap()
+    };
     // The leader has a long lease, so its own renewals are rare.
     let leader = nodes(ms(60_000)).await;
     let guard = soon(leader.election("relay").campaign()).await.unwrap();

@@ -49,8 +49,8 @@ async fn an_outage() {
     let (count, lease, away) = size();
     let server = RedisServer::start();
     let locks = |name: &str| Locks::builder().lease(lease).node_name(name.to_owned());
-    let one = locks("quiet one").redis(&server.url()).await.unwrap();
-    let other = locks("quiet two").redis(&server.url()).await.unwrap();
+    let one = locks("quiet one").connect(&server.url()).await.unwrap();
+    let other = locks("quiet two").connect(&server.url()).await.unwrap();
     let mut taking = JoinSet::new();
     for n in 0..count {
         let mutex = one.mutex(format!("lease {n}"));
@@ -180,7 +180,7 @@ async fn a_restart() {
     let mut all = Vec::new();
     for node in nodes {
         let builder = Locks::builder().lease(ms(6_000)).node_name(node);
-        all.push(builder.redis(&server.url()).await.unwrap());
+        all.push(builder.connect(&server.url()).await.unwrap());
     }
     let [claim_id, waiter, _idle] = &all[..] else {
         unreachable!()
@@ -253,7 +253,7 @@ fn an_inbox_that_breaks_alone_is_one_warning_and_one_when_it_is_back() {
             runtime.block_on(async {
                 let server = RedisServer::start();
                 let builder = Locks::builder().node_name("listens");
-                let locks = builder.redis(&server.url()).await.unwrap();
+                let locks = builder.connect(&server.url()).await.unwrap();
                 let _guard = held(&locks, "held").await;
                 let watch = Watch::of("");
                 let killed: usize = Eyes::on(&server).text("CLIENT KILL TYPE pubsub");
@@ -278,7 +278,7 @@ fn another_server_behind_the_address_is_one_warning_and_one_of_its_recovery() {
             let proxy = Proxy::start(addr(&one));
             let builder = Locks::builder().node_name("moved");
             // Without an inbox, which would notice at once that a server is gone.
-            let locks = builder.lazy().redis(&url(proxy.addr())).await.unwrap();
+            let locks = builder.lazy().connect(&url(proxy.addr())).await.unwrap();
             held_at_once(&locks, "before").await;
             let watch = Watch::of("");
             // The connection is closed while it is idle, which is not a failure.
@@ -316,7 +316,7 @@ fn a_connection_that_was_closed_while_idle_is_no_outage() {
             runtime.block_on(async {
                 let mut server = RedisServer::with_args(&["--timeout", "1"]);
                 let watch = Watch::of("");
-                let locks = Locks::builder().redis(&server.url()).await.unwrap();
+                let locks = Locks::builder().connect(&server.url()).await.unwrap();
                 held(&locks, "before").await.release().await.unwrap();
                 // Redis checks for idle clients about once a second.
                 tokio::time::sleep(ms(4_000)).await;
@@ -356,7 +356,7 @@ fn a_process_that_ends_without_a_shutdown_ends_quietly() {
                 let locks = runtime.block_on(async {
                     let locks = Locks::builder()
                         .lease(ms(2_000))
-                        .redis(&server.url())
+                        .connect(&server.url())
                         .await
                         .unwrap();
                     let guard = held(&locks, "held").await;
@@ -404,14 +404,14 @@ async fn an_inherited_lock_is_reported() {
     let locks = Locks::builder()
         .lease(lease)
         .node_name("the heir")
-        .redis(&server.url())
+        .connect(&server.url())
         .await
         .unwrap();
     let watch = Watch::of("key=inheritance ");
     // A live holder hands the lock over.
     let giver = Locks::builder()
         .lease(ms(10_000))
-        .redis(&server.url())
+        .connect(&server.url())
         .await
         .unwrap();
     let guard = held(&giver, "inheritance").await;
@@ -448,7 +448,7 @@ async fn a_connection_has_the_name_of_its_node() {
     let name = "web 1\r\nFLUSHALL";
     let locks = Locks::builder()
         .node_name(name)
-        .redis(&server.url())
+        .connect(&server.url())
         .await
         .unwrap();
     drop(held(&locks, "named").await);
@@ -463,7 +463,7 @@ async fn built_locks_report_their_server() {
     let watch = Watch::of("node_name=built here ");
     let url = format!("redis://:hunter2@127.0.0.1:{}/", server.port());
     let builder = Locks::builder().node_name("built here").prefix("shop:lock:");
-    let locks = builder.redis(&url).await.unwrap();
+    let locks = builder.connect(&url).await.unwrap();
     let told = watch.until("locks_built").await;
     assert_eq!(told.level, Level::INFO);
     let server = format!("server=127.0.0.1:{} ", server.port());

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tenure::{Clock, Guard, Key, Locks, Mutex};
+use tenure::{Clock, Error, Guard, Key, Locks, Mutex};
 use tokio::task::JoinHandle as JoinTask;
 
 use crate::server::RedisServer;
@@ -23,6 +23,31 @@ pub const HOUR: Duration = Duration::from_secs(3_600);
 
 pub const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
+}
+
+/// Returns locks on the master that these Sentinels know by this name.
+pub async fn behind_sentinels<U: AsRef<str>>(
+    name: &str,
+    urls: impl IntoIterator<Item = U>,
+) -> Result<Locks, Error> {
+    let like = redis::Client::open("redis://127.0.0.1/").unwrap();
+    Locks::builder().sentinel(name, urls, like).await
+}
+
+/// Returns locks on the cluster of these servers.
+pub async fn on_cluster<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Locks, Error> {
+    let urls: Vec<U> = urls.into_iter().collect();
+    let first = urls.first().map_or("redis://127.0.0.1/", AsRef::as_ref);
+    let like = redis::Client::open(first).unwrap();
+    Locks::builder().cluster(urls, like).await
+}
+
+/// Returns locks on the quorum of these masters.
+pub async fn quorum<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Locks, Error> {
+    let clients = urls
+        .into_iter()
+        .map(|url| redis::Client::open(url.as_ref()).unwrap());
+    Locks::builder().quorum(clients.collect(), ms(10_000)).await
 }
 
 /// Awaits the future, and panics instead of hanging for ever.
@@ -61,13 +86,13 @@ pub fn url(addr: SocketAddr) -> String {
 /// Returns locks with that lease. A busy machine does not answer within less than a quarter of it.
 pub async fn locks(url: &str, lease: Duration) -> Locks {
     let builder = Locks::builder().lease(lease).request_timeout(ms(10_000));
-    builder.redis(url).await.unwrap()
+    builder.connect(url).await.unwrap()
 }
 
 /// Returns locks whose timers and deadlines take an hour or more.
 pub async fn patient(url: &str) -> Locks {
     let builder = Locks::builder().lease(12 * HOUR).request_timeout(HOUR);
-    builder.redis(url).await.unwrap()
+    builder.connect(url).await.unwrap()
 }
 
 pub async fn held(locks: &Locks, key: impl Into<Key>) -> Guard {

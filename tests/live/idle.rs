@@ -50,7 +50,7 @@ async fn connected(url: &str) -> Locks {
     if url.is_empty() {
         Locks::memory()
     } else {
-        soon(Locks::redis(url)).await.unwrap()
+        soon(Locks::connect(url)).await.unwrap()
     }
 }
 

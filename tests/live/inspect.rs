@@ -8,7 +8,7 @@ use tenure::{Error, Locks};
 use tracing::Level;
 
 use crate::cluster::Cluster;
-use crate::help::{Eyes, held, ms, soon, until};
+use crate::help::{Eyes, held, ms, quorum, soon, until};
 use crate::quorums::{masters, urls};
 use crate::server::RedisServer;
 use crate::store::rights_of;
@@ -24,7 +24,7 @@ async fn node(url: &str, name: &str) -> Locks {
         .node_name(name)
         .lease(ms(60_000))
         .request_timeout(ms(10_000));
-    soon(builder.redis(url)).await.unwrap()
+    soon(builder.connect(url)).await.unwrap()
 }
 
 /// Runs what is the same on every store.
@@ -76,15 +76,15 @@ async fn a_cluster_is_shown_as_memory_is() {
     drop(guard);
     assert_eq!(soon(one.inspect().nodes()).await.unwrap().len(), 2);
     // One server of it would show a part of the keys.
-    let alone = Locks::builder().lazy().redis(&cluster.urls()[0]).await.unwrap();
+    let alone = Locks::builder().lazy().connect(&cluster.urls()[0]).await.unwrap();
     let error = soon(alone.inspect().list("", None)).await.unwrap_err();
-    assert!(error.to_string().contains("Locks::cluster"), "{error}");
+    assert!(error.to_string().contains("redis+cluster://"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_master_of_a_quorum_has_its_own_answer() {
     let mut masters = masters(3).await;
-    let locks = soon(Locks::quorum(urls(&masters))).await.unwrap();
+    let locks = soon(quorum(urls(&masters))).await.unwrap();
     let guard = held(&locks, "a").await;
     let what = "every master granted";
     until(what, || {
@@ -254,7 +254,7 @@ async fn every_command_is_a_read_with_a_bound() {
     let mut eyes = Eyes::on(&server);
     let watched = server.client();
     let inspector = Locks::builder().presence(false).lazy();
-    let inspector = inspector.redis(&server.url()).await.unwrap();
+    let inspector = inspector.connect(&server.url()).await.unwrap();
     let before = eyes.calls();
     let mut monitor = monitor(watched);
     let entries = inspect::list(&inspector, "").await;
@@ -361,7 +361,12 @@ async fn the_documented_user_looks_and_changes_nothing() {
         node(&server.url(), "other").await,
     );
     let url = server.url().replace("redis://", "redis://look:secret@");
-    let looks = Locks::builder().presence(false).lazy().redis(&url).await.unwrap();
+    let looks = Locks::builder()
+        .presence(false)
+        .lazy()
+        .connect(&url)
+        .await
+        .unwrap();
     let guard = held(&one, "a").await;
     let _readers = [
         soon(one.rw_lock("r").read()).await.unwrap(),

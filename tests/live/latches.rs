@@ -147,7 +147,7 @@ async fn a_count_down_whose_answer_is_lost_counts_once() {
         .lease(ms(60_000))
         .margin(ms(0))
         .request_timeout(ms(10_000));
-    let far = builder.redis(&crate::help::url(proxy.addr())).await.unwrap();
+    let far = builder.connect(&crate::help::url(proxy.addr())).await.unwrap();
     for left in [2, 1, 0] {
         let before = proxy.counts().cut;
         proxy.cut_reply_to("parts");
@@ -171,7 +171,7 @@ async fn a_waiter_survives_an_outage_shorter_than_its_lease() {
     let direct = locks(&server.url(), ms(60_000)).await;
     let patient = locks(&crate::help::url(proxy.addr()), ms(60_000)).await;
     let builder = Locks::builder().lease(ms(1_000));
-    let hasty = builder.redis(&crate::help::url(proxy.addr())).await.unwrap();
+    let hasty = builder.connect(&crate::help::url(proxy.addr())).await.unwrap();
     assert!(soon(direct.latch("parts").try_set_count(1)).await.unwrap());
     let (waiting, refused) = (waits(&patient, "parts"), waits(&hasty, "parts"));
     let mut eyes = Eyes::on(&server);
@@ -200,22 +200,11 @@ async fn a_value_of_another_type_is_refused_and_left_unchanged() {
         &["ZADD", "1", "x"],
         &["HSET", "f", "x"],
         // The record was edited by hand.
-        &["HSET", "gen", "1e30", "first", "1", "by", "x", "left", "2"],
-        &["HSET", "gen", "x", "first", "1", "by", "x", "left", "2"],
-        &[
-            "HSET",
-            "gen",
-            "9999999999999999",
-            "first",
-            "1",
-            "by",
-            "x",
-            "left",
-            "2",
-        ],
-        &["HSET", "gen", "7", "first", "?", "by", "x", "left", "2"],
-        &["HSET", "gen", "7", "first", "7", "by", "x", "left", "-1"],
-        &["HSET", "gen", "7", "first", "7", "by", "x", "left", "1e9"],
+        &["HSET", "gen", "1e30", "by", "x", "left", "2"],
+        &["HSET", "gen", "x", "by", "x", "left", "2"],
+        &["HSET", "gen", "9999999999999999", "by", "x", "left", "2"],
+        &["HSET", "gen", "7", "by", "x", "left", "-1"],
+        &["HSET", "gen", "7", "by", "x", "left", "1e9"],
     ] {
         let _: u64 = eyes.ask(&[b"DEL", &record]);
         let mut put = vec![words[0].as_bytes(), &record];

@@ -44,7 +44,7 @@ fn is_a_replica() {
         .build();
     runtime.unwrap().block_on(async {
         let builder = Locks::builder().lease(LEASE).request_timeout(ms(500));
-        let locks = builder.node_name(name).lazy().redis(&url).await.unwrap();
+        let locks = builder.node_name(name).lazy().connect(&url).await.unwrap();
         let election = locks.election("relay");
         let mut term = signal(SignalKind::terminate()).unwrap();
         let mut observer = election.observe();

@@ -223,7 +223,7 @@ async fn keys_may_have_any_bytes_and_prefixes_separate_them() {
     let mut eyes = Eyes::on(&server);
     let make = async |prefix: &[u8]| -> Locks {
         let builder = Locks::builder().lease(Duration::from_secs(30));
-        builder.prefix(prefix).redis(&server.url()).await.unwrap()
+        builder.prefix(prefix).connect(&server.url()).await.unwrap()
     };
     let (one, beside) = (make(b"app \n{x}:").await, make(b"\xff:").await);
     let same = make(b"app \n{x}:").await;

@@ -22,7 +22,7 @@ async fn a_grant_that_is_not_taken_up_in_time_is_no_guard() {
 /// Returns locks whose records outlast their leases by far: the holder has time between the two ends.
 async fn lasting(url: &str, lease: Duration) -> Locks {
     let builder = Locks::builder().lease(lease).margin(ms(3_000));
-    builder.redis(url).await.unwrap()
+    builder.connect(url).await.unwrap()
 }
 
 /// Waits until a guard without renewals is lost, and returns when the guard was told.

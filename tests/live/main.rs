@@ -96,6 +96,7 @@ mod tools;
 mod torture;
 mod transfers;
 mod two_locks;
+mod urls;
 mod waiters;
 #[cfg(feature = "scheduler")]
 mod went_back;

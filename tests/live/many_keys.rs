@@ -47,7 +47,7 @@ async fn used_once(keys: u64) {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let builder = Locks::builder().lease(ms(60_000)).request_timeout(ms(10_000));
-    let locks = builder.presence(false).redis(&server.url()).await.unwrap();
+    let locks = builder.presence(false).connect(&server.url()).await.unwrap();
     let locks = Arc::new(locks);
     let blocks = keys / BLOCK;
     // Buffers, tables and allocators reach their size.

@@ -45,7 +45,7 @@ async fn node(proxy: &Proxy) -> Locks {
     let lag = Duration::ZERO;
     let builder = Locks::builder().lease(LEASE).request_timeout(ms(10_000));
     let builder = builder.recovery(Recovery::Always { longest: LEASE, lag });
-    builder.redis(&url(proxy.addr())).await.unwrap()
+    builder.connect(&url(proxy.addr())).await.unwrap()
 }
 
 /// Ends the recovery of the server, when the test knows that all leases were asserted.

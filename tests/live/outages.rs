@@ -16,7 +16,7 @@ const LEASES: [Duration; 3] = [ms(2 * 3_600_000), ms(6 * 3_600_000), ms(12 * 3_6
 const OUTAGES: [Duration; 3] = [ms(300), ms(700), ms(1_200)];
 
 async fn leasing(url: &str, lease: Duration) -> Locks {
-    Locks::builder().lease(lease).redis(url).await.unwrap()
+    Locks::builder().lease(lease).connect(url).await.unwrap()
 }
 
 /// Breaks every connection and refuses new ones.
@@ -113,7 +113,7 @@ async fn a_queue_survives(outage: impl FnOnce(&Proxy)) {
     let proxy = Proxy::start(addr(&server));
     let lease = ms(10_000);
     let builder = Locks::builder().lease(lease).request_timeout(ms(800));
-    let locks = builder.redis(&url(proxy.addr())).await.unwrap();
+    let locks = builder.connect(&url(proxy.addr())).await.unwrap();
     let key = format!("line {}", proxy.addr());
     let watch = Watch::of(format!("key={key} "));
     let guard = held(&locks, key.as_str()).await;

@@ -1,7 +1,7 @@
 //! Locks beside a pool of the user's.
 
+use tenure::Error;
 use tenure::Locks;
-use tenure::locks::ConnectError;
 
 use crate::server::RedisServer;
 
@@ -13,12 +13,18 @@ async fn a_pool_and_its_client_lead_to_one_place() {
     let pool = bb8::Pool::builder().max_size(1).build(manager).await.unwrap();
     let _taken = pool.get().await.unwrap();
     let client = |url: String| redis::Client::open(url).unwrap();
-    let locks = Locks::pool(pool.clone(), client(server.url())).await.unwrap();
+    let locks = Locks::builder()
+        .pool(pool.clone(), client(server.url()))
+        .await
+        .unwrap();
     locks.mutex("a").lock().await.unwrap().release().await.unwrap();
     let elsewhere = [other.url(), format!("redis://127.0.0.1:{}/3", server.port())];
     for url in elsewhere {
-        let error = Locks::pool(pool.clone(), client(url)).await.unwrap_err();
-        assert!(matches!(error, ConnectError::Options(_)), "{error}");
+        let error = Locks::builder()
+            .pool(pool.clone(), client(url))
+            .await
+            .unwrap_err();
+        assert!(matches!(error, Error::Options(_)), "{error}");
         let text = error.to_string();
         assert!(text.contains("another server or database"), "{text}");
     }

@@ -13,9 +13,9 @@ async fn two_hundred_waiters_cost_fewer_than_ten_commands_a_second() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let (one, other, claim_id) = (
-        Locks::redis(&server.url()).await.unwrap(),
-        Locks::redis(&server.url()).await.unwrap(),
-        Locks::redis(&server.url()).await.unwrap(),
+        Locks::connect(&server.url()).await.unwrap(),
+        Locks::connect(&server.url()).await.unwrap(),
+        Locks::connect(&server.url()).await.unwrap(),
     );
     let guard = held(&claim_id, "busy").await;
     let tasks: Vec<_> = (0..200)

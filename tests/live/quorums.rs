@@ -4,7 +4,7 @@ use tenure::error::{StoreErrorKind, StoreRefusal};
 use tenure::{Error, Locks};
 
 use crate::bad_input::tells;
-use crate::help::{Eyes, HOUR, ms, soon};
+use crate::help::{Eyes, HOUR, ms, quorum, soon};
 use crate::server::RedisServer;
 
 pub fn urls(masters: &[RedisServer]) -> Vec<String> {
@@ -14,7 +14,7 @@ pub fn urls(masters: &[RedisServer]) -> Vec<String> {
 /// Masters that do not recover: their run was noted, and nothing was granted before.
 pub async fn masters(count: usize) -> Vec<RedisServer> {
     let masters: Vec<_> = (0..count).map(|_| RedisServer::start()).collect();
-    drop(Locks::quorum(urls(&masters)).await.unwrap());
+    drop(quorum(urls(&masters)).await.unwrap());
     for master in &masters {
         Eyes::on(master).text::<u8>("DEL tenure1:recovering");
     }
@@ -25,8 +25,8 @@ pub async fn masters(count: usize) -> Vec<RedisServer> {
 async fn a_lease_stands_on_the_masters_and_leaves_nothing() {
     let masters = masters(3).await;
     let (one, other) = (
-        Locks::quorum(urls(&masters)).await.unwrap(),
-        Locks::quorum(urls(&masters)).await.unwrap(),
+        quorum(urls(&masters)).await.unwrap(),
+        quorum(urls(&masters)).await.unwrap(),
     );
     let mut fence = None;
     for _ in 0..20 {
@@ -64,7 +64,7 @@ async fn a_minority_of_the_masters_may_die() {
     let clients = urls(&masters).into_iter().map(redis::Client::open);
     let clients = clients.collect::<Result<_, _>>().unwrap();
     let locks = builder.quorum(clients, ms(10_000)).await.unwrap();
-    let usual = Locks::quorum(urls(&masters)).await.unwrap();
+    let usual = quorum(urls(&masters)).await.unwrap();
     let held = soon(locks.mutex("held").lock()).await.unwrap();
     drop(masters.pop());
     let guard = soon(locks.mutex("a").lock()).await.unwrap();
@@ -80,7 +80,7 @@ async fn a_minority_of_the_masters_may_die() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_quorum_grants_nothing_until_earlier_leases_are_over() {
     let masters: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
-    let locks = Locks::quorum(urls(&masters)).await.unwrap();
+    let locks = quorum(urls(&masters)).await.unwrap();
     let error = soon(locks.mutex("a").try_lock()).await.map(drop).unwrap_err();
     let Error::Store { source, .. } = &error else {
         panic!("{error:?}");
@@ -92,7 +92,7 @@ async fn a_new_quorum_grants_nothing_until_earlier_leases_are_over() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_a_quorum_does_not_serve_is_refused_before_anything_is_sent() {
     let masters = masters(3).await;
-    let locks = Locks::quorum(urls(&masters)).await.unwrap();
+    let locks = quorum(urls(&masters)).await.unwrap();
     let calls = || -> Vec<_> {
         let calls = masters.iter().map(|master| Eyes::on(master).calls());
         calls.map(|calls| calls["evalsha"]).collect()

@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use tenure::{Error, Locks};
+use tenure::Error;
 
-use crate::help::{Other, ms, soon, until};
+use crate::help::{Other, ms, quorum, soon, until};
 use crate::quorums::{masters, urls};
 
 const PROCESSES: usize = 8;
@@ -41,8 +41,8 @@ async fn each_process_gets_a_contended_key() {
 async fn a_held_key_is_busy_whichever_master_is_away() {
     for away in 0..3 {
         let mut masters = masters(3).await;
-        let holder = Locks::quorum(urls(&masters)).await.unwrap();
-        let waiter = Locks::quorum(urls(&masters)).await.unwrap();
+        let holder = quorum(urls(&masters)).await.unwrap();
+        let waiter = quorum(urls(&masters)).await.unwrap();
         let guard = soon(holder.mutex("a").lock()).await.unwrap();
         masters[away].kill();
         for _ in 0..3 {

@@ -6,7 +6,7 @@ use tokio::runtime::Runtime;
 use tracing::Level;
 
 use crate::bad_input::{options, refused, tells};
-use crate::help::{Eyes, ms, soon, until};
+use crate::help::{Eyes, ms, quorum, soon, until};
 use crate::quorums::{masters, urls};
 use crate::server::RedisServer;
 use crate::support::alone::alone;
@@ -21,19 +21,19 @@ fn list(servers: &[RedisServer], which: &[usize]) -> Vec<String> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn another_list_is_refused_by_each_master_that_keeps_one() {
     let servers: Vec<_> = (0..5).map(|_| RedisServer::start()).collect();
-    Locks::quorum(list(&servers, &[0, 1, 2])).await.unwrap();
+    quorum(list(&servers, &[0, 1, 2])).await.unwrap();
     // The order, credentials and a database that is spelled out are no difference.
     let mut same = list(&servers, &[2, 0, 1]);
     same[0] = same[0].replace("redis://", "redis://default:@") + "/0";
-    Locks::quorum(same).await.unwrap();
+    quorum(same).await.unwrap();
     for which in [&[0, 1, 3][..], &[0, 3, 4], &[0, 1, 2, 3, 4]] {
-        let (text, error) = refused(Locks::quorum(list(&servers, which)).await);
+        let (text, error) = refused(quorum(list(&servers, which)).await);
         assert_eq!(error.kind(), &UNSUPPORTED);
         tells(&text, &["tenure1:masters", "`3:", "DEL", "the longest lease"]);
     }
     let mut database = list(&servers, &[0, 1, 2]);
     database[0] += "/1";
-    let (text, _) = refused(Locks::quorum(database).await);
+    let (text, _) = refused(quorum(database).await);
     tells(&text, &["tenure1:masters", "databases"]);
     let longest = Locks::builder().quorum(clients(&list(&servers, &[0, 1, 2])), ms(20_000));
     let (text, _) = refused(longest.await);
@@ -47,10 +47,10 @@ async fn a_refused_client_leaves_its_list_nowhere() {
     for server in &servers {
         Eyes::on(server).text::<u8>("DEL tenure1:masters");
     }
-    let right = Locks::quorum(list(&servers, &[0, 1, 2])).await.unwrap();
+    let right = quorum(list(&servers, &[0, 1, 2])).await.unwrap();
     let kept: String = Eyes::on(&servers[1]).text("GET tenure1:masters");
     let wrong = list(&servers, &[0, 1, 3]);
-    refused(Locks::quorum(&wrong).await);
+    refused(quorum(&wrong).await);
     let lazy = Locks::builder().lazy().request_timeout(ms(1_000));
     let lazy = lazy.quorum(clients(&wrong), ms(10_000)).await.unwrap();
     for master in [0, 1] {
@@ -66,7 +66,7 @@ async fn a_refused_client_leaves_its_list_nowhere() {
             }
         })
         .await;
-        refused(Locks::quorum(&wrong).await);
+        refused(quorum(&wrong).await);
     }
     // A process with a wrong list leaves it if the one master that refuses it is mute for half of its request timeout.
     soon(lazy.shutdown()).await;
@@ -100,7 +100,7 @@ async fn a_client_that_one_master_refuses_uses_none() {
     for server in &servers {
         Eyes::on(server).text::<u8>("DEL tenure1:masters");
     }
-    let first = Locks::quorum(list(&servers, &[0, 1, 2])).await.unwrap();
+    let first = quorum(list(&servers, &[0, 1, 2])).await.unwrap();
     soon(soon(first.mutex("a").lock()).await.unwrap().release())
         .await
         .unwrap();
@@ -132,19 +132,19 @@ async fn a_list_that_cannot_be_a_quorum_is_refused() {
     let servers = masters(3).await;
     let urls = urls(&servers);
     for count in [0, 1, 2] {
-        let error = options(Locks::quorum(&urls[..count]).await);
+        let error = options(quorum(&urls[..count]).await);
         tells(&error, &["3, 5 or 7 masters", &format!("not {count}")]);
     }
-    let error = options(Locks::quorum([&*urls[0], &urls[1], &urls[2], "redis://other"]).await);
+    let error = options(quorum([&*urls[0], &urls[1], &urls[2], "redis://other"]).await);
     tells(&error, &["3, 5 or 7 masters", "not 4"]);
-    let error = options(Locks::quorum([&urls[0], &urls[1], &urls[0]]).await);
+    let error = options(quorum([&urls[0], &urls[1], &urls[0]]).await);
     tells(&error, &["twice", &servers[0].port().to_string()]);
     // A name for the same server.
     let other = urls[0].replace("127.0.0.1", "localhost");
     for server in &servers {
         Eyes::on(server).text::<u8>("DEL tenure1:masters");
     }
-    let (text, error) = refused(Locks::quorum([&urls[0], &urls[1], &other]).await);
+    let (text, error) = refused(quorum([&urls[0], &urls[1], &other]).await);
     assert_eq!(error.kind(), &UNSUPPORTED);
     tells(&text, &["are one server", "localhost", "127.0.0.1"]);
     let builder = Locks::builder().recovery(Recovery::OnEvidence);
@@ -160,7 +160,7 @@ async fn a_list_that_cannot_be_a_quorum_is_refused() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_longer_lease_than_the_longest_is_refused() {
     let servers = masters(3).await;
-    let locks = Locks::quorum(urls(&servers)).await.unwrap();
+    let locks = quorum(urls(&servers)).await.unwrap();
     let error = soon(locks.mutex("a").lease(ms(10_001)).lock())
         .await
         .map(drop)
@@ -178,9 +178,9 @@ async fn fewer_masters_than_a_majority_are_an_error_at_the_start() {
     let mut servers = masters(3).await;
     let urls = urls(&servers);
     servers.truncate(2);
-    Locks::quorum(&urls).await.unwrap();
+    quorum(&urls).await.unwrap();
     servers.truncate(1);
-    let (text, error) = refused(Locks::quorum(&urls).await);
+    let (text, error) = refused(quorum(&urls).await);
     assert_eq!(error.kind(), &StoreErrorKind::Unreachable);
     tells(
         &text,
@@ -254,16 +254,20 @@ fn a_client_of_one_master_alone_is_warned() {
     alone("quorums_list::a_client_of_one_master_alone_is_warned", || {
         Runtime::new().unwrap().block_on(async {
             let servers = masters(3).await;
-            Locks::quorum(urls(&servers)).await.unwrap();
+            quorum(urls(&servers)).await.unwrap();
             let watch = Watch::of("");
-            Locks::redis(&servers[0].url()).await.unwrap();
+            Locks::connect(&servers[0].url()).await.unwrap();
             let told = watch.told();
             let warned = told.iter().filter(|told| told.level == Level::WARN);
             let warned: Vec<_> = warned.map(|told| &told.text).collect();
             assert_eq!(warned.len(), 1, "{told:?}");
             tells(
                 warned[0],
-                &["is a master of a quorum", "Locks::quorum", "DEL tenure1:masters"],
+                &[
+                    "is a master of a quorum",
+                    "redis+quorum://",
+                    "DEL tenure1:masters",
+                ],
             );
         });
     });

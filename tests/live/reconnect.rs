@@ -35,7 +35,7 @@ async fn an_idle_connection_that_was_dropped_costs_no_lock() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let mut eyes = Eyes::on(&server);
-    let locks = Locks::builder().redis(&url(proxy.addr())).await.unwrap();
+    let locks = Locks::builder().connect(&url(proxy.addr())).await.unwrap();
     // All connections are open: the caller sends a release, and the background sends a drop.
     held(&locks, "a").await.release().await.unwrap();
     drop(held(&locks, "a").await);
@@ -64,7 +64,7 @@ async fn a_late_failure_to_connect_harms_no_successor() {
     let mut eyes = Eyes::on(&server);
     // The longest attempt. A later result of it is ignored.
     let builder = Locks::builder().lease(ms(8_000)).request_timeout(ms(2_000));
-    let locks = builder.lazy().redis(&url(proxy.addr())).await.unwrap();
+    let locks = builder.lazy().connect(&url(proxy.addr())).await.unwrap();
     proxy.set_new(Direction::Both, Flow::Hold);
     let first = tokio::spawn(locks.mutex("first").lock());
     proxy.until(|counts| counts.held[0] > 0).await;

@@ -17,7 +17,7 @@ async fn node(server: &RedisServer, recovery: Recovery) -> Locks {
     let builder = Locks::builder().lease(LEASE).recovery(recovery);
     builder
         .request_timeout(ms(10_000))
-        .redis(&server.url())
+        .connect(&server.url())
         .await
         .unwrap()
 }
@@ -180,7 +180,12 @@ async fn the_contract_of_a_process_that_ended_ends_too() {
     eyes.text::<u8>("DEL tenure1:recovering");
     soon(wrong.shutdown()).await;
     let url = server.url();
-    let right = || Locks::builder().lease(LEASE).recovery(always(LEASE)).redis(&url);
+    let right = || {
+        Locks::builder()
+            .lease(LEASE)
+            .recovery(always(LEASE))
+            .connect(&url)
+    };
     let refused = right().await.unwrap_err().to_string();
     assert!(refused.contains("DEL tenure1:longest"), "{refused}");
     let lives = eyes.text::<i64>("PTTL tenure1:longest");

@@ -37,7 +37,7 @@ impl World {
         let far = Locks::builder().lease(ms(60_000)).request_timeout(ms(2_000));
         World {
             near: locks(&server.url(), ms(60_000)).await,
-            far: far.redis(&url(proxy.addr())).await.unwrap(),
+            far: far.connect(&url(proxy.addr())).await.unwrap(),
             server,
             refuser,
             proxy,

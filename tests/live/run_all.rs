@@ -47,7 +47,7 @@ fn is_a_replica() {
         let watch = Watch::of("job=each second ");
         let locks = Locks::builder()
             .request_timeout(ms(2_000))
-            .redis(&url)
+            .connect(&url)
             .await
             .unwrap();
         let latest: Arc<Mutex<BTreeMap<u64, (u32, u64)>>> = Arc::default();

@@ -149,7 +149,7 @@ async fn three_silent_seconds_end_short_leases_and_no_long_one() {
     let mut eyes = Eyes::on(&server);
     // The record outlasts the lease by far: a busy machine checks it late.
     let builder = Locks::builder().lease(ms(30_000)).margin(ms(3_000));
-    let locks = builder.redis(&url(proxy.addr())).await.unwrap();
+    let locks = builder.connect(&url(proxy.addr())).await.unwrap();
     let long = held(&locks, "long").await;
     let short = soon(async {
         loop {
@@ -323,7 +323,7 @@ async fn a_demoted_master_is_not_trusted() {
     let mut eyes = Eyes::on(&server);
     // New callers get an error when the server has not answered for this long.
     let builder = Locks::builder().lease(ms(8_000)).request_timeout(ms(1_000));
-    let locks = builder.redis(&server.url()).await.unwrap();
+    let locks = builder.connect(&server.url()).await.unwrap();
     let guard = held(&locks, "demoted").await;
     let (about_key, about_node) = (Watch::of("key=demoted "), Watch::of(locks.node_id().to_string()));
     let _: String = eyes.text("REPLICAOF 127.0.0.1 1");

@@ -7,7 +7,7 @@ use tenure::error::{StoreErrorKind, StoreRefusal};
 use tenure::{Error, Locks, Recovery};
 
 use crate::bad_input::{options, refused, tells};
-use crate::help::{Eyes, held, ms, soon};
+use crate::help::{Eyes, behind_sentinels, held, ms, soon};
 use crate::server::RedisServer;
 use crate::store::acl;
 use crate::support::events::Watch;
@@ -29,18 +29,18 @@ fn closed() -> String {
 async fn a_name_that_no_sentinel_knows_is_refused() {
     let master = RedisServer::start();
     let sentinel = RedisServer::sentinel(NAME, master.port());
-    let (text, error) = refused(Locks::sentinel("stock", [sentinel.url()]).await);
+    let (text, error) = refused(behind_sentinels("stock", [sentinel.url()]).await);
     assert!(matches!(error.kind(), StoreErrorKind::Refused(_)), "{error:?}");
     let port = sentinel.port().to_string();
     tells(&text, &["knows no master `stock`", &port]);
     // Without an address there is nothing to try, so the Sentinels that are away are named, too.
-    let (text, error) = refused(Locks::sentinel("stock", [sentinel.url(), closed()]).await);
+    let (text, error) = refused(behind_sentinels("stock", [sentinel.url(), closed()]).await);
     assert_eq!(error.kind(), &StoreErrorKind::Unreachable, "{text}");
     tells(&text, &["knows no master `stock`", "onnection refused"]);
     // A name that is right for one Sentinel is enough, and the other is reported.
     let stranger = RedisServer::sentinel("another", master.port());
     let watch = Watch::of(format!("127.0.0.1:{} knows no master", stranger.port()));
-    let locks = Locks::sentinel(NAME, [stranger.url(), sentinel.url()]).await;
+    let locks = behind_sentinels(NAME, [stranger.url(), sentinel.url()]).await;
     soon(locks.unwrap().ping()).await.unwrap();
     watch.until("server_warning").await;
 }
@@ -49,13 +49,13 @@ async fn a_name_that_no_sentinel_knows_is_refused() {
 async fn a_plain_redis_among_the_sentinels_is_named() {
     let (master, plain) = (RedisServer::start(), RedisServer::start());
     let sentinel = RedisServer::sentinel(NAME, master.port());
-    let (text, error) = refused(Locks::sentinel(NAME, [plain.url()]).await);
+    let (text, error) = refused(behind_sentinels(NAME, [plain.url()]).await);
     let kind = StoreErrorKind::Refused(StoreRefusal::Unsupported);
     assert_eq!(error.kind(), &kind, "{text}");
     let port = plain.port().to_string();
-    tells(&text, &["is no Sentinel", "`Locks::redis`", &port]);
+    tells(&text, &["is no Sentinel", "`redis://…`", &port]);
     let watch = Watch::of(format!("127.0.0.1:{port} is no Sentinel"));
-    let locks = Locks::sentinel(NAME, [plain.url(), sentinel.url()]).await;
+    let locks = behind_sentinels(NAME, [plain.url(), sentinel.url()]).await;
     soon(locks.unwrap().ping()).await.unwrap();
     watch.until("server_warning").await;
 }
@@ -67,7 +67,7 @@ async fn unreachable_sentinels_are_an_outage_at_the_start_only() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = format!("redis://{}/", silent.local_addr().unwrap());
     let closed = [closed(), silent];
-    let (text, error) = refused(Locks::sentinel(NAME, &closed).await);
+    let (text, error) = refused(behind_sentinels(NAME, &closed).await);
     assert_eq!(error.kind(), &StoreErrorKind::Unreachable, "{text}");
     let words = [
         &*format!("no Sentinel tells where the master `{NAME}` is"),
@@ -156,7 +156,7 @@ async fn processes_with_different_longest_leases_are_refused() {
     let connect = async |longest: Option<u64>| {
         let recovery = longest.map_or(Recovery::OnEvidence, |longest| always(ms(longest)));
         let builder = Locks::builder().lease(ms(1_000)).recovery(recovery);
-        builder.redis(&server.url()).await
+        builder.connect(&server.url()).await
     };
     let first = connect(Some(10_000)).await.unwrap();
     let (text, error) = refused(connect(Some(20_000)).await);
@@ -182,7 +182,7 @@ async fn processes_with_different_longest_leases_are_refused() {
         tells(&soon(mutex.lock()).await.map(drop).unwrap_err(), &words);
     }
     let builder = Locks::builder().lease(longer).recovery(always(ms(10_000)));
-    tells(&options(builder.redis(&server.url()).await), &words);
+    tells(&options(builder.connect(&server.url()).await), &words);
 }
 
 #[tokio::test]
@@ -192,17 +192,17 @@ async fn a_user_without_the_right_to_info_is_refused_if_the_server_always_recove
     let _: String = eyes.text("ACL SETUSER app on >secret ~* &* +@all -info");
     let url = format!("redis://app:secret@127.0.0.1:{}/", server.port());
     let builder = Locks::builder().lease(ms(1_000));
-    let (text, error) = refused(builder.recovery(always(ms(1_000))).redis(&url).await);
+    let (text, error) = refused(builder.recovery(always(ms(1_000))).connect(&url).await);
     let kind = StoreErrorKind::Refused(StoreRefusal::NoPermission);
     assert_eq!(error.kind(), &kind, "{text}");
     tells(&text, &["`Recovery::Always`", "allow +info"]);
     assert!(eyes.left_behind().is_empty());
     // On evidence the right is not needed.
-    let locks = Locks::redis(&url).await.unwrap();
+    let locks = Locks::connect(&url).await.unwrap();
     held(&locks, "a").await.release().await.unwrap();
     let _: String = eyes.text("ACL SETUSER app +info");
     let builder = Locks::builder().lease(ms(1_000));
-    let locks = builder.recovery(always(ms(1_000))).redis(&url).await;
+    let locks = builder.recovery(always(ms(1_000))).connect(&url).await;
     soon(locks.unwrap().ping()).await.unwrap();
 }
 

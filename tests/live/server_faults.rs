@@ -7,7 +7,6 @@ use crate::support::events::Watch;
 use crate::support::proxy::{Direction, Flow, Proxy};
 use std::time::Duration;
 use tenure::error::StoreErrorKind;
-use tenure::locks::ConnectError;
 use tenure::{Error, Key, Locks};
 
 /// Redis 6.2 runs scripts without the configured number of replicas. Redis 7 refuses them.
@@ -60,7 +59,7 @@ async fn lazy_locks_start_while_redis_is_unavailable() {
     let locks = Locks::builder()
         .lease(ms(8_000))
         .lazy()
-        .redis(&server.url())
+        .connect(&server.url())
         .await
         .unwrap();
     assert!(locks.ping().await.is_err());
@@ -126,7 +125,7 @@ async fn a_probe_finds_a_server_again() {
     let proxy = Proxy::start(addr(&server));
     let locks = Locks::builder()
         .request_timeout(ms(2_000))
-        .redis(&url(proxy.addr()))
+        .connect(&url(proxy.addr()))
         .await
         .unwrap();
     proxy.set_existing(Direction::Both, Flow::Hold);
@@ -246,10 +245,10 @@ async fn an_endless_request_timeout_is_no_panic() {
     let mut eyes = Eyes::on(&server);
     let url = server.url();
     let builder = Locks::builder().lease(ms(30_000)).request_timeout(Duration::MAX);
-    let built = tokio::spawn(async move { builder.redis(&url).await });
+    let built = tokio::spawn(async move { builder.connect(&url).await });
     let locks = match built.await.expect("no panic") {
         Ok(locks) => locks,
-        Err(ConnectError::Options(_)) => return,
+        Err(Error::Options(_)) => return,
         Err(other) => panic!("{other}"),
     };
     let watch = Watch::of(locks.node_id().to_string());

@@ -16,7 +16,7 @@ const LEASE: Duration = ms(3_000);
 
 async fn with_timeout(url: &str, request_timeout: Duration) -> Locks {
     let builder = Locks::builder().lease(LEASE).request_timeout(request_timeout);
-    builder.redis(url).await.unwrap()
+    builder.connect(url).await.unwrap()
 }
 
 /// A job whose run ended while the server was away is nothing to wait for longer than for its lease.

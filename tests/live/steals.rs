@@ -9,7 +9,7 @@ use tenure::{Error, Guard, Locks};
 use tokio::task::{JoinSet, block_in_place};
 
 use crate::cluster::Cluster;
-use crate::help::{Eyes, HOUR, Other, addr, held, ms, now, soon, until, url};
+use crate::help::{Eyes, HOUR, Other, addr, held, ms, now, quorum, soon, until, url};
 use crate::interop::foreign::{Foreign, Library};
 use crate::quorums::{masters, urls};
 use crate::server::RedisServer;
@@ -25,7 +25,7 @@ const THEIR_LEASE: Duration = ms(4_000);
 
 async fn node(url: &str, lease: Duration) -> Locks {
     let builder = Locks::builder().lease(lease).request_timeout(ms(10_000));
-    soon(builder.redis(url)).await.unwrap()
+    soon(builder.connect(url)).await.unwrap()
 }
 
 /// Runs what is the same on every store.
@@ -71,7 +71,7 @@ async fn leases_of_a_cluster_are_taken_as_in_memory() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_quorum_has_no_steal() {
     let masters = masters(3).await;
-    let locks = soon(Locks::quorum(urls(&masters))).await.unwrap();
+    let locks = soon(quorum(urls(&masters))).await.unwrap();
     let guard = held(&locks, "a").await;
     let entry = show_of_one_master(&locks).await;
     let error = soon(locks.inspect().steal(&entry).into_future())
@@ -169,7 +169,7 @@ async fn steal_from(kind: Kind, url: String, key: String) -> Duration {
         }
         Kind::Silent => {
             let silent = Locks::builder().lease(LEASE).presence(false);
-            let silent = soon(silent.redis(&url)).await.unwrap();
+            let silent = soon(silent.connect(&url)).await.unwrap();
             let holder = held(&silent, &*key).await;
             let waiting = tokio::spawn(waits);
             inspect::until(&next, &key, |entry| entry.waiter_count == 1).await;
@@ -236,7 +236,7 @@ async fn works(kind: Kind, guard: Guard) -> Duration {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_master_of_a_quorum_gives_no_lease_away_alone() {
     let masters = masters(3).await;
-    let locks = soon(Locks::quorum(urls(&masters))).await.unwrap();
+    let locks = soon(quorum(urls(&masters))).await.unwrap();
     let guard = soon(locks.mutex("a").lock()).await.unwrap();
     for master in &masters {
         let operator = node(&master.url(), LEASE).await;
@@ -393,7 +393,7 @@ async fn a_refused_write_tells_of_a_revoke() {
     let server = RedisServer::start();
     let other = node(&server.url(), ms(60_000)).await;
     let silent = Locks::builder().lease(ms(60_000)).presence(false);
-    let silent = soon(silent.redis(&server.url())).await.unwrap();
+    let silent = soon(silent.connect(&server.url())).await.unwrap();
     let guard = held(&silent, "a").await;
     let mut eyes = Eyes::on(&server);
     let entry = show(&other, "a").await.remove(0);
@@ -419,7 +419,7 @@ async fn a_fixed_lease_that_is_told_nothing_ends_by_itself() {
     let server = RedisServer::start();
     let other = node(&server.url(), ms(60_000)).await;
     let silent = Locks::builder().presence(false);
-    let silent = soon(silent.redis(&server.url())).await.unwrap();
+    let silent = soon(silent.connect(&server.url())).await.unwrap();
     let before = now();
     let guard = soon(silent.mutex("a").fixed(LEASE).lock()).await.unwrap();
     let mutex = other.mutex("a");
@@ -444,7 +444,7 @@ async fn a_node_that_does_not_listen_is_not_asked() {
     let other = node(&server.url(), ms(60_000)).await;
     // Long enough that no renewal comes between the revoke and the look after it.
     let tries = Locks::builder().lease(ms(9_000)).lazy();
-    let tries = soon(tries.redis(&server.url())).await.unwrap();
+    let tries = soon(tries.connect(&server.url())).await.unwrap();
     let guard = soon(tries.mutex("a").try_lock()).await.unwrap().unwrap();
     until_told(&other, "a").await;
     let entry = show(&other, "a").await.remove(0);
@@ -469,7 +469,7 @@ async fn an_outage_does_not_end_a_steal() {
     let mut server = RedisServer::with_args(&["--appendonly", "yes", "--appendfsync", "always"]);
     let other = node(&server.url(), ms(60_000)).await;
     let silent = Locks::builder().lease(ms(60_000)).presence(false);
-    let silent = soon(silent.redis(&server.url())).await.unwrap();
+    let silent = soon(silent.connect(&server.url())).await.unwrap();
     let guard = held(&silent, "a").await;
     let entry = show(&other, "a").await.remove(0);
     let (told, mut steps) = tokio::sync::mpsc::unbounded_channel();
@@ -496,7 +496,7 @@ async fn a_lost_revoke_is_reported() {
         node(&server.url(), ms(60_000)).await,
     );
     let silent = Locks::builder().lease(ms(60_000)).presence(false);
-    let silent = soon(silent.redis(&server.url())).await.unwrap();
+    let silent = soon(silent.connect(&server.url())).await.unwrap();
     let guard = held(&silent, "a").await;
     let mut eyes = Eyes::on(&server);
     let record = eyes.owner("a").unwrap();
@@ -525,7 +525,12 @@ async fn the_documented_user_takes_leases() {
         node(&server.url(), ms(60_000)).await,
     );
     let url = server.url().replace("redis://", "redis://steal:secret@");
-    let thief = Locks::builder().presence(false).lazy().redis(&url).await.unwrap();
+    let thief = Locks::builder()
+        .presence(false)
+        .lazy()
+        .connect(&url)
+        .await
+        .unwrap();
     for (key, grace, is_now) in [
         ("asked", ms(60_000), false),
         ("revoked", ms(0), false),
@@ -562,7 +567,12 @@ async fn the_documented_user_takes_leases() {
     // The user that looks cannot take anything.
     let _: String = Eyes::on(&server).text(&format!("ACL SETUSER look on >secret {}", rights_of("look")));
     let url = server.url().replace("redis://", "redis://look:secret@");
-    let looks = Locks::builder().presence(false).lazy().redis(&url).await.unwrap();
+    let looks = Locks::builder()
+        .presence(false)
+        .lazy()
+        .connect(&url)
+        .await
+        .unwrap();
     let guard = held(&one, "kept").await;
     let entry = show(&looks, "kept").await.remove(0);
     let error = soon(looks.inspect().steal(&entry).now().into_future())

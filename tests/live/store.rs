@@ -424,7 +424,7 @@ async fn questions_and_permits(link: &Arc<dyn Link>, url: &str) {
             (other, verb) => panic!("{verb:?}: {other:?}"),
         }
     }
-    let locks = tenure::Locks::builder().redis(url).await.unwrap();
+    let locks = tenure::Locks::builder().connect(url).await.unwrap();
     leadership(&locks).await;
     let (one, two) = (locks.rw_lock("read").read(), locks.rw_lock("read").read());
     let (one, two) = (one.await.unwrap(), two.await.unwrap());

@@ -51,7 +51,7 @@ fn is_a_replica() {
         let untold = Arc::new(Watch::of("job=replicated "));
         let request_timeout = ms(var("TENURE_TIMEOUT_MS").parse().unwrap());
         let builder = Locks::builder().lease(lease).request_timeout(request_timeout);
-        let locks = builder.redis(&url).await.unwrap();
+        let locks = builder.connect(&url).await.unwrap();
         let work = move |tick: Tick| async move {
             let run = format!(
                 "{} {} {}",

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use tenure::Error;
 use tenure::Locks;
-use tenure::locks::ConnectError;
 
 use crate::help::{Eyes, HOUR, Other, held, ms, soon, until};
 use crate::server::RedisServer;
@@ -61,16 +61,20 @@ impl Authority {
 
     /// Returns a client that trusts only this authority, with or without its own certificate.
     fn client(&self, url: String, certified: bool) -> redis::Client {
+        redis::Client::build_with_tls(url, self.certificates(certified)).unwrap()
+    }
+
+    /// Returns the certificate of the authority, with or without one of a client.
+    fn certificates(&self, certified: bool) -> redis::TlsCertificates {
         let read = |file: &str| std::fs::read(self.path(file)).unwrap();
         let client_tls = certified.then(|| redis::ClientTlsConfig {
             client_cert: read("client.pem"),
             client_key: read("client.key"),
         });
-        let certificates = redis::TlsCertificates {
+        redis::TlsCertificates {
             client_tls,
             root_cert: Some(read("ca.pem")),
-        };
-        redis::Client::build_with_tls(url, certificates).unwrap()
+        }
     }
 }
 
@@ -169,7 +173,7 @@ async fn slow_certificate_files_stop_no_timer() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_untrusted_certificate_is_an_error() {
     let server = TlsServer::start(false);
-    let error = soon(Locks::redis(&server.url())).await.unwrap_err().to_string();
+    let error = soon(Locks::connect(&server.url())).await.unwrap_err().to_string();
     assert!(error.contains("certificate"), "{error}");
 }
 
@@ -178,7 +182,7 @@ async fn an_untrusted_certificate_is_an_error() {
 async fn tls_to_a_plain_port_is_an_error() {
     let server = RedisServer::start();
     let url = format!("rediss://127.0.0.1:{}/", server.port());
-    let error = soon(Locks::redis(&url)).await.unwrap_err().to_string();
+    let error = soon(Locks::connect(&url)).await.unwrap_err().to_string();
     assert!(error.contains("TLS"), "{error}");
 }
 
@@ -187,7 +191,7 @@ async fn tls_to_a_plain_port_is_an_error() {
 async fn a_plain_connection_to_a_tls_port_is_an_error() {
     let server = TlsServer::start(false);
     let url = format!("redis://127.0.0.1:{}/", server.port);
-    let error = soon(Locks::redis(&url)).await.unwrap_err().to_string();
+    let error = soon(Locks::connect(&url)).await.unwrap_err().to_string();
     assert!(error.contains("TLS") && error.contains("rediss://"), "{error}");
 }
 
@@ -196,7 +200,7 @@ async fn a_plain_connection_to_a_tls_port_is_an_error() {
 async fn a_client_brings_an_authority() {
     let server = TlsServer::start(false);
     let mut eyes = Eyes::on(&server.plain);
-    let one = Locks::client(server.client(false)).await.unwrap();
+    let one = Locks::builder().client(server.client(false)).await.unwrap();
     // A timer takes an hour or more.
     let other = Locks::builder().lease(12 * HOUR).client(server.client(false));
     let other = other.await.unwrap();
@@ -214,10 +218,12 @@ async fn a_client_brings_an_authority() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_brings_a_certificate() {
     let server = TlsServer::start(true);
-    let locks = Locks::client(server.client(true)).await.unwrap();
+    let locks = Locks::builder().client(server.client(true)).await.unwrap();
     held(&locks, "a").await.release().await.unwrap();
-    let error = soon(Locks::client(server.client(false))).await.unwrap_err();
-    assert!(matches!(error, ConnectError::Store { .. }), "{error}");
+    let error = soon(Locks::builder().client(server.client(false)))
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::Connect { .. }), "{error}");
 }
 
 /// Sentinels, their master, and the masters of a quorum ask for a certificate of a private authority. The connections have what the
@@ -244,7 +250,16 @@ async fn the_authority_and_the_certificate_of_a_client_hold_for_sentinels_and_a_
     held(&locks, "a").await.release().await.unwrap();
     // Without the certificate the Sentinel refuses the connection.
     let refused = builder().sentinel("shop", [&sentinel], server.client(false));
-    assert!(matches!(soon(refused).await, Err(ConnectError::Store { .. })));
+    assert!(matches!(soon(refused).await, Err(Error::Connect { .. })));
+    // The same by a URL.
+    let url = format!("rediss+sentinel://127.0.0.1:{port}/shop");
+    let with = |certified| builder().tls(server.authority.certificates(certified));
+    let locks = soon(with(true).connect(&url)).await.unwrap();
+    held(&locks, "b").await.release().await.unwrap();
+    assert!(matches!(
+        soon(with(false).connect(&url)).await,
+        Err(Error::Connect { .. })
+    ));
 
     let masters = [
         TlsServer::start(true),
@@ -258,6 +273,46 @@ async fn the_authority_and_the_certificate_of_a_client_hold_for_sentinels_and_a_
         .await
         .unwrap();
     held(&locks, "a").await.release().await.unwrap();
+}
+
+/// One authority holds for each master of a quorum that a URL names.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_authority_of_a_builder_holds_for_a_quorum() {
+    let (authority, ports) = (Authority::new(), [free_port(), free_port(), free_port()]);
+    let masters = ports.map(|port| {
+        let options = authority.options(port, true).into_iter();
+        let args: Vec<_> = options
+            .flat_map(|(name, value)| [format!("--{name}"), value])
+            .collect();
+        RedisServer::with_args(&args.iter().map(String::as_str).collect::<Vec<_>>())
+    });
+    let hosts = ports.map(|port| format!("127.0.0.1:{port}")).join(",");
+    let url = format!("rediss+quorum://{hosts}?longest=1s");
+    let builder = || Locks::builder().lease(ms(1_000));
+    let locks = soon(builder().tls(authority.certificates(true)).connect(&url))
+        .await
+        .unwrap();
+    held(&locks, "a").await.release().await.unwrap();
+    let error = soon(builder().tls(authority.certificates(false)).connect(&url)).await;
+    assert!(matches!(error, Err(Error::Connect { .. })));
+    drop(masters);
+}
+
+/// Certificates that would have no effect are refused.
+#[tokio::test]
+async fn certificates_without_effect_are_refused() {
+    let authority = Authority::new();
+    let builder = || Locks::builder().lazy().tls(authority.certificates(false));
+    for url in ["redis://one", "redis+cluster://one", "memory://"] {
+        let error = builder().connect(url).await.unwrap_err();
+        assert!(
+            matches!(error, Error::Options(_)) && error.to_string().contains("`Builder::tls`"),
+            "{error}"
+        );
+    }
+    let client = redis::Client::open("redis://one").unwrap();
+    let error = builder().client(client).await.unwrap_err();
+    assert!(error.to_string().contains("`Builder::tls`"), "{error}");
 }
 
 /// A cluster asks for a certificate of a private authority, and its connections have that of the client.
@@ -284,6 +339,12 @@ async fn the_authority_and_the_certificate_of_a_client_hold_for_a_cluster() {
     let client = |certified| authority.client(url.clone(), certified);
     let locks = Locks::builder().cluster([&url], client(true)).await.unwrap();
     held(&locks, "a").await.release().await.unwrap();
+    let builder = Locks::builder().tls(authority.certificates(true));
+    let locks = builder
+        .connect(&format!("rediss+cluster://127.0.0.1:{port}"))
+        .await
+        .unwrap();
+    held(&locks, "b").await.release().await.unwrap();
     assert!(
         soon(Locks::builder().cluster([&url], client(false)))
             .await
@@ -298,7 +359,7 @@ async fn the_authority_and_the_certificate_of_a_client_hold_for_a_cluster() {
             .cluster([&other], client(true))
             .await
             .unwrap_err();
-        assert!(matches!(error, ConnectError::Options(_)), "{error}");
+        assert!(matches!(error, Error::Options(_)), "{error}");
         assert!(!error.to_string().contains("hunter2"), "{error}");
     }
 }

@@ -16,7 +16,7 @@ async fn who_asks_for_a_free_key_is_no_waiter() {
     let builder = Locks::builder().lease(ms(60_000)).request_timeout(ms(10_000));
     let locks = builder
         .max_waiters_per_node(5)
-        .redis(&url(proxy.addr()))
+        .connect(&url(proxy.addr()))
         .await
         .unwrap();
     held(&locks, "warm").await.release().await.unwrap();

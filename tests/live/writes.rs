@@ -365,7 +365,7 @@ pub(crate) async fn behind_a_proxy(server: &RedisServer) -> (Proxy, Locks) {
     let builder = Locks::builder().lease(ms(30_000)).request_timeout(ms(1_000));
     // Nothing else ends a burst.
     let builder = builder.burst(256, ms(60_000));
-    let locks = builder.redis(&url(proxy.addr())).await.unwrap();
+    let locks = builder.connect(&url(proxy.addr())).await.unwrap();
     (proxy, locks)
 }
 
@@ -751,7 +751,7 @@ async fn a_write_of_too_many_words_is_refused_before_it_is_sent() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let builder = Locks::builder().lease(ms(600_000)).request_timeout(ms(30_000));
-    let locks = builder.redis(&server.url()).await.unwrap();
+    let locks = builder.connect(&server.url()).await.unwrap();
     let guard = held(&locks, "a").await;
     let words = vec!["x"; 1_000_000];
     let pushes = |count: usize| {

@@ -56,7 +56,7 @@ struct Replica {
 pub async fn run(url: &str, side: &str, name: &str) {
     let mut asked = signal(SignalKind::terminate()).expect("a signal handler");
     let connect = async |lease| {
-        let locks = Locks::builder().lease(lease).redis(url).await;
+        let locks = Locks::builder().lease(lease).connect(url).await;
         locks.expect("the server is there")
     };
     let replica = Replica {

@@ -19,17 +19,14 @@ fn a_master_is_found_behind_sentinels() {
     let master = RedisServer::start();
     set(&master, "lock:a");
     let sentinel = RedisServer::sentinel("db", master.port());
-    let args = [
-        "ls",
-        "--sentinel",
-        "db",
-        "--url",
-        &sentinel.url(),
-        "--url",
-        "redis://127.0.0.1:1/",
-    ];
-    assert_eq!(second(&run(&args).well()), ["a"]);
-    run(&["ls", "--sentinel", "other", "--url", &sentinel.url()]).refuses(3, "`other`");
+    let url = |name| {
+        format!(
+            "redis+sentinel://127.0.0.1:{},127.0.0.1:1/{name}",
+            sentinel.port()
+        )
+    };
+    assert_eq!(second(&run(&["ls", "--url", &url("db")]).well()), ["a"]);
+    run(&["ls", "--url", &url("other")]).refuses(3, "`other`");
 }
 
 #[test]
@@ -41,9 +38,9 @@ fn a_master_may_have_a_password_that_its_sentinels_do_not_have() {
         .exec(&mut master.client());
     secure.unwrap();
     let sentinel = RedisServer::sentinel("db", master.port());
-    let args = ["ls", "--sentinel", "db", "--url", &sentinel.url()];
-    run(&args).refuses(3, "NOAUTH");
-    let table = run(&[&args[..], &["--like", "redis://:hunter2@any/"]].concat()).well();
+    let url = |user| format!("redis+sentinel://{user}127.0.0.1:{}/db", sentinel.port());
+    run(&["ls", "--url", &url("")]).refuses(3, "NOAUTH");
+    let table = run(&["ls", "--url", &url(":hunter2@")]).well();
     assert_eq!(second(&table), ["a"]);
 }
 
@@ -63,10 +60,17 @@ async fn a_cluster_is_listed() {
             .is_ok()
     })
     .await;
-    assert_eq!(
-        second(&run(&["ls", "--cluster", "--url", &server.url()]).well()),
-        ["a"]
-    );
+    let url = server.url().replace("redis://", "redis+cluster://");
+    assert_eq!(second(&run(&["ls", "--url", &url]).well()), ["a"]);
+    // The prefix of the URL comes before that of the command.
+    let args = [
+        "ls",
+        "--prefix",
+        "other:",
+        "--url",
+        &format!("{url}?prefix=lock:"),
+    ];
+    assert_eq!(second(&run(&args).well()), ["a"]);
 }
 
 /// The files of a certificate authority, and of a certificate for server and client.

@@ -28,13 +28,12 @@ fn wrong_usage_is_code_2() {
         (&["nodes", "--prefix", "tenure1:"], "prefix"),
         (&["nodes", "--url", "http://hunter2@one/"], "URL"),
         (&["nodes", "--url", "redis://app:hunter2@one:99999/"], "URL"),
+        (&["nodes", "--url", "redis://one,two/"], "redis+cluster://one,two"),
         (
-            &["nodes", "--url", "redis://one/", "--url", "redis://two/"],
-            "--cluster",
+            &["nodes", "--url", "redis+sentinel://:hunter2@one/"],
+            "redis+sentinel://one/name",
         ),
-        (&["nodes", "--like", "redis://:hunter2@one/"], "--sentinel"),
-        (&["nodes", "--cluster", "--sentinel", "a"], "one of them"),
-        (&["nodes", "--cluster", "--url", "redis://:hunter2@one:x/"], "URL"),
+        (&["nodes", "--url", "redis+cluster://:hunter2@one:x/"], "URL"),
         (&["nodes", "--cert", file], "--key"),
         (&["nodes", "--ca", "/no/such/file"], "/no/such/file"),
         (
@@ -74,14 +73,13 @@ fn the_environment_names_the_store_and_the_help_hides_its_password() {
         .exec(&mut server.client());
     set.unwrap();
     let wrong = format!("redis://:hunter2@{}/", closed());
-    let show = |url: [&str; 2]| {
+    let show = |url: &str| {
         let mut command = command(&["show", "a"]);
         command.env("TENURE_PREFIX", "app:");
-        answer(command.env("TENURE_URL", url[0]).env("REDIS_URL", url[1]))
+        answer(command.env("TENURE_URL", url))
     };
-    assert!(show([&server.url(), &wrong]).well().contains("foreign"));
-    assert!(show(["", &server.url()]).well().contains("foreign"));
-    show([&wrong, &server.url()]).refuses(3, "efused");
+    assert!(show(&server.url()).well().contains("foreign"));
+    show(&wrong).refuses(3, "efused");
     let help = answer(command(&["ls", "--help"]).env("TENURE_URL", wrong)).well();
     assert!(help.contains("TENURE_URL") && !help.contains("hunter2"), "{help}");
 }

@@ -23,7 +23,7 @@ pub struct Answer {
 pub fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tenure"));
     command.args(args).stdin(Stdio::null());
-    for variable in ["TENURE_URL", "REDIS_URL", "TENURE_PREFIX"] {
+    for variable in ["TENURE_URL", "TENURE_PREFIX"] {
         command.env_remove(variable);
     }
     command
@@ -97,7 +97,7 @@ pub fn python(program: &str, input: &str) -> String {
 /// Returns a node with this name.
 pub async fn node(server: &RedisServer, name: &str) -> Locks {
     let builder: Builder = Locks::builder().node_name(name).request_timeout(PATIENCE);
-    builder.redis(&server.url()).await.unwrap()
+    builder.connect(&server.url()).await.unwrap()
 }
 
 /// Polls until the condition holds.

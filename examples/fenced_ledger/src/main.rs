@@ -64,7 +64,7 @@ async fn replica(redis: Option<&str>, memory: &MemoryStore) -> Result<Locks, Tro
     let builder = Locks::builder().prefix(format!("example:{}:", std::process::id()));
     Ok(match redis {
         None => Locks::builder().memory_shared(memory)?,
-        Some(url) => builder.redis(url).await?,
+        Some(url) => builder.connect(url).await?,
     })
 }
 

@@ -11,7 +11,7 @@
 //! its checkpoint would leave a checkpoint that does not match the bookings. The row is needed for the fence in any case. A
 //! checkpoint suits work whose steps may run twice, or whose results are not in a database.
 //!
-//! The program starts its own redis-server, or uses the one that `REDIS_URL` names.
+//! The program starts its own redis-server, or uses the one that `TENURE_URL` names.
 
 #![allow(
     clippy::disallowed_methods,
@@ -59,7 +59,7 @@ async fn reconcile(tick: Tick, path: String) -> Result<(), Box<dyn Error + Send 
 /// Runs one replica until SIGTERM.
 async fn replica(url: &str, path: String, expression: &str) -> Result<(), Box<dyn Error>> {
     let mut told = signal(SignalKind::terminate())?;
-    let locks = Locks::redis(url).await?;
+    let locks = Locks::connect(url).await?;
     let scheduler = JobScheduler::new().await?;
     // In your service: `locks.cron("reconcile", "0 0 0 * * *").timezone("Europe/Berlin")`.
     let job = locks.cron("reconcile", expression).lease(LEASE);

@@ -157,10 +157,10 @@ async fn play(replicas: &mut Replicas) -> Result<Runs, Box<dyn Error>> {
 
 /// Runs the demonstration, and fails if an entry is missing or a balance is wrong.
 pub async fn run() -> Result<(), Box<dyn Error>> {
-    let own = std::env::var("REDIS_URL").is_err().then(RedisServer::start);
+    let own = std::env::var("TENURE_URL").is_err().then(RedisServer::start);
     let url = match &own {
         Some(server) => server.url(),
-        None => std::env::var("REDIS_URL")?,
+        None => std::env::var("TENURE_URL")?,
     };
     let directory = std::env::temp_dir().join(format!("tenure-reconcile-{}", std::process::id()));
     std::fs::create_dir_all(&directory)?;

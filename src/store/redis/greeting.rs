@@ -42,10 +42,10 @@ fn check_mode(store: &Config, server: &Value) -> Result<(), StoreError> {
     let address = store.address();
     match (mode == "cluster", store.cluster.is_some()) {
         (true, false) => Err(StoreError::unsupported(format_args!(
-            "{address} is a server of a Redis Cluster: use `Locks::cluster` with the URL of one of its servers"
+            "{address} is a server of a Redis Cluster: write `redis+cluster://{address}`"
         ))),
         (false, true) => Err(StoreError::unsupported(format_args!(
-            "{address} is no server of a cluster (`cluster-enabled no`): use `Locks::redis`"
+            "{address} is no server of a cluster (`cluster-enabled no`): write `redis://{address}`"
         ))),
         _ => Ok(()),
     }
@@ -60,9 +60,9 @@ fn refuse_sentinel(store: &Config, watched: Option<Value>) -> StoreError {
     let name = only.and_then(|[name]| text(name));
     let name = name.as_deref().unwrap_or("<name>");
     StoreError::unsupported(format_args!(
-        "{} is a Sentinel and keeps no locks: use `Locks::sentinel(\"{name}\", urls)` with the URL of each Sentinel, which \
+        "{address} is a Sentinel and keeps no locks: write `redis+sentinel://{address},…/{name}` with each Sentinel, which \
          follows the master",
-        store.address()
+        address = store.address()
     ))
 }
 

@@ -286,7 +286,7 @@ pub(super) fn recorded_texts(answer: Value) -> [Option<String>; 2] {
 /// Returns the warning of a client that uses one master of a quorum alone.
 pub(super) fn is_master_of_quorum(store: &Config) -> String {
     format!(
-        "{} is a master of a quorum: locks on it alone do not exclude those of the quorum. Use `Locks::quorum`; or \
+        "{} is a master of a quorum: locks on it alone do not exclude those of the quorum. Name all its masters, in `redis+quorum://…`; or \
          `DEL {}`, if there is no quorum any more",
         store.address(),
         names::MASTERS

@@ -22,8 +22,8 @@ pub(super) async fn ask(
     let [slots, info] = [(); 2].map(|()| answers.next().unwrap_or(Value::Nil));
     let slots = result(slots).map_err(|error| match error_text(&error) {
         Some(text) if text.contains("cluster support disabled") => StoreError::unsupported(format_args!(
-            "{} is no server of a cluster (`cluster-enabled no`): use `Locks::redis`",
-            server.address()
+            "{address} is no server of a cluster (`cluster-enabled no`): write `redis://{address}`",
+            address = server.address()
         )),
         _ => cannot_open(server, error),
     })?;

@@ -59,17 +59,6 @@ pub(crate) struct RedisStore {
 }
 
 impl RedisStore {
-    /// Creates a store on the server at `url`: `redis://[user:password@]host[:port][/db]`, also with `?protocol=resp3`,
-    /// `unix:///path`, or `rediss://` with the feature `rustls`.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the URL cannot be parsed, asks for TLS without the feature, or turns off the verification of
-    /// certificates (`#insecure`). The error text never contains the password.
-    pub(crate) fn open(url: &str) -> Result<Self, OptionsError> {
-        RedisStore::new(url::client(url)?)
-    }
-
     /// Creates a store on the server of a client, and uses the client's options: a certificate authority and a
     /// certificate (`Client::build_with_tls`), and socket settings. `TCP_NODELAY` is always set.
     ///
@@ -121,9 +110,17 @@ impl RedisStore {
         url::client(url)
     }
 
-    /// Returns a client for the server of a cluster at `url`.
-    pub(crate) fn cluster_client(url: &str) -> Result<Client, OptionsError> {
-        url::cluster(url)
+    /// Returns the client with these certificates.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the client is without TLS, or if the certificates cannot be read.
+    #[cfg(feature = "rustls")]
+    pub(crate) fn with_certificates(
+        client: Client,
+        certificates: &redis::TlsCertificates,
+    ) -> Result<Client, OptionsError> {
+        url::with_certificates(client, certificates)
     }
 
     /// Creates a store on the cluster of which the URLs name servers. The connections have the settings of `like`, whose
@@ -374,6 +371,10 @@ impl Store for RedisStore {
 mod tests {
     use super::*;
 
+    fn open(url: &str) -> Result<RedisStore, OptionsError> {
+        RedisStore::new(RedisStore::client_of(url)?)
+    }
+
     #[test]
     fn the_error_for_a_bad_url_hides_the_password() {
         for url in [
@@ -387,7 +388,7 @@ mod tests {
             "UNIX:///socket?pass=x@hunter2&db=x",
             "redis+unix:///socket?p%61ss=hunter2&db=x",
         ] {
-            let error = RedisStore::open(url).expect_err(url).to_string();
+            let error = open(url).expect_err(url).to_string();
             assert!(!error.contains("hunter2"), "{error}");
         }
     }
@@ -401,7 +402,7 @@ mod tests {
         assert!(!of_client.nodelay(), "redis-rs sets it by now: remove ours");
         let store = RedisStore::new(client.clone()).unwrap();
         let sentinel = RedisStore::behind("main", ["redis://sentinel/"], client).unwrap();
-        for store in [store, sentinel, RedisStore::open("redis://host/").unwrap()] {
+        for store in [store, sentinel, open("redis://host/").unwrap()] {
             let at = store.inner.at(("other".to_owned(), 1)).unwrap();
             for client in [&store.inner.client, &at.client] {
                 assert!(client.get_connection_info().tcp_settings().nodelay());
@@ -411,7 +412,7 @@ mod tests {
 
     #[test]
     fn debug_shows_the_server_and_hides_the_password() {
-        let store = RedisStore::open("redis://user:hunter2@host:1234/").unwrap();
+        let store = open("redis://user:hunter2@host:1234/").unwrap();
         let text = format!("{store:?}");
         assert!(text.contains("host:1234") && !text.contains("hunter2"), "{text}");
     }
@@ -419,13 +420,13 @@ mod tests {
     #[test]
     #[cfg(not(feature = "rustls"))]
     fn tls_without_the_feature_names_the_feature() {
-        let error = RedisStore::open("rediss://host/").unwrap_err().to_string();
+        let error = open("rediss://host/").unwrap_err().to_string();
         assert!(error.contains("feature `rustls`"), "{error}");
     }
 
     #[test]
     fn a_prefix_cannot_collide_with_the_names_of_queues_and_clock() {
-        let store = || RedisStore::open("redis://host/").unwrap();
+        let store = || open("redis://host/").unwrap();
         for prefix in ["", "t", "tenur", "tenure", "tenure1:q:"] {
             store().with_prefix(prefix).unwrap_err();
         }

@@ -348,8 +348,7 @@ fn failure(client: &Client, error: &RedisError) -> NoAddress {
     let refusal = match &said {
         Some(said) if said.to_ascii_lowercase().contains("unknown command") => {
             let text = format!(
-                "the server at {at} is no Sentinel: give the URLs of Sentinels, or use `Locks::redis` for a server without \
-                 Sentinels"
+                "the server at {at} is no Sentinel: name Sentinels, or write `redis://…` for a server without Sentinels"
             );
             let kind = StoreErrorKind::Refused(StoreRefusal::Unsupported);
             return NoAddress { kind, text };

@@ -69,6 +69,26 @@ pub(super) fn open(info: ConnectionInfo) -> Result<Client, OptionsError> {
     Client::open(info).map_err(|error| OptionsError(format!("the Redis client cannot be used: {error}")))
 }
 
+/// Returns the client with these certificates.
+#[cfg(feature = "rustls")]
+pub(super) fn with_certificates(
+    client: Client,
+    certificates: &redis::TlsCertificates,
+) -> Result<Client, OptionsError> {
+    let info = client.get_connection_info().clone();
+    if !matches!(info.addr(), ConnectionAddr::TcpTls { .. }) {
+        return Err(OptionsError(
+            "`Builder::tls` has no effect without TLS: write `rediss://`, or `rediss+…://` for several servers".to_owned(),
+        ));
+    }
+    let client = Client::build_with_tls(info, certificates.clone());
+    client.map_err(|error| {
+        OptionsError(format!(
+            "the certificates of `Builder::tls` cannot be used: {error}"
+        ))
+    })
+}
+
 /// Returns the client with the authority and the certificate of `like`, if both use TLS: a URL cannot name them.
 pub(super) fn with_certificates_of(like: &Client, client: &Client) -> Result<Client, OptionsError> {
     let info = client.get_connection_info();
@@ -149,20 +169,9 @@ fn unsupported(url: &str) -> Option<&'static str> {
             ["redis", "rediss", "valkey", "valkeys"].contains(&&*scheme) || scheme.ends_with("unix");
         return (!is_known).then_some("it lacks a scheme: put `redis://` in front of the host");
     };
-    let scheme = scheme.to_ascii_lowercase();
-    if scheme.contains("sentinel") {
-        Some(
-            "Sentinels have a constructor of their own: `Locks::sentinel(name, urls)`, with a URL `redis://host:port` for \
-             each Sentinel",
-        )
-    } else if scheme.contains("cluster") {
-        Some(
-            "a cluster has a constructor of its own: `Locks::cluster(urls)`, with a URL `redis://host:port` for some of its \
-             servers",
-        )
-    } else {
-        None
-    }
+    scheme.contains('+').then_some(
+        "it is the URL of a whole store: give it to `Locks::connect`, or give the URL of one server",
+    )
 }
 
 /// Returns the URL without user and password, and without its query: the query of a socket's URL contains the password.

@@ -36,7 +36,7 @@ impl Pair {
         let builder = || Locks::builder().presence(presence).lease(lease);
         let node = async || {
             let builder = builder().request_timeout(ms(10_000));
-            soon(builder.redis(&server.url())).await.unwrap()
+            soon(builder.connect(&server.url())).await.unwrap()
         };
         Pair {
             eyes: Eyes::on(&server),

@@ -196,7 +196,9 @@ async fn no_answer_is_above_64_kilobytes() {
             .presence(false)
             .request_timeout(ms(10_000))
             .lazy();
-        let looks = builder.redis(&format!("redis://{}/{protocol}", meter.addr)).await;
+        let looks = builder
+            .connect(&format!("redis://{}/{protocol}", meter.addr))
+            .await;
         let looks = looks.unwrap();
         let entries = inspect::list(&looks, "").await;
         assert_eq!(entries.len(), NAMES + 1 + 100);

@@ -90,7 +90,7 @@ async fn a_poller_gets_in_beside_a_busy_key_with_a_poll_gap() {
         let (mut tasks, stop) = (Vec::new(), CancellationToken::new());
         for _ in 0..2 {
             let builder = Locks::builder().poll_gap(poll_gap).request_timeout(ms(10_000));
-            let locks = builder.redis(&server.url()).await.unwrap();
+            let locks = builder.connect(&server.url()).await.unwrap();
             for _ in 0..2 {
                 let (mutex, stop) = (locks.mutex("busy"), stop.clone());
                 tasks.push(tokio::spawn(async move {
@@ -150,7 +150,7 @@ async fn leave_each_others_record(library: Library) {
     let mut theirs = Foreign::runs(library, &server);
     let prefix = library.prefix();
     let builder = Locks::builder().prefix(prefix).lease(ms(20_000));
-    let ours = builder.redis(&server.url()).await.unwrap();
+    let ours = builder.connect(&server.url()).await.unwrap();
     let record = |key: &str| format!("{prefix}{key}");
     let get = |key: &str| format!("GET {prefix}{key}");
 

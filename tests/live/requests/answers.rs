@@ -27,7 +27,7 @@ async fn an_answer_does_not_wait_for_the_release() {
     let server = RedisServer::start();
     let proxy = Arc::new(Proxy::start(addr(&server)));
     let locks = Locks::builder().lease(HOUR).request_timeout(HOUR);
-    let locks = locks.redis(&url(proxy.addr())).await.unwrap();
+    let locks = locks.connect(&url(proxy.addr())).await.unwrap();
     let mut eyes = Eyes::on(&server);
     let layer = || LockLayer::new(&locks, keys::path_param::<u64>("id").named("account")).wait(HOUR);
     let request = |path: &str| Request::get(path).body(Body::empty()).unwrap();
@@ -74,7 +74,7 @@ async fn an_answer_does_not_wait_for_the_release() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_says_nothing_is_told_as_one() {
     let server = RedisServer::start();
-    let locks = Locks::redis(&server.url()).await.unwrap();
+    let locks = Locks::connect(&server.url()).await.unwrap();
     let layer = LockLayer::new(&locks, keys::path_param::<u64>("id").named("account")).wait(ms(300));
     let app = Router::new().route("/{id}", get(async || ())).route_layer(layer);
     let ask = async |path: &str| {

@@ -170,7 +170,7 @@ pub async fn build(orders: &Orders) -> Locks {
             } else if !orders.cluster.is_empty() {
                 builder.cluster(&orders.cluster, like).await
             } else if orders.sentinels.is_empty() {
-                builder.redis(&orders.url).await
+                builder.connect(&orders.url).await
             } else {
                 let builder = builder.recovery(Recovery::Always {
                     longest: orders.lease,
