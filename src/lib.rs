@@ -4,17 +4,18 @@
 
 // In reading order: from the vocabulary to the front doors.
 pub mod error;
-pub mod key;
+mod key;
 #[doc(hidden)]
 pub mod protocol;
 
 pub mod observe;
-pub mod options;
+mod options;
+#[doc(hidden)]
 pub mod store;
 
 mod driver;
 
-pub mod locks;
+mod locks;
 mod primitives;
 
 #[cfg(feature = "tower")]
@@ -26,8 +27,6 @@ pub mod scheduler;
 #[cfg(feature = "testing")]
 pub mod testing;
 
-#[cfg(feature = "testing")]
-pub use driver::clock::Clock;
 pub use error::Error;
 pub use key::{Key, KeyPart};
 pub use locks::{Builder, Locks};

@@ -8,11 +8,11 @@ use crate::protocol::message::LeaseTimes;
 use crate::protocol::step::LockOptions;
 
 /// The shortest lease. A shorter lease has no time for a renewal with its round trip.
-pub const SHORTEST_LEASE: Duration = Duration::from_millis(400);
+pub(crate) const SHORTEST_LEASE: Duration = Duration::from_millis(400);
 /// The shortest lease with [`Options::short_leases`].
 const SHORTEST_TEST_LEASE: Duration = Duration::from_millis(50);
 /// The longest lease. Only fixed leases need to be long, because other leases are renewed.
-pub const LONGEST_LEASE: Duration = Duration::from_secs(30 * 24 * 3600);
+pub(crate) const LONGEST_LEASE: Duration = Duration::from_secs(30 * 24 * 3600);
 /// The shortest request timeout.
 const SHORTEST_TIMEOUT: Duration = Duration::from_millis(100);
 /// The longest request timeout. After a longer silence the connection is dead at both ends.
@@ -20,7 +20,7 @@ const LONGEST_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 /// The longest time for which a busy key is left free for other libraries that poll.
 const LONGEST_POLL_GAP: Duration = Duration::from_secs(60);
 /// The largest number of hand-overs in a burst. A fence has ten bits for the place among local holders.
-pub const MAX_BURST: u32 = 1023;
+pub(crate) const MAX_BURST: u32 = 1023;
 
 /// The default lease of jobs.
 #[cfg(any(feature = "redis", feature = "scheduler"))]

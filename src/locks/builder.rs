@@ -12,7 +12,7 @@ use crate::error::{Error, OptionsError};
 use crate::locks::entry::Locks;
 #[cfg(feature = "redis")]
 use crate::locks::url::RecoveryWord;
-use crate::locks::url::{Place, StoreUrl};
+use crate::locks::url::{StoreUrl, Topology};
 use crate::observe;
 use crate::options::{Options, Recovery};
 #[cfg(doc)]
@@ -344,6 +344,7 @@ impl Builder {
     }
 
     /// Makes nonces and jitter repeatable, for tests.
+    #[doc(hidden)]
     pub fn seed(mut self, seed: u64) -> Self {
         self.options.seed = Some(seed);
         self
@@ -396,8 +397,8 @@ impl Builder {
         #[cfg(feature = "redis")]
         return builder.connect_to(url).await;
         #[cfg(not(feature = "redis"))]
-        match url.place {
-            Place::Memory(name) => Ok(builder.memory_shared(&MemoryStore::named(&name))?),
+        match url.topology {
+            Topology::Memory(name) => Ok(builder.memory_shared(&MemoryStore::named(&name))?),
             _ => Err(Error::Options(OptionsError(
                 "the URL names a Redis: enable tenure's feature `redis`".to_owned(),
             ))),
@@ -407,29 +408,29 @@ impl Builder {
     #[cfg(feature = "redis")]
     async fn connect_to(mut self, url: StoreUrl) -> Result<Locks, Error> {
         // The longest lease of a quorum is no recovery of a server.
-        if !matches!(url.place, Place::Quorum(_)) {
+        if !matches!(url.topology, Topology::Quorum(_)) {
             let always = url.recovery.map(|word| word == RecoveryWord::Always);
             self.options.recover_as(always, (url.longest, url.lag));
         }
         let client = |builder: &Builder, url: &str| builder.client_of(url);
-        match &url.place {
-            Place::Memory(name) => {
+        match &url.topology {
+            Topology::Memory(name) => {
                 self.no_certificates("memory has no connections")?;
                 Ok(self.memory_shared(&MemoryStore::named(name))?)
             }
-            Place::Server(url) => {
+            Topology::Server(url) => {
                 let client = client(&self, url)?;
                 self.on_client(client).await
             }
-            Place::Sentinels { name, urls, like } => {
+            Topology::Sentinels { name, urls, like } => {
                 let like = client(&self, like)?;
                 self.behind(name, urls, like).await
             }
-            Place::Cluster(urls) => {
+            Topology::Cluster(urls) => {
                 let like = client(&self, &urls[0])?;
                 self.on_cluster(urls, like).await
             }
-            Place::Quorum(urls) => {
+            Topology::Quorum(urls) => {
                 let clients = urls.iter().map(|url| client(&self, url));
                 let clients = clients.collect::<Result<Vec<_>, _>>()?;
                 let longest = url.longest.unwrap_or(self.options.lease);

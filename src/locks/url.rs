@@ -18,7 +18,7 @@ const FORMS: &str = "`redis://host:6379`, `rediss://…`, `unix:///path`, `redis
 #[derive(PartialEq, Eq)]
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
 pub(super) struct StoreUrl {
-    pub(super) place: Place,
+    pub(super) topology: Topology,
     pub(super) prefix: Option<Vec<u8>>,
     pub(super) recovery: Option<RecoveryWord>,
     pub(super) longest: Option<Duration>,
@@ -36,7 +36,7 @@ pub(super) enum RecoveryWord {
 /// Where a store is. Each URL is that of one server, as redis-rs reads it.
 #[derive(PartialEq, Eq)]
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-pub(super) enum Place {
+pub(super) enum Topology {
     /// The store of this name in this process.
     Memory(String),
     Server(String),
@@ -53,7 +53,7 @@ pub(super) enum Place {
 
 /// The forms of a URL, as their schemes name them.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Form {
+enum UrlForm {
     Memory,
     Server,
     Socket,
@@ -62,16 +62,16 @@ enum Form {
     Quorum,
 }
 
-impl Form {
+impl UrlForm {
     /// Returns the form, and the scheme of the URL of one server.
-    fn of(scheme: &str) -> Option<(Form, &str)> {
+    fn of(scheme: &str) -> Option<(UrlForm, &str)> {
         Some(match scheme {
-            "memory" => (Form::Memory, scheme),
-            "redis" | "rediss" | "valkey" | "valkeys" => (Form::Server, scheme),
-            "unix" | "redis+unix" | "valkey+unix" => (Form::Socket, scheme),
-            "redis+sentinel" | "rediss+sentinel" => (Form::Sentinel, before_plus(scheme)),
-            "redis+cluster" | "rediss+cluster" => (Form::Cluster, before_plus(scheme)),
-            "redis+quorum" | "rediss+quorum" => (Form::Quorum, before_plus(scheme)),
+            "memory" => (UrlForm::Memory, scheme),
+            "redis" | "rediss" | "valkey" | "valkeys" => (UrlForm::Server, scheme),
+            "unix" | "redis+unix" | "valkey+unix" => (UrlForm::Socket, scheme),
+            "redis+sentinel" | "rediss+sentinel" => (UrlForm::Sentinel, before_plus(scheme)),
+            "redis+cluster" | "rediss+cluster" => (UrlForm::Cluster, before_plus(scheme)),
+            "redis+quorum" | "rediss+quorum" => (UrlForm::Quorum, before_plus(scheme)),
             _ => return None,
         })
     }
@@ -79,9 +79,9 @@ impl Form {
     /// Returns the options of this form.
     fn options(self) -> &'static [&'static str] {
         match self {
-            Form::Memory => &["prefix"],
-            Form::Server | Form::Socket => &["prefix", "recovery", "longest", "lag", "protocol"],
-            Form::Sentinel => &[
+            UrlForm::Memory => &["prefix"],
+            UrlForm::Server | UrlForm::Socket => &["prefix", "recovery", "longest", "lag", "protocol"],
+            UrlForm::Sentinel => &[
                 "prefix",
                 "recovery",
                 "longest",
@@ -90,8 +90,8 @@ impl Form {
                 "sentinel_username",
                 "sentinel_password",
             ],
-            Form::Cluster => &["prefix", "protocol"],
-            Form::Quorum => &["prefix", "longest", "protocol"],
+            UrlForm::Cluster => &["prefix", "protocol"],
+            UrlForm::Quorum => &["prefix", "longest", "protocol"],
         }
     }
 }
@@ -214,15 +214,15 @@ impl StoreUrl {
             return Err(refused(&without_scheme(text)));
         };
         let scheme = scheme.to_ascii_lowercase();
-        let Some((form, single)) = Form::of(&scheme) else {
+        let Some((form, single)) = UrlForm::of(&scheme) else {
             return Err(refused(&foreign_form(&scheme, rest)));
         };
         let refused = |why: &dyn Display| OptionsError(format!("the URL `{scheme}://…` {why}"));
         let parts = Parts::cut(rest);
         check(form, &parts).map_err(|why| refused(&why))?;
-        let place = place(form, single, &parts, rest).map_err(|why| refused(&why))?;
+        let topology = topology(form, single, &parts, rest).map_err(|why| refused(&why))?;
         let mut url = StoreUrl {
-            place,
+            topology,
             prefix: parts
                 .option("prefix")
                 .map(|prefix| percent_decode_str(prefix).collect()),
@@ -234,7 +234,7 @@ impl StoreUrl {
         Ok(url)
     }
 
-    fn read_recovery(&mut self, form: Form, parts: &Parts<'_>) -> Result<(), String> {
+    fn read_recovery(&mut self, form: UrlForm, parts: &Parts<'_>) -> Result<(), String> {
         let duration = |option| {
             let Some(text) = parts.option(option) else {
                 return Ok(None);
@@ -252,8 +252,8 @@ impl StoreUrl {
         }
         // Behind Sentinels a server always recovers, unless the URL says otherwise.
         let is_always = match form {
-            Form::Quorum => true,
-            Form::Sentinel => self.recovery != Some(RecoveryWord::Evidence),
+            UrlForm::Quorum => true,
+            UrlForm::Sentinel => self.recovery != Some(RecoveryWord::Evidence),
             _ => self.recovery == Some(RecoveryWord::Always),
         };
         for (option, is_given) in [("longest", self.longest.is_some()), ("lag", self.lag.is_some())] {
@@ -268,8 +268,8 @@ impl StoreUrl {
 }
 
 /// Checks what every form must have.
-fn check(form: Form, parts: &Parts<'_>) -> Result<(), String> {
-    if form != Form::Socket
+fn check(form: UrlForm, parts: &Parts<'_>) -> Result<(), String> {
+    if form != UrlForm::Socket
         && (parts.path.contains('@')
             || parts
                 .query
@@ -283,7 +283,7 @@ fn check(form: Form, parts: &Parts<'_>) -> Result<(), String> {
     }
     check_fragment(parts)?;
     check_options(form, parts)?;
-    if matches!(form, Form::Memory | Form::Socket) {
+    if matches!(form, UrlForm::Memory | UrlForm::Socket) {
         return Ok(());
     }
     parts.check_hosts()?;
@@ -316,9 +316,9 @@ fn check_fragment(parts: &Parts<'_>) -> Result<(), String> {
     }
 }
 
-fn check_options(form: Form, parts: &Parts<'_>) -> Result<(), String> {
+fn check_options(form: UrlForm, parts: &Parts<'_>) -> Result<(), String> {
     let of_redis_rs: &[&str] = match form {
-        Form::Socket => &["db", "user", "pass"],
+        UrlForm::Socket => &["db", "user", "pass"],
         _ => &[],
     };
     for (at, (option, value)) in parts.query.iter().enumerate() {
@@ -344,36 +344,36 @@ fn check_options(form: Form, parts: &Parts<'_>) -> Result<(), String> {
 }
 
 /// Returns where the store is. `rest` is what follows the scheme.
-fn place(form: Form, scheme: &str, parts: &Parts<'_>, rest: &str) -> Result<Place, String> {
+fn topology(form: UrlForm, scheme: &str, parts: &Parts<'_>, rest: &str) -> Result<Topology, String> {
     match form {
-        Form::Memory => match (parts.userinfo, parts.path, &*parts.hosts) {
-            (None, "", [name]) => Ok(Place::Memory((*name).to_owned())),
+        UrlForm::Memory => match (parts.userinfo, parts.path, &*parts.hosts) {
+            (None, "", [name]) => Ok(Topology::Memory((*name).to_owned())),
             _ => Err("has more than a name: write `memory://` or `memory://name`".to_owned()),
         },
-        Form::Socket => {
+        UrlForm::Socket => {
             let path = rest.split(['?', '#']).next().unwrap_or_default();
-            let is_own = |option: &str| Form::Socket.options().contains(&option) && option != "protocol";
+            let is_own = |option: &str| UrlForm::Socket.options().contains(&option) && option != "protocol";
             let kept = parts.query.iter().filter(|(option, _)| !is_own(option));
             let kept: Vec<String> = kept.map(|(option, value)| format!("{option}={value}")).collect();
-            Ok(Place::Server(format!("{scheme}://{path}?{}", kept.join("&"))))
+            Ok(Topology::Server(format!("{scheme}://{path}?{}", kept.join("&"))))
         }
-        Form::Server if parts.hosts.len() > 1 => {
+        UrlForm::Server if parts.hosts.len() > 1 => {
             let hosts = parts.hosts.join(",");
             Err(format!(
                 "has several hosts: write `redis+cluster://{hosts}`, `redis+quorum://{hosts}` or `redis+sentinel://{hosts}/name`"
             ))
         }
-        Form::Server => Ok(Place::Server(parts.servers(scheme, parts.path)?.remove(0))),
-        Form::Cluster if !matches!(parts.path, "" | "0") => {
+        UrlForm::Server => Ok(Topology::Server(parts.servers(scheme, parts.path)?.remove(0))),
+        UrlForm::Cluster if !matches!(parts.path, "" | "0") => {
             Err("names a database: a cluster has database 0 only, remove it".to_owned())
         }
-        Form::Cluster => Ok(Place::Cluster(parts.servers(scheme, "0")?)),
-        Form::Quorum => Ok(Place::Quorum(parts.servers(scheme, parts.path)?)),
-        Form::Sentinel => behind_sentinels(scheme, parts),
+        UrlForm::Cluster => Ok(Topology::Cluster(parts.servers(scheme, "0")?)),
+        UrlForm::Quorum => Ok(Topology::Quorum(parts.servers(scheme, parts.path)?)),
+        UrlForm::Sentinel => behind_sentinels(scheme, parts),
     }
 }
 
-fn behind_sentinels(scheme: &str, parts: &Parts<'_>) -> Result<Place, String> {
+fn behind_sentinels(scheme: &str, parts: &Parts<'_>) -> Result<Topology, String> {
     let (name, db) = parts.path.split_once('/').unwrap_or((parts.path, ""));
     if name.is_empty() {
         let hosts = parts.hosts.join(",");
@@ -396,7 +396,7 @@ fn behind_sentinels(scheme: &str, parts: &Parts<'_>) -> Result<Place, String> {
         );
     }
     let sentinel = |host: &&str| server(scheme, userinfo.as_deref(), host, "/");
-    Ok(Place::Sentinels {
+    Ok(Topology::Sentinels {
         name: name.into_owned(),
         urls: parts.hosts.iter().map(sentinel).collect(),
         like: parts.servers(scheme, db)?.remove(0),
@@ -465,10 +465,10 @@ fn foreign_form(scheme: &str, rest: &str) -> String {
 mod tests {
     use super::*;
 
-    fn place(text: &str) -> Place {
+    fn topology(text: &str) -> Topology {
         StoreUrl::parse(text)
             .unwrap_or_else(|error| panic!("{text}: {error}"))
-            .place
+            .topology
     }
 
     #[test]
@@ -488,7 +488,7 @@ mod tests {
                 "unix:///run/redis.sock?db=1&pass=p@q",
             ),
         ] {
-            assert!(place(url) == Place::Server(text(server)), "{url}");
+            assert!(topology(url) == Topology::Server(text(server)), "{url}");
         }
         let several = [
             "redis://u:p%40q@one:1/",
@@ -497,13 +497,13 @@ mod tests {
         ]
         .map(text);
         let url = "redis+quorum://u:p%40q@one:1,two,[::1]:3";
-        assert!(place(url) == Place::Quorum(several.to_vec()));
+        assert!(topology(url) == Topology::Quorum(several.to_vec()));
         let several = ["rediss://one/0", "rediss://two:2/0"].map(text);
-        assert!(place("rediss+cluster://one,two:2/") == Place::Cluster(several.to_vec()));
+        assert!(topology("rediss+cluster://one,two:2/") == Topology::Cluster(several.to_vec()));
         let url = "rediss+sentinel://u:p@one,[::1]:2/my%20master/3?sentinel_username=s&sentinel_password=a%2Fb:c&protocol=3";
         assert!(
-            place(url)
-                == Place::Sentinels {
+            topology(url)
+                == Topology::Sentinels {
                     name: text("my master"),
                     urls: ["rediss://s:a%2Fb%3Ac@one/", "rediss://s:a%2Fb%3Ac@[::1]:2/"]
                         .map(text)
@@ -511,8 +511,8 @@ mod tests {
                     like: text("rediss://u:p@one/3?protocol=3"),
                 }
         );
-        assert!(place("memory://") == Place::Memory(String::new()));
-        assert!(place("memory://a?prefix=b") == Place::Memory(text("a")));
+        assert!(topology("memory://") == Topology::Memory(String::new()));
+        assert!(topology("memory://a?prefix=b") == Topology::Memory(text("a")));
     }
 
     #[test]

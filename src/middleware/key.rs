@@ -478,6 +478,7 @@ impl IntoLockKey for Vec<MultiKey> {
     note = "an array is several keys: of integers except `u8`, of `bool`, `uuid::Uuid`, `String`, `&'static str`, `tenure::Key`, `tenure::MultiKey`, or of tuples such as `(\"account\", 42)`",
     note = "for one key of these bytes use `tenure::Key::from(&bytes[..])`"
 )]
+#[doc(hidden)]
 pub trait ListedKey: Into<MultiKey> {}
 
 macro_rules! listed {

@@ -27,7 +27,9 @@ mod simulation;
 #[cfg(feature = "scheduler")]
 mod store;
 
+pub use crate::driver::clock::Clock;
 #[cfg(feature = "scheduler")]
+#[doc(hidden)]
 pub use crate::testing::engine::{After, EngineModel, LOOKS_EVERY};
 #[cfg(feature = "scheduler")]
 pub use crate::testing::simulation::{Replica, ReplicaBuilder, Simulation, fire_tick};

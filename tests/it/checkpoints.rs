@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tenure::error::LostCause;
 use tenure::protocol::ledger::{JobRecord as StoredJob, Record, RecordOwner};
 use tenure::protocol::message::{Name, TickTime};
-use tenure::scheduler::tick::LONGEST_CHECKPOINT;
+use tenure::scheduler::LONGEST_CHECKPOINT;
 use tenure::{Error, Locks, MemoryStore, Tick};
 use tokio::time::sleep;
 use tokio_cron_scheduler::{Job, JobScheduler};

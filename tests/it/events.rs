@@ -4,7 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use tenure::observe::EVENTS;
-use tenure::{Clock, Locks, MemoryStore};
+use tenure::testing::Clock;
+use tenure::{Locks, MemoryStore};
 
 use tracing::Level;
 

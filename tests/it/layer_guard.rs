@@ -17,9 +17,8 @@ use http::{HeaderValue, Request, Response, StatusCode};
 use http_body::{Frame, SizeHint};
 use http_body_util::BodyExt;
 use tenure::middleware::{KeySource, OnLost, Refused, keys};
-use tenure::{
-    Clock, Error, Guard, Lease, LockLayer, Locks, MemoryStore, MultiGuard, MultiLease, TransferError,
-};
+use tenure::testing::Clock;
+use tenure::{Error, Guard, Lease, LockLayer, Locks, MemoryStore, MultiGuard, MultiLease, TransferError};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;

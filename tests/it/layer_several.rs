@@ -11,7 +11,8 @@ use axum::routing::any;
 use http::request::Parts;
 use http::{Method, Request};
 use tenure::middleware::{IntoLockKey, KeySource, Leases, LockKey, Refused, keys};
-use tenure::{Clock, Key, Lease, LockLayer, Locks, MemoryStore, MultiKey, MultiLease};
+use tenure::testing::Clock;
+use tenure::{Key, Lease, LockLayer, Locks, MemoryStore, MultiKey, MultiLease};
 use tracing::Level;
 
 use crate::help::{ms, soon};

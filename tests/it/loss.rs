@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tenure::error::LostCause;
-use tenure::{Clock, Error, Locks, MemoryStore};
+use tenure::testing::Clock;
+use tenure::{Error, Locks, MemoryStore};
 
 use crate::help::{ms, poll_once, soon, two};
 use crate::support::events::Watch;

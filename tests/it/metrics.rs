@@ -6,7 +6,8 @@ use std::time::Instant;
 use ::metrics::Unit;
 use tenure::error::LostCause;
 use tenure::observe::{METRICS, MetricKind};
-use tenure::{Clock, Locks, MemoryStore};
+use tenure::testing::Clock;
+use tenure::{Locks, MemoryStore};
 
 use crate::help::{ms, soon, until};
 use crate::support::events::Watch;

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
+use tenure::Key;
 use tenure::error::{Error, StoreError, StoreErrorKind, StoreRefusal};
-use tenure::key::Key;
 use tenure::protocol::key::context::Seed;
 use tenure::protocol::key::shard::{Effects, Shard};
 use tenure::protocol::message::{GrantNumber, LeaseTimes, Name, NodeId, Reply, Unanswered, Verb};

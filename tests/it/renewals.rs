@@ -5,7 +5,8 @@ use std::time::Duration;
 use tenure::error::{LostCause, StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{GrantNumber, Reply, Unanswered, Verb};
 use tenure::protocol::step::{AcquireError, CallAnswer, Effect, Input, LockOptions, Rules, Ticket};
-use tenure::{Clock, Error, Guard, Locks, MemoryStore};
+use tenure::testing::Clock;
+use tenure::{Error, Guard, Locks, MemoryStore};
 
 use crate::help::{ms, poll_once, soon};
 use crate::machine::{Machine, options};

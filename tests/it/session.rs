@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tenure::Key;
 use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
-use tenure::key::Key;
 use tenure::protocol::message::{
     Batch, BatchReply, ClaimId, ClaimNumber, Executed, Failure, GrantNumber, LeaseTimes, LinkReply, Mode,
     Name, NodeId, RecoveryCause, Reply, Request, TickTime, Unanswered, Verb,

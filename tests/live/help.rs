@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use tenure::{Clock, Error, Guard, Key, Locks, Mutex};
+use tenure::testing::Clock;
+use tenure::{Error, Guard, Key, Locks, Mutex};
 use tokio::task::JoinHandle as JoinTask;
 
 use crate::server::RedisServer;

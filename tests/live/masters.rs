@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use redis::RedisResult;
-use tenure::locks::Builder;
+use tenure::Builder;
 use tenure::{Guard, Locks, Mutex};
 
 use crate::deployment::{eventually, info, query};

@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{OnceLock, mpsc};
 use std::thread;
 
-use tenure::{Clock, Locks};
+use tenure::Locks;
+use tenure::testing::Clock;
 use tokio::sync::watch;
 
 use crate::help::{addr, held, locks, ms, soon, url};

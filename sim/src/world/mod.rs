@@ -24,7 +24,7 @@ pub(crate) mod write;
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 
-use tenure::key::Key;
+use tenure::Key;
 use tenure::protocol::message::{Name, NodeId};
 use tenure::protocol::step::Effect;
 
