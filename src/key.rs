@@ -57,7 +57,7 @@ impl Key {
 ///
 /// ```
 /// use std::fmt;
-/// use tenure::{Key, key::KeyPart};
+/// use tenure::{Key, KeyPart};
 ///
 /// struct AccountId(u64);
 ///

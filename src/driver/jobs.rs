@@ -22,7 +22,7 @@ use crate::protocol::message::TickTime;
 /// The state that the jobs of one node share.
 #[derive(Debug, Default)]
 pub(crate) struct NodeJobs {
-    /// The names of the jobs. A job that knows its schedule also has its id in the scheduler.
+    /// The names of the jobs, and their ids in the scheduler.
     pub(crate) names: Mutex<HashMap<Key, Option<Uuid>>>,
     /// Cancelled when the node starts no more ticks.
     pub(crate) closing: CancellationToken,
@@ -76,14 +76,15 @@ impl NodeJobs {
         }
     }
 
-    /// Notes that the job of that name knows its schedule, and has this id in the scheduler.
-    pub(crate) fn note_schedule(&self, name: &Key, id: Uuid) {
+    /// Notes that the job of that name has this id in the scheduler.
+    pub(crate) fn note_id(&self, name: &Key, id: Uuid) {
         if let Some(known) = lock(&self.names).get_mut(name) {
             *known = Some(id);
         }
     }
 
-    pub(crate) fn has_schedule(&self, id: Uuid) -> bool {
+    /// Returns whether a job has this id.
+    pub(crate) fn has_id(&self, id: Uuid) -> bool {
         lock(&self.names).values().any(|known| *known == Some(id))
     }
 

@@ -276,9 +276,6 @@ request now {
     WARN tick_untold(mark: TickTime, error: &Error): [tick_ms = mark.0, %error]
         "a tick has ended, but the store could not be told";
 
-    /// A job cannot run with its schedule or its options.
-    ERROR job_refused(why: &dyn std::fmt::Display): [%why] "the job cannot run", counts metrics::ticked("refused");
-
     /// By the store's clock, the tick is due in `early_ms`.
     DEBUG tick_early(mark: TickTime, left: Duration): [tick_ms = mark.0, early_ms = ms(left)]
         "by the store's clock the tick is not due yet", counts metrics::alarmed("early");

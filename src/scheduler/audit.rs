@@ -116,6 +116,7 @@ mod tests {
     use super::*;
     use crate::locks::Locks;
     use crate::scheduler::policy::JobSettings;
+    use crate::scheduler::schedule::Schedule;
 
     fn report(mark: u64, after: u64) -> JobReport {
         let tick = |ms: u64| (ms > 0).then_some(TickTime(ms));
@@ -149,8 +150,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn unresolved_ticks_are_bounded_and_one_task_queries() {
         let locks = Locks::memory();
-        let (runner, _registration) =
-            TickRunner::new(locks.handle().clone(), "job".into(), JobSettings::default()).unwrap();
+        let schedule = Schedule::every(Duration::from_secs(1)).unwrap();
+        let (runner, _registration) = TickRunner::new(
+            locks.handle().clone(),
+            "job".into(),
+            schedule,
+            JobSettings::default(),
+        )
+        .unwrap();
         let query_lock = runner.audit_lock.try_lock().unwrap();
         for ms in 1..1_000 {
             assert_eq!(runner.resolve_missed(TickTime(ms)).await, TickOutcome::Missed);

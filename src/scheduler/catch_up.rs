@@ -46,10 +46,7 @@ fn tick_before(schedule: &Schedule, tick: TickTime) -> Option<TickTime> {
 
 /// Returns whether this node runs no further tick.
 fn is_end(outcome: TickOutcome) -> bool {
-    matches!(
-        outcome,
-        TickOutcome::Drained | TickOutcome::Removed | TickOutcome::Refused
-    )
+    matches!(outcome, TickOutcome::Drained | TickOutcome::Removed)
 }
 
 impl TickRunner {
@@ -75,7 +72,7 @@ impl TickRunner {
     /// Returns the outcome of the last tick, or why this node runs no further tick.
     async fn run_up_to(&self, to: TickTime, is_catch_up: bool, work: &impl Work) -> TickOutcome {
         let (mut tick, mut blocked_by) = (to, None);
-        let first = self.schedule.get().and_then(|schedule| tick_before(schedule, to));
+        let first = tick_before(&self.schedule, to);
         let mut after = first.unwrap_or(TickTime(0));
         loop {
             let tick_attempt = TickAttempt::new(WhenBehind::After(after), is_catch_up || tick < to);
@@ -96,16 +93,13 @@ impl TickRunner {
                     after = behind.latest;
                 }
             }
-            let Some(schedule) = self.schedule.get() else {
-                return TickOutcome::Elsewhere;
-            };
             if self.since_ms.load(Ordering::Relaxed) == 0 {
                 // Only the store knows since when this expression is in use. If it does not answer, it grants no tick.
                 self.fetch_report().await;
             }
             let passes_over;
             (tick, passes_over) = next_tick(
-                schedule,
+                &self.schedule,
                 self.settings.misfire,
                 self.store_or_local_time(),
                 |tick| self.was_scheduled(tick),
@@ -138,8 +132,9 @@ mod tests {
             misfire: all(Duration::MAX, 9),
             ..JobSettings::default()
         };
+        let schedule = Schedule::every(Duration::from_secs(1)).unwrap();
         let (runner, _registration) =
-            TickRunner::new(locks.handle().clone(), "job".into(), settings).unwrap();
+            TickRunner::new(locks.handle().clone(), "job".into(), schedule, settings).unwrap();
         let is_done = CancellationToken::new();
         let done = is_done.clone();
         let work = move |_: Tick| done.clone().cancelled_owned();

@@ -1,7 +1,7 @@
 //! The only file that knows how tokio-cron-scheduler works.
 //!
 //! It compensates for three limits of version 0.15.1. That crate tells a job no nominal time, so the time is computed
-//! from the job's own expression. It polls every 500 ms, at a different phase in each process. And a panic in the
+//! from the job's own schedule. It polls every 500 ms, at a different phase in each process. And a panic in the
 //! closure poisons a lock and ends the job for ever, so the closure itself calls no code of the user.
 
 use std::future::{Future, pending};
@@ -17,10 +17,8 @@ use tokio_cron_scheduler::{Job as CronJob, JobScheduler, JobSchedulerError};
 use uuid::Uuid;
 
 use crate::observe;
-use crate::protocol::message::TickTime;
 use crate::scheduler::error::JobError;
 use crate::scheduler::registration::JobRegistration;
-use crate::scheduler::schedule::Schedule;
 use crate::scheduler::scheduled_job::ScheduledJob;
 use crate::scheduler::tick_runner::TickRunner;
 use crate::scheduler::work::Work;
@@ -31,10 +29,9 @@ pub(crate) type JobFuture = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// Returns the closure that tokio-cron-scheduler calls.
 pub(crate) fn closure<F: Work>(
     (runner, registration): (TickRunner, JobRegistration),
-    schedule: Option<Schedule>,
     work: F,
 ) -> impl FnMut(Uuid, JobScheduler) -> JobFuture + Send + Sync + 'static {
-    let (job, registration) = (ScheduledJob::new(runner, schedule, work), Arc::new(registration));
+    let (job, registration) = (ScheduledJob::new(runner, work), Arc::new(registration));
     #[cfg(feature = "testing")]
     job.register();
     job.start_background_tasks();
@@ -48,7 +45,7 @@ pub(crate) fn closure<F: Work>(
         let pursuit = async move {
             job.start_background_tasks();
             let removed = pin!(wait_until_removed(id, &scheduler, deleted));
-            let mut fired = pin!(handle_fire(id, &scheduler, &job));
+            let mut fired = pin!(handle_fire(&scheduler, &job));
             tokio::select! {
                 biased;
                 () = &mut fired => return,
@@ -64,76 +61,28 @@ pub(crate) fn closure<F: Work>(
     }
 }
 
-async fn handle_fire<F: Work>(id: Uuid, scheduler: &JobScheduler, job: &Arc<ScheduledJob<F>>) {
-    match nominal(id, scheduler, job).await {
-        // A scheduler that knows only the offset of a zone also fires at other times.
-        Ok(mark) if !job.is_due(mark) => {}
-        Ok(mark) => {
-            if !job.is_storage_checked.swap(true, Ordering::Relaxed) {
-                let (job, scheduler) = (job.clone(), scheduler.clone());
-                tokio::spawn(async move {
-                    if let Some(foreign) = foreign_job(&scheduler).await {
-                        observe::storage_shared(job.runner.label(), &job.runner.name, foreign);
-                    }
-                });
-            }
-            job.handle_tick(mark, false).await;
-        }
-        Err(why) => observe::job_refused(job.runner.label(), &job.runner.name, &why),
-    }
-}
-
-/// Returns the tick that fired just now.
-async fn nominal<F>(id: Uuid, scheduler: &JobScheduler, job: &ScheduledJob<F>) -> Result<TickTime, String> {
-    let schedule = job
-        .runner
-        .schedule
-        .get_or_try_init(|| expression(id, scheduler))
-        .await?;
+async fn handle_fire<F: Work>(scheduler: &JobScheduler, job: &Arc<ScheduledJob<F>>) {
     job.engine_ended.get_or_init(|| ended_flag(scheduler)).await;
-    schedule.latest(job.runner.now())
+    // A scheduler that knows only the offset of a zone also fires at other times, and before the first tick.
+    let mark = job.runner.schedule.latest(job.runner.now());
+    if let Ok(mark) = mark
+        && job.is_due(mark)
+    {
+        if !job.is_storage_checked.swap(true, Ordering::Relaxed) {
+            let (job, scheduler) = (job.clone(), scheduler.clone());
+            tokio::spawn(async move {
+                if let Some(foreign) = foreign_job(&scheduler).await {
+                    observe::storage_shared(job.runner.label(), &job.runner.name, foreign);
+                }
+            });
+        }
+        job.handle_tick(mark, false).await;
+    }
 }
 
 /// Returns the flag that a scheduler sets when it is shut down.
 pub(crate) async fn ended_flag(scheduler: &JobScheduler) -> Arc<AtomicBool> {
     scheduler.scheduler.read().await.shutdown.clone()
-}
-
-/// Returns the schedule from the scheduler's own data.
-async fn expression(id: Uuid, scheduler: &JobScheduler) -> Result<Schedule, String> {
-    let context = scheduler.context.clone();
-    let asked = context.metadata_storage.write().await.get(id);
-    let data = asked
-        .await
-        .map_err(|error| format!("the scheduler's data cannot be read: {error}"))?;
-    let data = data.ok_or("the scheduler does not know the job that it fires")?;
-    let text = data.schedule().map(|cron| cron.as_str().to_owned());
-    utc_schedule(text, data.time_offset_seconds)
-}
-
-/// Returns the schedule if all nodes read it alike: an expression in UTC.
-fn utc_schedule(text: Option<String>, offset_seconds: i32) -> Result<Schedule, String> {
-    if offset_seconds != 0 {
-        return Err(format!(
-            "the job is scheduled {offset_seconds} s off UTC, by `Job::new_async_tz` or `JobBuilder::with_timezone`, and \
-             tokio-cron-scheduler freezes the offset of a zone when the job is made: use `Locks::cron` or \
-             `JobBuilder::leased`, which know the zone, or `Job::new_async`, whose expression is read in UTC",
-        ));
-    }
-    let text = text.ok_or(
-        "the job has no cron expression, and only cron jobs have ticks that all nodes agree on: for a fixed period use \
-         `Locks::every`, which takes the place of `Job::new_repeated_async`",
-    )?;
-    Schedule::parse(&text)
-}
-
-/// Returns why a job cannot be leased, before it is added.
-pub(crate) fn unfit(job: &mut CronJob) -> Result<(), String> {
-    let data = job
-        .job_data()
-        .map_err(|error| format!("the job's data cannot be read: {error}"))?;
-    let text = data.schedule().map(|cron| cron.as_str().to_owned());
-    utc_schedule(text, data.time_offset_seconds).map(drop)
 }
 
 /// Adds a job, unless the scheduler's storage is shared with other processes.

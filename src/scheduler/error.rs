@@ -40,14 +40,23 @@ pub enum JobError {
     /// The lease is out of range.
     #[error(transparent)]
     Options(#[from] OptionsError),
-    /// The job has no ticks that all nodes agree on, or the store serves no jobs.
+    /// The expression, the zone or the period cannot be used, or the store serves no jobs.
     #[error("the job{} cannot be leased: {why}", of(name))]
     #[non_exhaustive]
     Unfit {
-        /// The job's name, if it already has one.
+        /// The job's name; `None` from [`explain`](super::explain).
         name: Option<Key>,
         /// The reason.
         why: String,
+    },
+    /// The job is not leased: neither `cron` nor `every` of these `Locks` made it.
+    #[error(
+        "the job {id} is not leased, and would run on every node: make it by `Locks::cron` or `Locks::every` of the same `Locks`, or add it by `JobScheduler::add` if every node must run it"
+    )]
+    #[non_exhaustive]
+    NotLeased {
+        /// The job.
+        id: Uuid,
     },
     /// The scheduler's storage has jobs of other processes. Each scheduler would fire jobs that it has no code for.
     #[error(

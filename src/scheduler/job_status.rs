@@ -16,11 +16,9 @@ use crate::scheduler::tick_runner::TickRunner;
 const MAX_CLOCK_SKEW: Duration = Duration::from_secs(1);
 
 impl TickRunner {
-    /// Returns the hash of the service and the expression, or 0 before the expression is known.
+    /// Returns the hash of the service and the expression.
     fn fingerprint(&self) -> u64 {
-        let service = &self.handle.options().service;
-        let schedule = self.schedule.get();
-        schedule.map_or(0, |schedule| schedule.fingerprint(service))
+        self.schedule.fingerprint(&self.handle.options().service)
     }
 
     /// Asks the store for the state of the job. Returns `None` if the store does not answer. Reports what is wrong

@@ -44,30 +44,14 @@
 //! A run that lost its lease is notified, and its future is dropped. A job must tolerate that it runs again from its
 //! beginning, and should [fence](crate::Tick::fence) its writes.
 //!
-//! # Which way to make a job
+//! # How a job is made
 //!
-//! Use the first of these that fits. A job's lock has its own kind: `locks.mutex(name)` does not exclude it.
+//! `locks.cron(name, expression)` or `locks.every(name, period)`, options, `run(work)` or `run_blocking(work)`, and
+//! [`add_job`](Locks::add_job). A job's lock has its own kind: `locks.mutex(name)` does not exclude it.
 //!
-//! | | |
-//! |---|---|
-//! | [`locks.cron(name, expression)`](Locks::cron)`.run(work)` | for a new job. It knows its schedule from the beginning; `.timezone(zone)` also takes a text from a configuration |
-//! | [`locks.every(name, period)`](Locks::every)`.run(work)` | for a new job with a period |
-//! | `JobBuilder` with [`.leased(&locks, name, work)`](Leased::leased) | for an existing builder. Its zone is known, and asked at each tick. [`.leased_with(locks.job_builder(name), work)`](Leased::leased_with) takes policies, and [`.leased_blocking`](Leased::leased_blocking) takes work that blocks its thread |
-//! | `Job::new_async(expression, locks.job(name, work)?)` | for an existing `Job::new_async`, with one line. The expression is read in UTC, and is known after the first fire. [`locks.job_with`](Locks::job_with) sets its lease, and `locks.job_builder(name)` its timeout and policies |
-//!
-//! tokio-cron-scheduler freezes the offset of a zone when the job is made. So a job of the last form with an offset
-//! is refused: with an error by [`add_job`](Locks::add_job), and with an event when it fires. A zone whose offset is
-//! zero when the job is made cannot be distinguished from UTC. The scheduler fires jobs of the other forms an hour
-//! too early or too late for half of the year. That does nothing, because this node's own clock starts each tick that
-//! was not fired within a second. [`add_job`](Locks::add_job) or [`attach`](Locks::attach) names the scheduler for
-//! this.
-//!
-//! A job of the last form learns its expression when it fires for the first time. `add_job` and `attach` cannot know
-//! it sooner. The scheduler keeps expressions and closures by its own ids, and only a call of a closure would show to
-//! which id it belongs; that call might run a foreign job. So until the first fire, this process catches up no tick,
-//! whatever [`misfire`](LeasedJob::misfire) says, and starts no tick that the scheduler has not fired. A tick that
-//! all replicas missed, or that was their first, is left until the next tick, which may be a day later. The other
-//! forms know the expression from the beginning.
+//! tokio-cron-scheduler freezes the offset of a zone when the job is made, so it fires the job an hour too early or too late
+//! for half of the year. That does nothing, because this node's own clock starts each tick that was not fired within a
+//! second.
 //!
 //! # Changes of the clocks
 //!
@@ -85,7 +69,7 @@
 //! |---|---|
 //! | [`overlap`](LeasedJob::overlap) | a tick that comes during an earlier one is skipped, or waits: [`Overlap`] |
 //! | [`misfire`](LeasedJob::misfire) | of the ticks that could not begin when they were due, none runs, or the newest, or all in order: [`Misfire`] |
-//! | [`on_crash`](LeasedJob::on_crash) | a tick whose run was cut short runs again, up to a number of attempts, or not: [`OnCrash`] |
+//! | [`attempts`](LeasedJob::attempts) | a tick whose run was cut short runs again, up to a number of attempts; with 1 it does not |
 //! | [`retry`](LeasedJob::retry) | a run that failed is repeated under its lease, after pauses: [`Retry`] |
 //! | [`timeout`](LeasedJob::timeout) | limits each try: with [`retry`](LeasedJob::retry) a tick may take one timeout for each try, plus the pauses |
 //! | [`run_blocking`](LeasedJob::run_blocking) | work that blocks its thread gets a thread of its own, and keeps the lease until the thread has ended |
@@ -129,8 +113,8 @@
 //!    tick see it.
 //! 9. When a drain returns `Ok`, no run of this node continues. Each cancelled run was released only after its future
 //!    had ended.
-//! 10. If a node's scheduler does not fire a tick within a second, the node's own clock starts the tick, if the job
-//!     knows its expression. This is counted (`engine_missed`).
+//! 10. If a node's scheduler does not fire a tick within a second, the node's own clock starts the tick.
+//!     This is counted (`engine_missed`).
 //! 11. A store that was restored from an older copy runs no tick again that a living node knows to be over, from the
 //!     next query of that node on: once per lease (at least 5 s).
 //!
@@ -160,7 +144,6 @@
 //! | `missed` | no node ran it: the store was unavailable until the next tick came, or until this one was too old ([`Misfire`]). A warning reports it, after the store was asked again |
 //! | `drained` | this node drains. Its run was cancelled so that another node takes over |
 //! | `removed` | the job was removed from this process while another node ran the tick |
-//! | `refused` | the job cannot run as it is; an event says why |
 //!
 //! # What tokio-cron-scheduler does
 //!
@@ -176,9 +159,8 @@
 //! | never runs a job again after a panic of its closure | jobs are called outside the closure, and a panic ends only its tick |
 //! | loses fires if more than 256 jobs fire at once on a current-thread runtime | another replica runs those ticks. To lose none, use [`JobScheduler::new_with_channel_size`] with twice the number of jobs |
 //! | fires up to 500 ms after its `shutdown` | after [`drain`](Locks::drain), such a fire does nothing |
-//! | computes the first tick of a [`JobBuilder`](tokio_cron_scheduler::JobBuilder) with a day of the month and a day of the week as a day that matches one of them, and all other ticks as days that match both | the first fire counts as the tick before it, by the rule of the others, and is over if that tick ran. Make such jobs with `Job::new_async` |
-//! | freezes the offset of a zone | this node's own clock starts a job that knows its zone; any other job with an offset is refused |
-//! | stops repeated jobs for good after a delay | they are refused; [`Locks::every`] replaces them |
+//! | freezes the offset of a zone | this node's own clock starts the ticks |
+//! | stops repeated jobs for good after a delay | [`Locks::every`] makes no such jobs |
 //! | sleeps until a time that its clock no longer shows, if the clock was ahead and is corrected | this node's own clock starts the ticks meanwhile |
 //! | keeps a closure as long as one of its runs continues, even if the job was removed | the job's standby ends and its name is free, as soon as the scheduler reports the removal |
 //! | fires jobs of other processes that share its storage, without their code, so that those processes do not fire them | refused by [`add_job`](Locks::add_job), and reported by an event |
@@ -189,15 +171,13 @@ use tokio_cron_scheduler::{Job, JobScheduler};
 use uuid::Uuid;
 
 use crate::driver::waiter::lock;
-use crate::key::Key;
 use crate::locks::Locks;
-use crate::scheduler::engine::JobFuture;
 
 pub use crate::scheduler::error::{JobError, StillRunning};
 pub use crate::scheduler::explain::{OddDay, Oddity, explain};
 pub use crate::scheduler::jobs::Jobs;
-pub use crate::scheduler::policy::{DEFAULT_LEASE, JobOutput, Misfire, OnCrash, Overlap, Retry};
-pub use crate::scheduler::setup::{Leased, LeasedJob, Scheduled, Unscheduled};
+pub use crate::scheduler::policy::{DEFAULT_LEASE, JobOutput, Misfire, Overlap, Retry};
+pub use crate::scheduler::setup::LeasedJob;
 pub use crate::scheduler::tick::LONGEST_CHECKPOINT;
 pub use crate::scheduler::work::Work;
 pub use crate::scheduler::zone::IntoZone;
@@ -224,58 +204,21 @@ mod zone;
 const GRACE: Duration = Duration::from_secs(1);
 
 impl Locks {
-    /// Returns `work` in the form that [`Job::new_async`](tokio_cron_scheduler::Job::new_async) takes. It runs on the
-    /// node that wins the tick, and on no other. The name identifies the job in the store; all replicas use the same
-    /// name. The lease lasts 30 s ([`DEFAULT_LEASE`]), whatever the [`Builder`](crate::Builder::lease) says, and is
-    /// renewed while the job runs.
+    /// Adds a job that [`cron`](Self::cron) or [`every`](Self::every) of these `Locks` made to its scheduler. From then on, this
+    /// node's own clock starts each tick that the scheduler has not fired within a second.
     ///
-    /// The job learns its expression when it fires for the first time. Until then it catches up no missed tick: see
-    /// [`run`](LeasedJob::<Unscheduled>::run). [`cron`](Self::cron) knows the expression from the beginning.
+    /// Refuses another job, which would run on every node: add that one by [`JobScheduler::add`]. Also refuses a scheduler whose
+    /// storage other processes use, because only one of them would fire each job.
     ///
     /// # Errors
-    /// [`JobError`] if the name is taken in this process or invalid.
-    pub fn job(
-        &self,
-        name: impl Into<Key>,
-        work: impl Work,
-    ) -> Result<impl FnMut(Uuid, JobScheduler) -> JobFuture + Send + Sync + 'static, JobError> {
-        self.job_with(name, DEFAULT_LEASE, work)
-    }
-
-    /// Like [`job`](Self::job), with a lease of its own. With a shorter lease, a standby takes over sooner when the
-    /// winner dies.
-    ///
-    /// # Errors
-    /// The errors of [`job`](Self::job), and an error if the lease is out of range.
-    pub fn job_with(
-        &self,
-        name: impl Into<Key>,
-        lease: Duration,
-        work: impl Work,
-    ) -> Result<impl FnMut(Uuid, JobScheduler) -> JobFuture + Send + Sync + 'static, JobError> {
-        self.job_builder(name).lease(lease).run(work)
-    }
-
-    /// Sets the scheduler that fires the jobs of this node, before it has fired one. From then on, this node's own
-    /// clock starts each tick that the scheduler has not fired within a second, if the job knows its schedule. If
-    /// another scheduler replaces it, attach that one too. [`add_job`](Self::add_job) does the same.
-    pub async fn attach(&self, scheduler: &JobScheduler) {
-        let ended = engine::ended_flag(scheduler).await;
-        *lock(&self.handle().jobs().engine) = Some(ended);
-    }
-
-    /// Adds a leased job to its scheduler. Refuses a job that could not be leased when it fires: one with an offset
-    /// from UTC, or without an expression. Also refuses a scheduler whose storage other processes use, because only
-    /// one of them would fire each job. Before a job fires, this method cannot see whether it is leased. A job that
-    /// neither [`job`](Self::job) nor a builder of this `Locks` made is added unchanged, and runs on every node.
-    ///
-    /// # Errors
-    /// [`JobError::Unfit`], [`JobError::SharedStorage`], and the errors of the scheduler.
-    pub async fn add_job(&self, scheduler: &JobScheduler, mut job: Job) -> Result<Uuid, JobError> {
-        if !self.handle().jobs().has_schedule(job.guid()) {
-            engine::unfit(&mut job).map_err(|why| JobError::Unfit { name: None, why })?;
+    /// [`JobError::NotLeased`], [`JobError::SharedStorage`], and the errors of the scheduler.
+    pub async fn add_job(&self, scheduler: &JobScheduler, job: Job) -> Result<Uuid, JobError> {
+        let (jobs, id) = (self.handle().jobs(), job.guid());
+        if !jobs.has_id(id) {
+            return Err(JobError::NotLeased { id });
         }
-        self.attach(scheduler).await;
+        let ended = engine::ended_flag(scheduler).await;
+        *lock(&jobs.engine) = Some(ended);
         engine::add(scheduler, job).await
     }
 

@@ -62,25 +62,12 @@ pub enum Misfire {
     },
 }
 
-/// What happens to a tick whose run did not end, because its node died, lost its lease, or drained.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum OnCrash {
-    /// Another node runs it again from the beginning, or from its [checkpoint](crate::Tick::resume).
-    Rerun {
-        /// The maximum number of attempts in all; at least one.
-        max: u32,
-    },
-    /// The tick is over. It may have been done in part, and it never runs twice.
-    Skip,
-}
-
 /// How often a job that failed, panicked or timed out runs again at once, under the same lease and as the same
 /// attempt. The pauses double, and a random time of up to one pause is added to each.
 ///
 /// Each retry has the same [fence](crate::Tick::fence), and may [`resume`](crate::Tick::resume) a checkpoint of an earlier
 /// try. The lease is held during the pauses, so a tick that comes meanwhile comes during an earlier one: [`Overlap`]. A run
-/// that lost its lease or was drained has not failed: its tick goes to the next [attempt](OnCrash), on any node.
+/// that lost its lease or was drained has not failed: its tick goes to the next [attempt](crate::scheduler::LeasedJob::attempts), on any node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
     times: u32,
@@ -197,8 +184,6 @@ pub(crate) enum TickOutcome {
     Drained,
     /// The job was removed from this node's scheduler while another node ran the tick, or while the tick was early.
     Removed,
-    /// The job cannot run as it is; an event says why.
-    Refused,
 }
 
 impl TickOutcome {

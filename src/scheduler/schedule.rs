@@ -1,11 +1,9 @@
 //! When a job is due. Knows croner, but no scheduler.
 
-use std::fmt::Debug;
 use std::hash::Hasher;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use chrono::{DateTime, TimeZone, Utc};
+use chrono::{DateTime, Utc};
 use chrono_tz::Tz;
 use croner::Cron;
 use croner::errors::CronError;
@@ -24,32 +22,21 @@ pub(crate) struct Schedule {
 
 #[derive(Debug, Clone)]
 enum Recurrence {
-    Cron(Box<Cron>, Arc<dyn Zone>),
+    Cron(Box<Cron>, Tz),
     /// The period in milliseconds, counted from the Unix epoch.
     Every(u64),
 }
 
 impl Schedule {
-    /// Reads an expression in UTC.
-    ///
-    /// # Errors
-    /// Returns what is wrong with the text.
-    pub(crate) fn parse(text: &str) -> Result<Schedule, String> {
-        Schedule::in_zone(text, Tz::UTC)
-    }
-
     /// Reads an expression in a zone, whose offset is computed for each tick.
     ///
     /// # Errors
     /// Returns what is wrong with the text.
-    pub(crate) fn in_zone<T>(text: &str, zone: T) -> Result<Schedule, String>
-    where
-        T: TimeZone + Debug + Send + Sync + 'static,
-    {
+    pub(crate) fn in_zone(text: &str, zone: Tz) -> Result<Schedule, String> {
         let cron = parse_cron(text)?;
         Ok(Schedule {
             text: format!("{} {zone:?}", cron.as_str()),
-            rule: Recurrence::Cron(Box::new(cron), Arc::new(InZone(zone))),
+            rule: Recurrence::Cron(Box::new(cron), zone),
         })
     }
 
@@ -79,8 +66,7 @@ impl Schedule {
     pub(crate) fn latest(&self, now: SystemTime) -> Result<TickTime, String> {
         let now = to_date(now)?;
         let tick = match &self.rule {
-            Recurrence::Cron(cron, zone) => zone
-                .previous(cron, now)
+            Recurrence::Cron(cron, zone) => previous_tick(cron, *zone, now)
                 .map_err(|error| format!("`{}` has no tick before {now}: {error}", self.text))?
                 .timestamp_millis(),
             Recurrence::Every(period) => {
@@ -97,7 +83,7 @@ impl Schedule {
         let from = to_date(now).ok()?;
         let next = match &self.rule {
             Recurrence::Cron(cron, zone) => {
-                u64::try_from(zone.next(cron, from).ok()?.timestamp_millis()).ok()?
+                u64::try_from(next_tick(cron, *zone, from).ok()?.timestamp_millis()).ok()?
             }
             Recurrence::Every(period) => self.latest(now).ok()?.0 + period,
         };
@@ -146,47 +132,36 @@ const MAX_PERIOD: Duration = Duration::from_secs(10 * 366 * 86_400);
 /// The upper bound of any gap in a zone's local time, in seconds.
 const MAX_GAP_SECONDS: i64 = 48 * 3_600;
 
-/// The zone in which an expression is read. The trait hides the type parameters of croner and chrono.
-trait Zone: Debug + Send + Sync {
-    fn previous(&self, cron: &Cron, now: DateTime<Utc>) -> Result<DateTime<Utc>, CronError>;
-    fn next(&self, cron: &Cron, now: DateTime<Utc>) -> Result<DateTime<Utc>, CronError>;
+fn previous_tick(cron: &Cron, zone: Tz, now: DateTime<Utc>) -> Result<DateTime<Utc>, CronError> {
+    let found = cron.find_previous_occurrence(&now.with_timezone(&zone), true)?;
+    Ok(found.with_timezone(&Utc))
 }
 
-#[derive(Debug)]
-struct InZone<T>(T);
-
-impl<T: TimeZone + Debug + Send + Sync> Zone for InZone<T> {
-    fn previous(&self, cron: &Cron, now: DateTime<Utc>) -> Result<DateTime<Utc>, CronError> {
-        let found = cron.find_previous_occurrence(&now.with_timezone(&self.0), true)?;
+fn next_tick(cron: &Cron, zone: Tz, now: DateTime<Utc>) -> Result<DateTime<Utc>, CronError> {
+    let next = |from: DateTime<Utc>, inclusive| {
+        let found = cron.find_next_occurrence(&from.with_timezone(&zone), inclusive)?;
         Ok(found.with_timezone(&Utc))
+    };
+    let found = next(now, false);
+    if found.is_ok() {
+        return found;
     }
-
-    fn next(&self, cron: &Cron, now: DateTime<Utc>) -> Result<DateTime<Utc>, CronError> {
-        let next = |from: DateTime<Utc>, inclusive| {
-            let found = cron.find_next_occurrence(&from.with_timezone(&self.0), inclusive)?;
-            Ok(found.with_timezone(&Utc))
+    // croner 4.0.3 finds no tick after a local date that a zone skipped, as Samoa did in 2011. It finds ticks
+    // again from the end of that date, so a binary search looks for that end.
+    let (mut before, mut after) = (0, MAX_GAP_SECONDS);
+    if next(now + chrono::Duration::seconds(after), true).is_err() {
+        return found;
+    }
+    while after - before > 1 {
+        let middle = before.midpoint(after);
+        let is_after = next(now + chrono::Duration::seconds(middle), true).is_ok();
+        (before, after) = if is_after {
+            (before, middle)
+        } else {
+            (middle, after)
         };
-        let found = next(now, false);
-        if found.is_ok() {
-            return found;
-        }
-        // croner 4.0.3 finds no tick after a local date that a zone skipped, as Samoa did in 2011. It finds ticks
-        // again from the end of that date, so a binary search looks for that end.
-        let (mut before, mut after) = (0, MAX_GAP_SECONDS);
-        if next(now + chrono::Duration::seconds(after), true).is_err() {
-            return found;
-        }
-        while after - before > 1 {
-            let middle = before.midpoint(after);
-            let is_after = next(now + chrono::Duration::seconds(middle), true).is_ok();
-            (before, after) = if is_after {
-                (before, middle)
-            } else {
-                (middle, after)
-            };
-        }
-        next(now + chrono::Duration::seconds(after), true)
     }
+    next(now + chrono::Duration::seconds(after), true)
 }
 
 /// Returns the time in whole seconds.

@@ -25,7 +25,7 @@ use crate::driver::waiter::lock;
 use crate::observe;
 use crate::protocol::message::{JobReport, MIN_POLL_MS, TickTime, WhenBehind};
 use crate::scheduler::policy::{Misfire, Overlap, TickOutcome};
-use crate::scheduler::schedule::{Schedule, age};
+use crate::scheduler::schedule::age;
 use crate::scheduler::tick_runner::{TickAttempt, TickRunner, remember};
 use crate::scheduler::work::Work;
 
@@ -44,8 +44,6 @@ const MAX_SEEN_TICKS: usize = 128;
 pub(crate) struct ScheduledJob<F> {
     pub(crate) runner: TickRunner,
     work: F,
-    /// Whether the schedule came with the job. The scheduler may then have another one.
-    has_own_schedule: bool,
     created_at: Instant,
     /// The flag that the job's scheduler sets when it shuts down.
     pub(super) engine_ended: OnceCell<Arc<AtomicBool>>,
@@ -58,15 +56,10 @@ pub(crate) struct ScheduledJob<F> {
 }
 
 impl<F> ScheduledJob<F> {
-    pub(crate) fn new(runner: TickRunner, schedule: Option<Schedule>, work: F) -> Arc<ScheduledJob<F>> {
-        let has_own_schedule = schedule.is_some();
-        if let Some(schedule) = schedule {
-            let _ = runner.schedule.set(schedule);
-        }
+    pub(crate) fn new(runner: TickRunner, work: F) -> Arc<ScheduledJob<F>> {
         Arc::new(ScheduledJob {
             runner,
             work,
-            has_own_schedule,
             created_at: Instant::now(),
             engine_ended: OnceCell::new(),
             polling: Arc::default(),
@@ -83,12 +76,11 @@ impl<F> ScheduledJob<F> {
         engine.map(|ended| ended.load(Ordering::Relaxed))
     }
 
-    /// Returns whether a fired tick must be handled. If the schedule came with the job, the scheduler may fire at
-    /// other times: the tick may have been handled before, or be older than the job.
+    /// Returns whether a fired tick must be handled. The scheduler may fire at other times than those of the schedule: the
+    /// tick may have been handled before, or be older than the job.
     pub(crate) fn is_due(&self, mark: TickTime) -> bool {
         let age = age(mark, self.runner.now());
-        !self.has_own_schedule
-            || age <= self.created_at.elapsed() + MAX_ENGINE_DELAY && !lock(&self.seen).contains(&mark)
+        age <= self.created_at.elapsed() + MAX_ENGINE_DELAY && !lock(&self.seen).contains(&mark)
     }
 
     /// Returns a tick that this node must run and does not work on yet, and whether it is a catch-up. The tick is
@@ -108,7 +100,7 @@ impl<F> ScheduledJob<F> {
     /// Returns the newest tick that came and that no node began, if it is caught up.
     fn missed(&self, report: &JobReport) -> Option<TickTime> {
         let misfire = self.runner.settings.misfire?;
-        let (schedule, known) = (self.runner.schedule.get()?, report.mark?);
+        let (schedule, known) = (&self.runner.schedule, report.mark?);
         // By then any scheduler has fired it.
         let past = self.runner.now().checked_sub(MAX_ENGINE_DELAY)?;
         let missed = schedule.latest(past).ok().filter(|missed| *missed > known)?;
@@ -132,9 +124,10 @@ impl<F> ScheduledJob<F> {
     /// returns how long until there may be such a tick.
     fn unfired_tick(&self, since: Instant) -> Result<(TickTime, Duration), Duration> {
         // The job may not have been added to a scheduler yet, or to the next scheduler.
-        let (Some(schedule), Some(false)) = (self.runner.schedule.get(), self.engine_has_ended()) else {
+        if self.engine_has_ended() != Some(false) {
             return Err(MAX_ENGINE_DELAY);
-        };
+        }
+        let schedule = &self.runner.schedule;
         let now = self.runner.now();
         let past = now.checked_sub(MAX_ENGINE_DELAY).unwrap_or(UNIX_EPOCH);
         let due = schedule.latest(past).map_err(|_| MAX_SLEEP)?;
@@ -251,6 +244,9 @@ impl<F: Work> ScheduledJob<F> {
 #[cfg(feature = "testing")]
 impl<F: Work> Fire for ScheduledJob<F> {
     fn fire(self: Arc<Self>, mark: TickTime) -> Pin<Box<dyn Future<Output = &'static str> + Send>> {
-        Box::pin(async move { self.handle_tick(mark, false).await.word() })
+        Box::pin(async move {
+            self.start_background_tasks();
+            self.handle_tick(mark, false).await.word()
+        })
     }
 }

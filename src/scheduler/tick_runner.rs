@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use tokio::sync::{Mutex as AsyncMutex, OnceCell, watch};
+use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::time::{Instant as Since, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -47,8 +47,7 @@ pub(crate) struct TickRunner {
     in_progress: watch::Sender<HashSet<TickTime>>,
     /// Cancelled when the scheduler removes the job.
     removed: CancellationToken,
-    /// The job's schedule. If it did not come with the job, it is set when the job fires for the first time.
-    pub(super) schedule: OnceCell<Schedule>,
+    pub(super) schedule: Schedule,
     /// Locked while this node runs all ticks one after the other.
     pub(super) run_all_lock: AsyncMutex<()>,
     /// The number of skipped ticks in a row.
@@ -122,6 +121,7 @@ impl TickRunner {
     pub(crate) fn new(
         handle: Handle,
         name: Key,
+        schedule: Schedule,
         settings: JobSettings,
     ) -> Option<(TickRunner, JobRegistration)> {
         let jobs = handle.jobs().clone();
@@ -134,7 +134,7 @@ impl TickRunner {
             newest: watch::Sender::new(TickTime(0)),
             in_progress: watch::Sender::default(),
             removed: registration.removal_token(),
-            schedule: OnceCell::new(),
+            schedule,
             run_all_lock: AsyncMutex::default(),
             consecutive_skips: AtomicU32::new(0),
             store_clock: Mutex::default(),
@@ -237,8 +237,6 @@ impl TickRunner {
         let outcome = match outcome {
             // The tick was not run here in time, but another node may have run it.
             TickOutcome::Missed if ran.is_none() => self.resolve_missed(mark).await,
-            // The reason was reported where it occurred, which may be before there is a tick.
-            TickOutcome::Refused => outcome,
             _ => {
                 observe::tick(self.label(), &self.name, mark, outcome.word(), ran);
                 outcome
@@ -356,10 +354,6 @@ impl TickRunner {
             Error::Busy { .. } if matches!(attempt.when_behind, WhenBehind::After(_)) => None,
             Error::Busy { .. } => Some(TickOutcome::Skipped),
             Error::Closed { .. } => Some(TickOutcome::Drained),
-            Error::Key { .. } | Error::Options(_) => {
-                observe::job_refused(self.label(), &self.name, error);
-                Some(TickOutcome::Refused)
-            }
             // Nothing runs until the store is back, and then only the newest tick.
             _ => {
                 observe::tick_waits(self.label(), &self.name, mark, error);
@@ -420,9 +414,18 @@ mod tests {
         due_since: None,
     };
 
+    fn schedule() -> Schedule {
+        Schedule::every(Duration::from_secs(1)).unwrap()
+    }
+
     fn runner(locks: &Locks) -> (Arc<TickRunner>, JobRegistration) {
-        let (runner, registration) =
-            TickRunner::new(locks.handle().clone(), "job".into(), JobSettings::default()).unwrap();
+        let (runner, registration) = TickRunner::new(
+            locks.handle().clone(),
+            "job".into(),
+            schedule(),
+            JobSettings::default(),
+        )
+        .unwrap();
         (Arc::new(runner), registration)
     }
 

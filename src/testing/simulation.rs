@@ -420,10 +420,11 @@ impl Engine {
 ///
 /// # Panics
 /// If these locks have no job of that name.
-pub async fn fire_tick(locks: &Locks, job: &str, nominal: SystemTime) -> &'static str {
+pub async fn fire_tick(locks: &Locks, job: impl Into<Key>, nominal: SystemTime) -> &'static str {
+    let job = job.into();
     let since = nominal.duration_since(UNIX_EPOCH).unwrap_or_default();
     let mark = TickTime(since.as_millis() as u64);
-    let found = lock(&locks.handle().jobs().fired.0).get(&Key::from(job)).cloned();
+    let found = lock(&locks.handle().jobs().fired.0).get(&job).cloned();
     match found.and_then(|job| job.upgrade()) {
         Some(job) => job.fire(mark).await,
         None => panic!("these locks have no job called `{job}`"),

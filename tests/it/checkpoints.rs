@@ -14,6 +14,7 @@ use tokio::time::sleep;
 use tokio_cron_scheduler::{Job, JobScheduler};
 
 use crate::help::{ms, soon};
+use crate::support::jobs::ByHand;
 
 /// The latest tick of this expression stays the same during the tests.
 const EACH_YEAR: &str = "0 0 0 1 1 *";

@@ -35,7 +35,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tenure::Tick;
-use tenure::scheduler::{JobError, LeasedJob, Scheduled};
+use tenure::scheduler::{JobError, LeasedJob};
 use tenure::testing::{Replica, ReplicaBuilder, Simulation};
 use tokio::time::{Instant, sleep};
 
@@ -133,7 +133,7 @@ struct Service {
     lasts: Duration,
     /// The number of failures in each run.
     fails: u32,
-    set: fn(LeasedJob<Scheduled>) -> LeasedJob<Scheduled>,
+    set: fn(LeasedJob) -> LeasedJob,
 }
 
 impl Service {

@@ -11,6 +11,7 @@ use tenure::{Locks, MemoryStore};
 
 use crate::help::{ms, soon, until};
 use crate::support::events::Watch;
+use crate::support::jobs::ByHand;
 use crate::support::meter::Meter;
 
 const METRICS_FILE: &str = include_str!("../../src/observe/metrics.rs");
@@ -41,7 +42,6 @@ const ALL: &[(&str, &str, &str, &Labels)] = &[
     ]),
     ("tenure_ticks_total", "counter", "ticks", &[("outcome", &[
         "done", "failed", "panicked", "timed_out", "given_up", "elsewhere", "skipped", "missed", "drained", "removed",
-        "refused",
     ])]),
     ("tenure_job_alarms_total", "counter", "alarms", &[("alarm", &[
         "early", "skewed", "overtaken", "given_up", "mark_ahead", "went_back", "differs", "skips", "blocks", "engine_missed", "storage_shared",
@@ -511,9 +511,6 @@ mod ticks {
         let _fire = one.job("given up", |_| async {}).unwrap();
         meter.until("tenure_ticks_total{outcome=given_up}").await;
         counts!("given_up");
-        let mut fire = one.job("refused", |_| async {}).unwrap();
-        soon(fire(uuid::Uuid::new_v4(), scheduler.clone())).await;
-        counts!("refused");
 
         // The next tick comes during a run, which then loses its lease. The loss does not end the tick: it is run
         // again.

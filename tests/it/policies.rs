@@ -7,14 +7,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tenure::protocol::ledger::JobRecord as StoredJob;
 use tenure::protocol::message::{Name, TickTime};
-use tenure::scheduler::{Leased, Misfire, OnCrash, Overlap, Retry};
+use tenure::scheduler::{Misfire, Overlap, Retry};
 use tenure::{Locks, MemoryStore, Tick};
 use tokio::time::sleep;
-use tokio_cron_scheduler::{Job, JobBuilder, JobScheduler};
+use tokio_cron_scheduler::{Job, JobScheduler};
 use tracing::Level;
 
 use crate::help::{known_since_ever, ms, soon};
 use crate::support::events::{Told, Watch};
+use crate::support::jobs::ByHand;
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3_600);
@@ -199,24 +200,18 @@ async fn ticks_that_are_too_old_are_not_run() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_builder_job_follows_its_policies() {
+async fn a_job_with_a_zone_follows_its_policies() {
     let (store, now) = (MemoryStore::new(), minute().await);
     let (locks, ran, watch) = (node(&store), Ran::default(), Watch::of("job=built"));
     let scheduler = JobScheduler::new().await.unwrap();
-    let builder = || {
-        let builder = JobBuilder::new().with_timezone(chrono_tz::Europe::Berlin);
-        builder.with_cron_job_type().with_schedule("0 * * * * *").unwrap()
-    };
+    let each_minute = |locks: &Locks, name: &str| locks.cron(name, "0 * * * * *").timezone("Europe/Berlin");
     for name in ["built", "built to fail", "built to block"] {
-        let job = |locks: &Locks| {
-            let job = builder().leased_with(locks.job_builder(name), |_| async {});
-            job.unwrap().build().unwrap()
-        };
+        let job = |locks: &Locks| each_minute(locks, name).run(|_| async {}).unwrap();
         known_since_ever((&store, name), job, record(now - 5, true)).await;
     }
     let within = HOUR;
-    let set_up = |name: &str| locks.job_builder(name).misfire(Misfire::RunOnce { within });
-    let made_up = builder().leased_with(set_up("built"), noting(&ran)).unwrap();
+    let set_up = |name: &str| each_minute(&locks, name).misfire(Misfire::RunOnce { within });
+    let made_up = set_up("built").run(noting(&ran)).unwrap();
     let retry = Retry::times(1).pauses(ms(1), ms(1));
     let fails = set_up("built to fail").retry(retry);
     let of_job = ran.clone();
@@ -225,7 +220,7 @@ async fn a_builder_job_follows_its_policies() {
         of_job.lock().unwrap().push(line);
         async { Err::<(), _>("as ever") }
     };
-    let fails = builder().leased_with(fails, work).unwrap();
+    let fails = fails.run(work).unwrap();
     // The thread cannot be cancelled, and its result counts.
     let blocks = set_up("built to block").timeout(ms(30));
     let work = |tick: Tick| {
@@ -233,9 +228,9 @@ async fn a_builder_job_follows_its_policies() {
             std::thread::sleep(ms(2));
         }
     };
-    let blocks = builder().leased_blocking(blocks, work).unwrap();
+    let blocks = blocks.run_blocking(work).unwrap();
     for job in [made_up, fails, blocks] {
-        locks.add_job(&scheduler, job.build().unwrap()).await.unwrap();
+        locks.add_job(&scheduler, job).await.unwrap();
     }
     let outcome = |name: &str, outcome: &str| {
         let (name, outcome) = (format!("job={name} "), format!("outcome={outcome}"));
@@ -480,15 +475,11 @@ async fn a_tick_that_was_cut_short_is_not_run_again_under_that_policy() {
     let (id, scheduler) = by_hand().await;
     let (one, other) = (node(&store), node(&store));
     let hang = |_| pending::<()>();
-    let mut fire = one
-        .job_builder("at most once")
-        .on_crash(OnCrash::Skip)
-        .run(hang)
-        .unwrap();
+    let mut fire = one.job_builder("at most once").attempts(1).run(hang).unwrap();
     let first = tokio::spawn(fire(id, scheduler.clone()));
     watch.until("tick_starts").await;
     let ran = Ran::default();
-    let job = other.job_builder("at most once").on_crash(OnCrash::Skip);
+    let job = other.job_builder("at most once").attempts(1);
     let mut fire = job.run(noting(&ran)).unwrap();
     let second = tokio::spawn(fire(id, scheduler));
     until_standing_by(&store, "at most once").await;

@@ -415,22 +415,13 @@ async fn what_a_quorum_does_not_serve_is_refused_before_anything_is_sent() {
 #[cfg(all(feature = "redis", feature = "scheduler"))]
 #[tokio::test]
 async fn a_job_on_a_quorum_is_refused_when_it_is_made() {
-    use tenure::scheduler::Leased;
-
     let locks = locks_of_no_masters().await;
-    let builder = tokio_cron_scheduler::JobBuilder::new()
-        .with_timezone(chrono::Utc)
-        .with_cron_job_type()
-        .with_schedule("0 0 0 * * *")
-        .unwrap();
     let refused = [
         locks.cron("a", "0 0 0 * * *").run(|_| async {}).err(),
         locks
             .every("a", Duration::from_secs(60))
             .run_blocking(|_| {})
             .err(),
-        locks.job_builder("a").run(|_| async {}).err(),
-        builder.leased(&locks, "a", |_| async {}).err(),
     ];
     for error in refused {
         let text = error.expect("a job that never runs").to_string();

@@ -12,6 +12,7 @@ use tokio_cron_scheduler::{Job, JobScheduler};
 
 use crate::help::{known_since_ever, soon, two, until};
 use crate::support::events::Watch;
+use crate::support::jobs::ByHand;
 
 const HOUR: Duration = Duration::from_secs(3_600);
 const ALL: Misfire = Misfire::RunAll {

@@ -5,12 +5,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tenure::error::LostCause;
-use tenure::scheduler::{JobError, Leased};
+use tenure::scheduler::JobError;
 use tenure::{Locks, Tick};
-use tokio_cron_scheduler::{Job, JobBuilder, JobScheduler};
+use tokio_cron_scheduler::{Job, JobScheduler};
 
 use crate::help::{ms, soon, until};
 use crate::support::events::Watch;
+use crate::support::jobs::ByHand;
 
 /// Records the ticks that it runs.
 #[derive(Clone, Default)]
@@ -59,8 +60,6 @@ async fn an_invalid_expression_zone_or_period_is_refused_at_construction() {
     assert!(matches!(zero, Err(JobError::Options(_))));
     let zero = locks.cron("bad", "0 0 0 * * *").timeout(Duration::ZERO).run(work);
     assert!(matches!(zero, Err(JobError::Options(_))));
-    let builder = JobBuilder::new().with_cron_job_type().leased(&locks, "bad", work);
-    assert!(matches!(builder.err(), Some(JobError::Unfit { .. })));
     // None of the refused jobs has kept the name.
     let kept = locks
         .cron("bad", "0 0 0 * * *")
@@ -76,27 +75,23 @@ async fn an_invalid_expression_zone_or_period_is_refused_at_construction() {
 async fn jobs_with_a_zone_are_run_whichever_way_they_were_made() {
     let locks = Locks::memory();
     let scheduler = JobScheduler::new().await.unwrap();
-    let [by_cron, by_builder, by_period] = [(); 3].map(|()| Ticks::default());
-    // Neither fits the short form: their offset is not zero.
+    let [by_cron, by_name, by_period] = [(); 3].map(|()| Ticks::default());
     let cron = locks.cron("by cron", "* * * * * *").timezone("Asia/Kolkata");
-    let built = JobBuilder::new()
-        .with_timezone(chrono_tz::Asia::Kolkata)
-        .with_cron_job_type()
-        .with_schedule("* * * * * *")
-        .unwrap()
-        .leased(&locks, "by builder", by_builder.note())
-        .unwrap()
-        .build();
+    let zone = chrono_tz::Asia::Kolkata;
+    let named = locks
+        .cron("by zone", "* * * * * *")
+        .timezone(zone)
+        .run(by_name.note());
     let period = locks.every("by period", ms(2_000)).run(by_period.note());
-    for job in [cron.run(by_cron.note()).unwrap(), built.unwrap(), period.unwrap()] {
+    for job in [cron.run(by_cron.note()).unwrap(), named.unwrap(), period.unwrap()] {
         locks.add_job(&scheduler, job).await.unwrap();
     }
     scheduler.start().await.unwrap();
     until("all are run", || {
-        by_cron.all().len() >= 3 && by_builder.all().len() >= 3 && by_period.all().len() >= 2
+        by_cron.all().len() >= 3 && by_name.all().len() >= 3 && by_period.all().len() >= 2
     })
     .await;
-    for ticks in [&by_cron, &by_builder, &by_period] {
+    for ticks in [&by_cron, &by_name, &by_period] {
         let ticks = ticks.all();
         assert!(
             ticks.windows(2).all(|two| two[0] < two[1]),
@@ -137,7 +132,8 @@ async fn a_job_that_its_engine_fires_at_other_moments_is_started_by_the_nodes_cl
 async fn a_replacement_scheduler_has_the_nodes_clock_beside_it() {
     let (locks, ticks) = (Locks::memory(), Ticks::default());
     let mut before = JobScheduler::new().await.unwrap();
-    locks.attach(&before).await;
+    let other = locks.cron("before", "0 0 0 1 1 *").run(|_| async {}).unwrap();
+    locks.add_job(&before, other).await.unwrap();
     before.shutdown().await.unwrap();
     // The scheduler is never started, so it fires nothing.
     let scheduler = JobScheduler::new().await.unwrap();

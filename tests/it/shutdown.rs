@@ -18,6 +18,7 @@ use tokio_cron_scheduler::{Job, JobScheduler};
 
 use self::recipe::serve;
 use crate::help::{ms, soon, until};
+use crate::support::jobs::ByHand;
 
 /// An endless stream of events, such as a dashboard in a browser reads.
 async fn events() -> Body {

@@ -14,14 +14,14 @@
 //! | is ended by a panic in the closure | `a_panic_ends_its_tick_and_nothing_else` |
 //! | loses what does not fit into its channel | `ticks_that_the_engine_of_one_replica_loses_are_run_by_another` |
 //! | fires after its shutdown | `a_drained_node_claims_nothing_however_often_it_fires` |
-//! | reads two days in two ways, if a builder made the job | `a_builder_without_a_first_tick_runs_the_previous_tick_once` |
-//! | freezes offsets; loses repeated jobs | `a_job_with_ambiguous_ticks_is_refused_with_an_event` |
+//! | freezes offsets | `schedules`: `a_job_that_its_engine_fires_at_other_moments_is_started_by_the_nodes_clock` |
 //! | fires a day's tick an hour apart on nodes of before and after a change of clocks | `event_table`: `nodes_were_started_on_both_sides_of_a_change_of_clocks` |
 //! | sleeps until a time that its clock no longer shows | `event_table`: `the_engine_does_not_fire` |
 //! | has jobs of others in a storage that is shared | `a_storage_shared_by_several_schedulers_is_refused_and_reported` |
 
 use crate::help::{ms, soon, until};
 use crate::support::events::{Told, Watch};
+use crate::support::jobs::ByHand;
 use std::fmt;
 use std::future::pending;
 use std::pin::Pin;
@@ -34,7 +34,7 @@ use tenure::protocol::message::{Name, TickTime};
 use tenure::scheduler::JobError;
 use tenure::{Locks, MemoryStore, Tick};
 use tokio::time::sleep;
-use tokio_cron_scheduler::{Job, JobBuilder, JobScheduler};
+use tokio_cron_scheduler::{Job, JobScheduler};
 use uuid::Uuid;
 
 pub(crate) const EACH_SECOND: &str = "* * * * * *";
@@ -248,49 +248,6 @@ async fn a_tick_is_run_while_the_node_is_full_of_waiters() {
     waiting.abort();
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_builder_without_a_first_tick_runs_the_previous_tick_once() {
-    let (store, log) = (MemoryStore::new(), Log::default());
-    // The seconds of a day that is both a day of the month and a day of the week, and neither today nor tomorrow. The
-    // builder accepts either day, so each second of today is a tick.
-    let (now, next) = (chrono::Utc::now(), chrono::Utc::now() + ms(86_400_000));
-    let date = ["10", "20"].into_iter().find(|date| {
-        let is = |at: &chrono::DateTime<chrono::Utc>| at.format("%d").to_string() == **date;
-        !is(&now) && !is(&next)
-    });
-    let (date, days) = (
-        date.unwrap(),
-        format!("{},{}", now.format("%a"), next.format("%a")).to_uppercase(),
-    );
-    let (mut schedulers, watch) = (Vec::new(), Watch::of("built"));
-    for who in 0..2 {
-        let log = log.clone();
-        let work = move |tick| log.clone().during(who, tick, async {});
-        let job = JobBuilder::new()
-            .with_cron_job_type()
-            .with_schedule(format!("* * * {date} * {days}"))
-            .unwrap()
-            .with_run_async(Box::new(node(&store).job("built", work).unwrap()))
-            .build()
-            .unwrap();
-        let scheduler = JobScheduler::new().await.unwrap();
-        scheduler.add(job).await.unwrap();
-        scheduler.start().await.unwrap();
-        schedulers.push(scheduler);
-    }
-    until("both have fired", || watch.count("tick") == 2).await;
-    stop(schedulers).await;
-    let starts = log.all("start");
-    assert_eq!(starts.len(), 1, "{starts:?}");
-    let tick = chrono::DateTime::<chrono::Utc>::from_timestamp(starts[0].tick as i64, 0).unwrap();
-    assert_eq!(tick.format("%d %T").to_string(), format!("{date} 23:59:59"));
-    assert!(
-        days.contains(&tick.format("%a").to_string().to_uppercase()),
-        "{tick}"
-    );
-    assert!(tick + ms(86_400_000) < now, "long ago: {tick}");
-}
-
 pub(crate) fn once(ago: Duration) -> String {
     let at = chrono::Utc::now() - ago;
     at.format("%S %M %H %d %m *").to_string()
@@ -387,11 +344,16 @@ async fn of_service(
     name: &'static str,
     expression: &str,
 ) -> Box<dyn Send> {
-    let (id, scheduler) = by_hand(expression).await;
     let locks = Locks::builder().service(service).memory_shared(store).unwrap();
-    let mut fire = locks.job(name, |_| async {}).unwrap();
-    soon(fire(id, scheduler)).await;
-    Box::new(fire)
+    let job = locks.cron(name, expression).run(nothing).unwrap();
+    // The tick is long over, and the node asks the store about the job.
+    soon(tenure::testing::fire_tick(
+        &locks,
+        name,
+        UNIX_EPOCH + Duration::from_secs(1),
+    ))
+    .await;
+    Box::new(job)
 }
 
 #[tokio::test]
@@ -420,34 +382,27 @@ async fn two_services_with_the_same_job_name_are_reported() {
 }
 
 #[tokio::test]
-async fn a_job_with_ambiguous_ticks_is_refused_when_it_is_added() {
-    let locks = Locks::memory();
+async fn a_job_that_these_locks_did_not_make_is_refused() {
+    let (locks, others) = (Locks::memory(), Locks::memory());
     let scheduler = JobScheduler::new().await.unwrap();
-    let leased = |name: &'static str| locks.job(name, |_| async {}).unwrap();
-    let east = chrono::FixedOffset::east_opt(3_600).unwrap();
-    let refused = [
-        (
-            Job::new_async_tz("0 0 0 * * *", east, leased("off")).unwrap(),
-            "3600 s off UTC",
-        ),
-        (
-            Job::new_repeated_async(ms(60_000), leased("repeated")).unwrap(),
-            "no cron expression",
-        ),
-        (
-            Job::new_one_shot_async(ms(60_000), leased("one shot")).unwrap(),
-            "no cron expression",
-        ),
-    ];
-    for (job, why) in refused {
+    let plain = Job::new_async(EACH_YEAR, |_, _| Box::pin(async {})).unwrap();
+    let of_others = others.cron("theirs", EACH_YEAR).run(nothing).unwrap();
+    for job in [plain, of_others] {
         let added = locks.add_job(&scheduler, job).await;
+        let Err(error @ JobError::NotLeased { .. }) = added else {
+            panic!("{added:?}")
+        };
+        let text = error.to_string();
         assert!(
-            matches!(&added, Err(error @ JobError::Unfit { .. }) if error.to_string().contains(why)),
-            "{added:?}"
+            text.contains("`Locks::cron`") && text.contains("`JobScheduler::add`"),
+            "{text}"
         );
     }
-    assert!(locks.job("off", |_| async {}).is_ok(), "its name is free again");
-    let job = Job::new_async(EACH_YEAR, leased("fit")).unwrap();
+    assert!(
+        others.cron("theirs", EACH_YEAR).run(nothing).is_ok(),
+        "its name is free again"
+    );
+    let job = locks.cron("ours", EACH_YEAR).run(nothing).unwrap();
     let id = locks.add_job(&scheduler, job).await.unwrap();
     scheduler.remove(&id).await.unwrap();
 }
@@ -478,18 +433,6 @@ async fn invalid_names_and_leases_are_refused() {
     assert!(Locks::memory().job("twin", nothing).is_ok(), "of another node");
     drop(first);
     drop(locks.job("twin", nothing).unwrap());
-    for bad in [
-        "",
-        "nonsense",
-        "* * * * *",
-        "60 * * * * *",
-        "* * * * * * * *",
-        "* * * 32 * *",
-    ] {
-        let refused = Job::new_async(bad, locks.job("twin", nothing).unwrap());
-        assert!(refused.is_err(), "`{bad}` and its job is gone");
-    }
-    drop(locks.job("twin", nothing).unwrap());
 }
 
 #[tokio::test]
@@ -511,47 +454,6 @@ async fn a_name_may_have_every_byte() {
         soon(fire(id, scheduler.clone())).await;
     }
     assert_eq!(runs.load(Ordering::SeqCst), names.len());
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_with_ambiguous_ticks_is_refused_with_an_event() {
-    let locks = Locks::memory();
-    let offset = chrono::FixedOffset::east_opt(3600).unwrap();
-    let scheduler = JobScheduler::new().await.unwrap();
-    let (zone, repeated, unknown) = (
-        Watch::of("of a zone"),
-        Watch::of("job of repetition"),
-        Watch::of("unknown job"),
-    );
-    let closure = locks.job("of a zone", nothing).unwrap();
-    scheduler
-        .add(Job::new_async_tz(EACH_SECOND, offset, closure).unwrap())
-        .await
-        .unwrap();
-    let closure = locks.job("job of repetition", nothing).unwrap();
-    scheduler
-        .add(Job::new_repeated_async(ms(1_000), closure).unwrap())
-        .await
-        .unwrap();
-    scheduler.start().await.unwrap();
-    let mut unheard = locks.job("unknown job", nothing).unwrap();
-    soon(unheard(Uuid::new_v4(), scheduler.clone())).await;
-    assert!(zone.until("job_refused").await.text.contains("3600 s off UTC"));
-    let refused = repeated.until("job_refused").await;
-    for words in ["no cron expression", "use `Locks::every`"] {
-        assert!(refused.text.contains(words), "{refused:?}");
-    }
-    assert!(
-        unknown
-            .until("job_refused")
-            .await
-            .text
-            .contains("does not know the job")
-    );
-    for watch in [zone, repeated, unknown] {
-        assert_eq!(watch.count("tick_starts"), 0);
-    }
-    stop([scheduler]).await;
 }
 
 #[tokio::test]

@@ -1,7 +1,8 @@
 //! Faults of a node's engine at a tick: it fires late, twice or never, or it loses or shares its storage.
 
-use crate::help::{ms, soon, until};
+use crate::help::{ms, until};
 use crate::support::events::Watch;
+use crate::support::jobs::ByHand;
 use crate::ticks::{EACH_SECOND, EACH_YEAR, Log, drained, node, stop, ticking};
 use std::collections::HashSet;
 use std::pin::Pin;
@@ -264,17 +265,17 @@ async fn a_storage_shared_by_several_schedulers_is_refused_and_reported() {
     };
     let schedulers = [scheduler().await.unwrap(), scheduler().await.unwrap()];
     let nodes = [node(&store), node(&store)];
-    let job = |locks: &Locks| Job::new_async(EACH_YEAR, locks.job("shared", |_| async {}).unwrap()).unwrap();
+    let job = |locks: &Locks| locks.cron("shared", EACH_YEAR).run(|_| async {}).unwrap();
     nodes[0].add_job(&schedulers[0], job(&nodes[0])).await.unwrap();
     let added = nodes[1].add_job(&schedulers[1], job(&nodes[1])).await;
     assert!(matches!(added, Err(JobError::SharedStorage { .. })), "{added:?}");
     // A job that was added without this crate is reported when it fires.
     let watch = Watch::of("job=past us ");
-    let mut fire = nodes[1].job("past us", |_| async {}).unwrap();
-    let past = Job::new_async(EACH_YEAR, |_, _| Box::pin(async {})).unwrap();
-    let id = schedulers[1].add(past).await.unwrap();
-    soon(fire(id, schedulers[1].clone())).await;
+    let past = nodes[1].cron("past us", EACH_SECOND).run(|_| async {}).unwrap();
+    schedulers[1].add(past).await.unwrap();
+    schedulers[1].start().await.unwrap();
     watch.until("storage_shared").await;
+    stop(schedulers).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -285,7 +286,7 @@ async fn a_tick_that_the_engine_does_not_fire_is_started_without_it() {
     let work = move |tick| of_job.clone().during(0, tick, async {});
     let (scheduler, id) = {
         let scheduler = JobScheduler::new().await.unwrap();
-        let job = Job::new_async(EACH_SECOND, locks.job("unfired", work).unwrap()).unwrap();
+        let job = locks.cron("unfired", EACH_SECOND).run(work).unwrap();
         let id = scheduler.add(job).await.unwrap();
         scheduler.start().await.unwrap();
         (scheduler, id)

@@ -2,16 +2,15 @@
 
 use crate::help::{ms, soon, until};
 use crate::support::events::Watch;
-use crate::ticks::{
-    EACH_SECOND, EACH_YEAR, Log, by_hand, counted, drained, node, once, stop, ticking, until_standing_by,
-};
+use crate::support::jobs::ByHand;
+use crate::ticks::{EACH_SECOND, EACH_YEAR, Log, by_hand, drained, node, stop, ticking, until_standing_by};
 use std::future::pending;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
+use tenure::scheduler::Overlap;
 use tenure::{Locks, MemoryStore};
 use tokio::time::sleep;
-use tokio_cron_scheduler::{Job, JobScheduler};
+use tokio_cron_scheduler::JobScheduler;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_that_is_removed_leaves_its_name() {
@@ -23,12 +22,11 @@ async fn a_job_that_is_removed_leaves_its_name() {
         let work = move |tick| of_job.clone().during(who, tick, async {});
         let mut free = None;
         until("its name is free", || {
-            free = locks.job("removed", work.clone()).ok();
+            free = locks.cron("removed", EACH_SECOND).run(work.clone()).ok();
             free.is_some()
         })
         .await;
-        let job = Job::new_async(EACH_SECOND, free.unwrap()).unwrap();
-        let id = scheduler.add(job).await.unwrap();
+        let id = scheduler.add(free.unwrap()).await.unwrap();
         until("it runs", || log.all("end").iter().any(|line| line.who == who)).await;
         scheduler.remove(&id).await.unwrap();
     }
@@ -78,45 +76,23 @@ async fn a_removed_job_is_forgotten_and_a_running_job_is_not() {
 async fn a_removed_job_ends_its_standby_and_frees_its_name() {
     let (store, log) = (MemoryStore::new(), Log::default());
     let (winner, stands_by) = (node(&store), node(&store));
-    let expression = once(ms(60_000));
-    let (id, scheduler) = by_hand(&expression).await;
+    let (id, scheduler) = by_hand(EACH_SECOND).await;
     let of_job = log.clone();
     let work = move |tick| of_job.clone().during(0, tick, pending());
     let mut fire = winner.job("removed", work).unwrap();
     let run = tokio::spawn(fire(id, scheduler));
     until("it runs", || log.count("start") == 1).await;
-    // The job is on its own scheduler, which fires once.
+    // A later tick waits for that one. The job is on its own scheduler.
     let scheduler = JobScheduler::new().await.unwrap();
     let of_job = log.clone();
     let work = move |tick| of_job.clone().during(1, tick, async {});
-    let leased = stands_by.job("removed", work).unwrap();
-    let (mut leased, fires) = (leased, Arc::new(AtomicUsize::new(0)));
-    let counts = fires.clone();
-    let job = Job::new_async(expression.as_str(), move |id, scheduler| {
-        counts.fetch_add(1, Ordering::SeqCst);
-        leased(id, scheduler)
-    });
-    let id = scheduler.add(job.unwrap()).await.unwrap();
-    // A task of the scheduler keeps the job.
-    let kept = async || scheduler.context.job_code.write().await.get(id).await.unwrap();
-    let code = soon(async {
-        loop {
-            match kept().await {
-                Some(code) => return code,
-                None => tokio::task::yield_now().await,
-            }
-        }
-    })
-    .await;
-    let pursuit = tokio::spawn((code.write().await)(id, scheduler.clone()));
-    drop(code);
+    let job = || stands_by.cron("removed", EACH_SECOND).overlap(Overlap::QueueOne);
+    let id = scheduler.add(job().run(work).unwrap()).await.unwrap();
+    scheduler.start().await.unwrap();
     until_standing_by(&store, "removed", 1).await;
     scheduler.remove(&id).await.unwrap();
-    soon(pursuit).await.unwrap();
     until_standing_by(&store, "removed", 0).await;
-    let again = stands_by.job("removed", |_| async {});
-    assert!(again.is_ok(), "its name is free");
-    drop(again);
+    until("its name is free", || job().run(|_| async {}).is_ok()).await;
     drained(&winner, Duration::ZERO).await;
     soon(run).await.unwrap();
     assert_eq!(
@@ -125,16 +101,13 @@ async fn a_removed_job_ends_its_standby_and_frees_its_name() {
         "what was removed is not run: {:?}",
         log.all("start")
     );
-    assert_eq!(fires.load(Ordering::SeqCst), 1);
+    stop([scheduler]).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_job_that_is_removed_while_it_runs_completes() {
     let (locks, log) = (Locks::memory(), Log::default());
-    let (goes_on, waits) = (
-        Arc::new(tokio::sync::Notify::new()),
-        Arc::new(AtomicUsize::new(0)),
-    );
+    let goes_on = Arc::new(tokio::sync::Notify::new());
     let (of_job, wait) = (log.clone(), goes_on.clone());
     let work = move |tick| {
         let wait = wait.clone();
@@ -143,12 +116,15 @@ async fn a_job_that_is_removed_while_it_runs_completes() {
             .during(0, tick, async move { wait.notified().await })
     };
     let scheduler = JobScheduler::new().await.unwrap();
-    let job = Job::new_async(EACH_SECOND, counted(waits, locks.job("runs on", work).unwrap())).unwrap();
+    let job = locks.cron("runs on", EACH_SECOND).run(work).unwrap();
     let id = scheduler.add(job).await.unwrap();
     scheduler.start().await.unwrap();
     until("it runs", || log.count("start") == 1).await;
     scheduler.remove(&id).await.unwrap();
-    until("its name is free", || locks.job("runs on", |_| async {}).is_ok()).await;
+    until("its name is free", || {
+        locks.cron("runs on", EACH_YEAR).run(|_| async {}).is_ok()
+    })
+    .await;
     goes_on.notify_one();
     until("it ends", || log.count("end") == 1).await;
     assert_eq!(log.count("dropped"), 0);

@@ -2,6 +2,7 @@
 
 use crate::help::{ms, soon, until};
 use crate::support::events::Watch;
+use crate::support::jobs::ByHand;
 use crate::ticks::{EACH_YEAR, Log, Rude, by_hand, counted, drained, node, stop, ticking};
 use std::fmt;
 use std::future::pending;

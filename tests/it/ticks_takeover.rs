@@ -2,6 +2,7 @@
 
 use crate::help::{ms, soon, until};
 use crate::support::events::Watch;
+use crate::support::jobs::ByHand;
 use crate::ticks::{EACH_YEAR, Log, begun, by_hand, drained, node, once, until_standing_by};
 use std::future::pending;
 use std::sync::{Arc, Mutex};

@@ -8,6 +8,7 @@ use tokio_cron_scheduler::{Job, JobScheduler};
 
 use crate::help::{Eyes, locks, ms, soon, until};
 use crate::server::RedisServer;
+use crate::support::jobs::ByHand;
 
 /// Every byte, up to the largest size.
 fn large() -> Vec<u8> {

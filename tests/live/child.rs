@@ -16,6 +16,7 @@ use tracing::Level;
 
 use crate::help::{locks, ms, now, soon, until};
 use crate::support::events::{Told, Watch};
+use crate::support::jobs::ByHand;
 use crate::{multi, quorums_clocks, writes};
 
 /// Not a test but the door for [`Other`](crate::help::Other).

@@ -10,6 +10,7 @@ use tokio_cron_scheduler::{Job, JobScheduler};
 
 use crate::help::{addr, locks, ms, now, soon, url};
 use crate::server::RedisServer;
+use crate::support::jobs::ByHand;
 use crate::support::proxy::Direction::{Replies, Requests};
 use crate::support::proxy::{Flow, Proxy};
 

@@ -10,6 +10,7 @@ use tokio_cron_scheduler::{Job, JobScheduler};
 
 use crate::help::{HOUR, addr, held, ms, soon, until, url};
 use crate::server::RedisServer;
+use crate::support::jobs::ByHand;
 use crate::support::proxy::Proxy;
 
 const LEASE: Duration = ms(3_000);

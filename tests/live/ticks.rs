@@ -5,6 +5,7 @@
 use crate::help::{Eyes, PATIENCE, ms, now};
 use crate::server::RedisServer;
 use crate::support::events::{Told, Watch};
+use crate::support::jobs::ByHand;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::future::pending;

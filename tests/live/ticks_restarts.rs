@@ -3,6 +3,7 @@
 use crate::help::{Eyes, locks, ms, soon, until};
 use crate::server::RedisServer;
 use crate::support::events::Watch;
+use crate::support::jobs::ByHand;
 use crate::ticks::{Heard, Line, Setup, Worker, wall};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;

@@ -3,6 +3,7 @@
 use crate::help::{Eyes, Other, addr, held, locks, ms, now, soon, until, url};
 use crate::server::RedisServer;
 use crate::store::acl;
+use crate::support::jobs::ByHand;
 use crate::support::proxy::{Direction, Flow, Proxy};
 use redis::Value;
 use redis::aio::MultiplexedConnection;

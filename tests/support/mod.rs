@@ -7,6 +7,8 @@ pub mod alone;
 pub mod elections;
 pub mod events;
 pub mod inspect;
+#[cfg(feature = "scheduler")]
+pub mod jobs;
 pub mod latches;
 pub mod laws;
 #[cfg(feature = "axum")]

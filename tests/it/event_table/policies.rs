@@ -1,6 +1,6 @@
 //! The rows about policies. Each holds whichever of three replicas fires first.
 
-use tenure::scheduler::{Misfire, OnCrash, Overlap, Retry};
+use tenure::scheduler::{Misfire, Overlap, Retry};
 use tokio::runtime::Builder;
 
 use super::*;
@@ -118,7 +118,7 @@ fn a_tick_comes_while_an_earlier_one_is_run_and_is_to_wait() {
 
 /// The ticks of 12:05, 12:10 and 12:15 cannot be begun until 12:17, as the store is away or no replica lives. Checks
 /// the ticks begun until 12:21, after the tick of noon.
-fn missed(set: fn(LeasedJob<Scheduled>) -> LeasedJob<Scheduled>, (away, gone): (&[u64], &[u64])) {
+fn missed(set: fn(LeasedJob) -> LeasedJob, (away, gone): (&[u64], &[u64])) {
     whichever_fires_first(async |first| {
         for is_store_away in [true, false] {
             let sim = Simulation::at(BEFORE_NOON);
@@ -198,7 +198,7 @@ fn ticks_are_missed_and_all_are_to_be_run() {
 }
 
 /// A deploy at 12:08 moves the job from each half hour to five minutes after it, and is taken back at 13:10.
-async fn moved(set: fn(LeasedJob<Scheduled>) -> LeasedJob<Scheduled>, made_up: &[u64]) {
+async fn moved(set: fn(LeasedJob) -> LeasedJob, made_up: &[u64]) {
     let sim = Simulation::at(BEFORE_NOON);
     let mut old = Service::new("moved", "0 0,30 * * * *", secs(0));
     old.set = set;
@@ -322,7 +322,7 @@ fn the_owner_dies_again_and_again() {
         let told = Watch::of("job=dies-again ");
         let sim = Simulation::at("2026-10-01T23:59:30Z");
         let mut service = Service::new("dies-again", MIDNIGHT, secs(100_000));
-        service.set = |job| job.on_crash(OnCrash::Rerun { max: 3 });
+        service.set = |job| job.attempts(3);
         let mut replicas = service.three_led_by(&sim, first).await;
         for (attempt, new) in ["d", "e", "f"].into_iter().enumerate() {
             sim.run_for(secs(60)).await;
@@ -349,7 +349,7 @@ fn the_owner_dies_and_its_tick_is_not_to_be_run_again() {
     whichever_fires_first(async |first| {
         let sim = Simulation::at("2026-10-01T23:59:30Z");
         let mut service = Service::new("dies-once", MIDNIGHT, secs(600));
-        service.set = |job| job.on_crash(OnCrash::Skip);
+        service.set = |job| job.attempts(1);
         let mut replicas = service.three_led_by(&sim, first).await;
         sim.run_for(secs(60)).await;
         let owner = service.log.one("begins");
@@ -369,7 +369,7 @@ fn the_owner_dies_and_its_tick_is_not_to_be_run_again() {
 
 // The job fails, or lasts too long.
 
-fn tries_three_times(job: LeasedJob<Scheduled>) -> LeasedJob<Scheduled> {
+fn tries_three_times(job: LeasedJob) -> LeasedJob {
     job.retry(Retry::times(2).pauses(secs(4), secs(60)))
 }
 
