@@ -11,9 +11,6 @@ use crate::world::tick_memory::is_over;
 impl World {
     /// Checks that after a reset no tick ahead of the clock is marked.
     pub(crate) fn watch_reset(&mut self, key: usize, report: &JobReport) {
-        if report.ahead_ms == 0 {
-            return;
-        }
         let job = self.job(key);
         if job.mark != Some(TickTime(report.now_ms)) || job.ahead_ms(report.now_ms) > 0 {
             self.report(Violation::TickOrder, Some(key), || {

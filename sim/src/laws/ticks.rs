@@ -106,7 +106,10 @@ impl World {
             return;
         };
         self.watch_save(key, request, &job);
-        if let (Verb::Call(Call::Reset), Reply::Report(report)) = (request.verb, reply) {
+        // A reset that finds no mark ahead of the clock changes none. It may hand the key over, as each request may.
+        if let (Verb::Call(Call::Reset), Reply::Report(report)) = (request.verb, reply)
+            && report.ahead_ms > 0
+        {
             return self.watch_reset(key, report);
         }
         if let (
