@@ -38,8 +38,8 @@ pub const LONGEST_CHECKPOINT: usize = 64 * 1024;
 ///     Ok(())
 /// }
 ///
-/// let closure = Locks::memory().job("reconcile", reconcile)?;
-/// # let _ = closure; Ok(()) }
+/// let job = Locks::memory().cron("reconcile", "0 0 0 * * *").run(reconcile)?;
+/// # let _ = job; Ok(()) }
 /// ```
 #[derive(Clone)]
 pub struct Tick {

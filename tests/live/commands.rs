@@ -450,6 +450,30 @@ async fn a_latch_sends_as_many_commands_as_before() {
     );
 }
 
+/// The name of a node and its value travel with the request that wins.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_named_leader_with_a_value_sends_one_request() {
+    let server = RedisServer::start();
+    let named = Locks::builder().node_name("relay-1").presence(false);
+    let named = soon(named.lease(ms(600_000)).connect(&server.url()))
+        .await
+        .unwrap();
+    // The connection has the scripts by now.
+    drop(soon(named.election("warm").campaign()).await.unwrap());
+    soon(named.idle()).await;
+    let mut meter = Meter::on(&server);
+    let election = named.election("a").value("10.0.0.7:8080");
+    let guard = meter.answered("election: campaign, with name and value", election.campaign());
+    let guard = guard.await.unwrap();
+    let leader = meter.answered("election: leader", election.leader()).await;
+    let leader = leader.unwrap().unwrap();
+    assert_eq!(leader.node_name(), Some("relay-1"));
+    assert_eq!(leader.value(), Some(&b"10.0.0.7:8080"[..]));
+    let campaign = ("election: campaign, with name and value", 1, 17);
+    shows(&meter.rows, &[campaign, ("election: leader", 1, 4)]);
+    drop(guard);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_election_sends_as_many_commands_as_before() {
     let (server, one, other) = two_nodes().await;
