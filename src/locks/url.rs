@@ -186,6 +186,13 @@ impl<'a> Parts<'a> {
         Ok(self.hosts.iter().map(server).collect())
     }
 
+    /// Returns whether a user or a password has a sign at which the text was cut. Then no part may be shown.
+    fn is_cut_in_userinfo(&self) -> bool {
+        let query = self.query.iter().flat_map(|(option, value)| [option, value]);
+        let mut rest = query.copied().chain([self.path]).chain(self.fragment);
+        rest.any(|part| part.contains('@'))
+    }
+
     fn option(&self, name: &str) -> Option<&'a str> {
         let mut values = self.query.iter().filter(|(option, _)| *option == name);
         values.next().map(|(_, value)| *value)
@@ -269,13 +276,7 @@ impl StoreUrl {
 
 /// Checks what every form must have.
 fn check(form: UrlForm, parts: &Parts<'_>) -> Result<(), String> {
-    if form != UrlForm::Socket
-        && (parts.path.contains('@')
-            || parts
-                .query
-                .iter()
-                .any(|(option, value)| option.contains('@') || value.contains('@')))
-    {
+    if form != UrlForm::Socket && parts.is_cut_in_userinfo() && parts.fragment.is_none() {
         return Err(
             "has a `@` behind its first `/` or `?`: in a user or a password write `%2F` for `/`, `%3F` for `?`, `%23` for `#` and `%40` for `@`"
                 .to_owned(),
@@ -288,11 +289,7 @@ fn check(form: UrlForm, parts: &Parts<'_>) -> Result<(), String> {
     }
     parts.check_hosts()?;
     let userinfo = parts.userinfo.unwrap_or_default();
-    if userinfo
-        .rsplit_once('@')
-        .is_some_and(|(_, rest)| rest.contains(','))
-        || userinfo.contains(',') && userinfo.contains('@')
-    {
+    if userinfo.contains(',') && userinfo.contains('@') {
         return Err(
             "has a `@` and a `,` before its last `@`: user and password stand once, in front of the first host; in a password write `%40` for `@` and `%2C` for `,`"
                 .to_owned(),
@@ -412,7 +409,7 @@ fn server(scheme: &str, userinfo: Option<&str>, host: &str, end: &str) -> String
 /// Returns advice for a text without a scheme.
 fn without_scheme(text: &str) -> String {
     let parts = Parts::cut(text);
-    let is_safe = parts.userinfo.is_none() && parts.check_hosts().is_ok() && parts.query.is_empty();
+    let is_safe = parts.userinfo.is_none() && !parts.is_cut_in_userinfo() && parts.check_hosts().is_ok();
     match parts.hosts.join(",") {
         hosts if is_safe && parts.hosts.len() == 1 => format!("lacks a scheme: write `redis://{hosts}`"),
         _ => format!("lacks a scheme: write {FORMS}"),
@@ -428,8 +425,8 @@ fn foreign_form(scheme: &str, rest: &str) -> String {
         "redis"
     };
     let hosts = match parts.check_hosts() {
-        Ok(()) => parts.hosts.join(","),
-        Err(_) => "host:6379".to_owned(),
+        Ok(()) if !parts.is_cut_in_userinfo() => parts.hosts.join(","),
+        _ => "host:6379".to_owned(),
     };
     let user = if parts.userinfo.is_some() {
         "user:password@"

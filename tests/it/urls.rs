@@ -16,7 +16,9 @@ async fn refusal(url: &str) -> Error {
 #[cfg(feature = "redis")]
 #[tokio::test]
 async fn forty_bad_urls_say_what_to_write() {
-    let secret = format!("s{:016x}", fastrand_seed());
+    let secret = format!("s{:016x}", drawn());
+    // A password that looks like a port.
+    let number = "54321";
     let bad = [
         ("", "`redis://host:6379`"),
         (" redis://one", "space"),
@@ -73,6 +75,8 @@ async fn forty_bad_urls_say_what_to_write() {
             "`redis+sentinel://user:password@one:26379,two/orders/0`",
         ),
         ("sentinel://one/orders", "`redis+sentinel://one/orders`"),
+        ("redis-cluster://u:{number}/a@one", "`redis+cluster://host:6379`"),
+        ("u:{number}/a@one", "lacks a scheme: write `redis://host:6379`"),
         ("rediss-cluster://one,two", "`rediss+cluster://one,two`"),
         ("valkey+sentinel://one/orders", "`redis+sentinel://one/orders`"),
         ("rediss://:{secret}@one/#insecure", "remove `#insecure`"),
@@ -81,16 +85,16 @@ async fn forty_bad_urls_say_what_to_write() {
     ];
     assert!(bad.len() >= 40);
     for (url, words) in bad {
-        let url = url.replace(SECRET, &secret);
+        let url = url.replace(SECRET, &secret).replace("{number}", number);
         let error = refusal(&url).await;
         let text = format!("{error} {error:?}");
         assert!(matches!(error, Error::Options(_)), "{url}: {text}");
         assert!(text.contains(words), "{url}: {text}");
-        assert!(!text.contains(&secret), "{url}: {text}");
+        assert!(!text.contains(&secret) && !text.contains(number), "{url}: {text}");
     }
 }
 
-fn fastrand_seed() -> u64 {
+fn drawn() -> u64 {
     std::hash::BuildHasher::hash_one(&std::collections::hash_map::RandomState::new(), 1)
 }
 
