@@ -27,16 +27,47 @@ pub(super) struct Config {
     /// The name of the store's connections in `CLIENT LIST`.
     pub(super) connection_name: Box<str>,
     pub(super) warned: Arc<WarnedOnce>,
-    /// The Sentinels that know where the master is. Then the address of `client` is not used.
-    pub(super) sentinels: Option<Arc<Sentinels>>,
-    /// The cluster of which the server is one. Then the address of `client` may be that of any of its servers.
-    pub(super) cluster: Option<Arc<Cluster>>,
-    /// The masters of a quorum, of which the server is one.
-    pub(super) masters: Option<Arc<Masters>>,
+    pub(super) topology: Topology,
     /// What is done about a server that was restarted or promoted. `None`: nothing.
     pub(super) run_policy: Option<RunPolicy>,
     /// What gives user and password before each connection. `None`: the client has them.
     pub(super) credentials: Option<Credentials>,
+}
+
+/// How the server of a [`Config`] is found.
+#[derive(Clone)]
+pub(super) enum Topology {
+    /// At the address of the client.
+    Single,
+    /// By the Sentinels that know where the master is. The address of the client is not used.
+    Sentinels(Arc<Sentinels>),
+    /// By the map of the cluster of which it is one. The address of the client may be that of any of its servers.
+    Cluster(Arc<Cluster>),
+    /// By its place among the masters of a quorum.
+    Quorum(Arc<Masters>),
+}
+
+impl Topology {
+    pub(super) fn sentinels(&self) -> Option<&Arc<Sentinels>> {
+        match self {
+            Topology::Sentinels(sentinels) => Some(sentinels),
+            _ => None,
+        }
+    }
+
+    pub(super) fn cluster(&self) -> Option<&Arc<Cluster>> {
+        match self {
+            Topology::Cluster(cluster) => Some(cluster),
+            _ => None,
+        }
+    }
+
+    pub(super) fn masters(&self) -> Option<&Arc<Masters>> {
+        match self {
+            Topology::Quorum(masters) => Some(masters),
+            _ => None,
+        }
+    }
 }
 
 impl Config {
@@ -57,15 +88,15 @@ impl Config {
 
     /// Returns the name of the server in errors, without user and password.
     pub(super) fn server(&self) -> String {
-        match &self.sentinels {
-            Some(sentinels) => sentinels.to_string(),
-            None => self.address().to_string(),
+        match &self.topology {
+            Topology::Sentinels(sentinels) => sentinels.to_string(),
+            _ => self.address().to_string(),
         }
     }
 
     /// Returns the scripts that apply batches at the server.
     pub(super) fn scripts(&self) -> Vec<&'static LuaScript> {
-        if self.masters.is_none() {
+        if self.topology.masters().is_none() {
             SCRIPTS.iter().map(|script| &**script).collect()
         } else {
             vec![&VOTE]
@@ -74,7 +105,7 @@ impl Config {
 
     /// Returns the configuration for a server of the store: for a master, if the store is a quorum.
     pub(super) fn master(self: &Arc<Self>, server: ServerId) -> Arc<Config> {
-        match &self.masters {
+        match self.topology.masters() {
             Some(masters) => Arc::new(Config {
                 client: masters.clients[usize::from(server.0)].clone(),
                 ..(**self).clone()
@@ -88,7 +119,10 @@ impl Config {
         let info = self.client.get_connection_info().clone();
         Ok(Config {
             client: Client::open(info.set_addr(addr))?,
-            sentinels: None,
+            topology: match &self.topology {
+                Topology::Sentinels(_) => Topology::Single,
+                topology => topology.clone(),
+            },
             ..self.clone()
         })
     }

@@ -29,10 +29,10 @@ pub(super) fn contract_lives(policy: Option<RunPolicy>) -> u64 {
 pub(super) async fn keep_contracts(store: Arc<Config>, mut connection: MultiplexedConnection) {
     let policy = store.run_policy.filter(|policy| policy.longest.is_some());
     let longest = policy.map(|policy| (names::LONGEST, policy.contract()));
-    let masters = store.masters.as_ref();
+    let masters = store.topology.masters();
     let masters = masters.map(|masters| (names::MASTERS, masters.contract(store.run_policy)));
     let contracts: Vec<_> = longest.into_iter().chain(masters).collect();
-    if contracts.is_empty() || store.cluster.is_some() {
+    if contracts.is_empty() || store.topology.cluster().is_some() {
         return pending().await;
     }
     let lives = contract_lives(store.run_policy);

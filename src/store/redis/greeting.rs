@@ -40,7 +40,7 @@ fn check_mode(store: &Config, server: &Value) -> Result<(), StoreError> {
         return Ok(());
     };
     let address = store.address();
-    match (mode == "cluster", store.cluster.is_some()) {
+    match (mode == "cluster", store.topology.cluster().is_some()) {
         (true, false) => Err(StoreError::unsupported(format_args!(
             "{address} is a server of a Redis Cluster: write `redis+cluster://{address}`"
         ))),

@@ -18,7 +18,7 @@ use crate::store::{BoxFuture, Inbox, Ping, Sink};
 
 /// Opens a connection and subscribes it to the node's channel, and to a channel of its own.
 pub(super) async fn open(store: Arc<Config>, node: NodeId, sink: Sink) -> Result<Inbox, StoreError> {
-    let store = match &store.sentinels {
+    let store = match store.topology.sentinels() {
         // The inbox leads to where the link leads. If that is no longer the master, the link ends, and the inbox too.
         Some(sentinels) => {
             let master = sentinels.master(store.timeout).await?;

@@ -108,7 +108,7 @@ impl Inspect for RedisInspector {
 impl Inner {
     async fn recovering(&self) -> Vec<(Arc<str>, u64)> {
         let mut recovering = Vec::new();
-        let servers = match self.config.cluster {
+        let servers = match self.config.topology.cluster() {
             Some(_) => Ok(Vec::new()),
             None => self.servers().await,
         };
@@ -171,7 +171,7 @@ impl Inner {
         error: StoreError,
         page: &mut InspectAnswer,
     ) -> Result<(), StoreError> {
-        if self.config.masters.is_none() {
+        if self.config.topology.masters().is_none() {
             return Err(error);
         }
         page.failures
@@ -180,11 +180,11 @@ impl Inner {
     }
 
     async fn servers(&self) -> Result<Vec<ServerId>, StoreError> {
-        if let Some(cluster) = &self.config.cluster {
+        if let Some(cluster) = self.config.topology.cluster() {
             cluster.read(&self.config).await?;
             return Ok(cluster.masters());
         }
-        let masters = self.config.masters.as_ref();
+        let masters = self.config.topology.masters();
         let count = masters.map_or(1, |masters| masters.clients.len());
         Ok((0..count as u16).map(ServerId).collect())
     }
@@ -213,7 +213,7 @@ impl Inner {
             .await?;
         let listed: Vec<Name> = found.keys().cloned().collect();
         let (mut view, unread) = self.view(server, &listed, false).await?;
-        if self.config.cluster.is_some() && !unread.is_empty() {
+        if self.config.topology.cluster().is_some() && !unread.is_empty() {
             // Their slot is on its way here.
             let (moving, _) = self.view(server, &unread, true).await?;
             view.keys.extend(moving.keys);
@@ -248,7 +248,7 @@ impl Inner {
             .map(|kind| Name::new(*kind, key.clone()))
             .collect();
         let mut servers = self.servers().await?;
-        if let Some(cluster) = &self.config.cluster {
+        if let Some(cluster) = self.config.topology.cluster() {
             servers = vec![cluster.server(self.config.names.slot(&names[0]))];
         }
         let mut page = InspectAnswer {
@@ -271,7 +271,7 @@ impl Inner {
 
     /// Returns the error for a key that could not be read. An answer without it would say that the key is free.
     fn changes(&self, key: &Key) -> StoreError {
-        if let Some(cluster) = &self.config.cluster {
+        if let Some(cluster) = self.config.topology.cluster() {
             cluster.want_reading();
         }
         let text = format_args!(
@@ -311,7 +311,7 @@ impl Inner {
     ) -> Result<(Vec<ServerView>, Vec<Name>), StoreError> {
         let (view, mut unread) = self.view(at, names, false).await?;
         let mut views = vec![view];
-        if self.config.cluster.is_none() || unread.is_empty() {
+        if self.config.topology.cluster().is_none() || unread.is_empty() {
             return Ok((views, unread));
         }
         // Only the server that takes over their slot reads them.
@@ -343,8 +343,8 @@ impl Inner {
         let nodes = self.nodes(server, nodes_of(&read.views)).await?;
         let address = self
             .config
-            .cluster
-            .as_ref()
+            .topology
+            .cluster()
             .and_then(|cluster| cluster.address(server));
         let view = ServerView {
             server: match address {
@@ -368,7 +368,7 @@ impl Inner {
         let nodes: Vec<NodeId> = nodes.into_iter().collect();
         let mut views: BTreeMap<_, _> = nodes.iter().map(|node| (*node, NodeView::default())).collect();
         // On a cluster a presence is in a slot of its own, and an inbox at any server.
-        let servers = match &self.config.cluster {
+        let servers = match self.config.topology.cluster() {
             Some(_) => self.servers().await?,
             None => vec![server],
         };
@@ -392,7 +392,7 @@ impl Inner {
                 let answers = match self.connections.ask(server, &pipe).await {
                     Ok(answers) => answers,
                     // Another server of a cluster. What it knows is no part of a key.
-                    Err(_) if self.config.cluster.is_some() => continue,
+                    Err(_) if self.config.topology.cluster().is_some() => continue,
                     Err(error) => return Err(error),
                 };
                 let mut answers = answers.into_iter();
@@ -418,7 +418,7 @@ impl Inner {
 
     /// Returns whether the presence of a node is at this server.
     fn tells_here(&self, node: NodeId, server: ServerId) -> bool {
-        self.config.cluster.as_ref().is_none_or(|cluster| {
+        self.config.topology.cluster().is_none_or(|cluster| {
             let slot = self.config.names.slot_of_key(names::presence(node).as_bytes());
             cluster.server(slot) == server
         })

@@ -59,7 +59,7 @@ impl fmt::Debug for RedisLink {
 
 impl Drop for RedisLink {
     fn drop(&mut self) {
-        if let Some(masters) = &self.store.masters {
+        if let Some(masters) = self.store.topology.masters() {
             masters.ended(&self.store.client);
         }
     }
@@ -72,10 +72,10 @@ impl RedisLink {
     pub(super) async fn open(store: Arc<Config>, highest: Option<GrantNumber>) -> Result<Self, StoreError> {
         // The session's own timeout ends a little later, and its error cannot give advice about TLS.
         let timeout = store.timeout - store.timeout / 10;
-        let Some(sentinels) = &store.sentinels else {
+        let Some(sentinels) = store.topology.sentinels() else {
             let opened = tokio::time::timeout(timeout, Self::open_unbounded(&store, highest, None)).await;
             let opened = opened.unwrap_or_else(|_| Err(too_slow(&store)));
-            if let (Err(_), Some(masters)) = (&opened, &store.masters) {
+            if let (Err(_), Some(masters)) = (&opened, store.topology.masters()) {
                 masters.was_not_opened(&store.client);
             }
             return opened;
@@ -113,7 +113,7 @@ impl RedisLink {
         check_info(store, [server, memory, replication], &mut warnings)?;
         let node_id = node_id(store, &recorded, &mut warnings)?;
         let [recorded, list] = recorded_texts(recorded);
-        match &store.masters {
+        match store.topology.masters() {
             Some(masters) => join(masters, store, &mut connection, (list, run_id.as_deref())).await?,
             None => warnings.extend(list.map(|_| is_master_of_quorum(store))),
         }
@@ -128,7 +128,7 @@ impl RedisLink {
             master: watch.as_ref().map(SentinelWatch::name),
             recorded,
         };
-        let link = match &store.cluster {
+        let link = match store.topology.cluster() {
             Some(_) => LinkReply::default(),
             None => compare_run(store, &mut connection, comparison).await?,
         };
@@ -168,7 +168,7 @@ async fn prepare(store: &Config, connection: &mut MultiplexedConnection) -> Resu
     }
     questions.cmd("INFO").arg("memory");
     // On a cluster the key of the run would be in one slot, and a slot that moved looks like a promotion.
-    match &store.cluster {
+    match store.topology.cluster() {
         Some(_) => questions.cmd("CLUSTER").arg("MYID"),
         None => questions.cmd("MGET").arg(names::RUN).arg(names::MASTERS),
     };
@@ -260,7 +260,7 @@ async fn join(
 
 /// Returns the node id that a server of a cluster answered, and adds a warning if a right is missing.
 fn node_id(store: &Config, answer: &Value, warnings: &mut Vec<String>) -> Result<Arc<str>, StoreError> {
-    let Some(cluster) = &store.cluster else {
+    let Some(cluster) = store.topology.cluster() else {
         return Ok(Arc::default());
     };
     let name = map_answer::name(result(answer.clone())).map_err(|error| cannot_open(store, error))?;
@@ -296,17 +296,17 @@ pub(super) fn is_master_of_quorum(store: &Config) -> String {
 impl Link for RedisLink {
     fn apply(&self, batch: Batch) -> BoxFuture<'static, Result<BatchReply, Failure>> {
         let mut connection = self.connection.clone();
-        if let Some(cluster) = self.store.cluster.clone() {
+        if let Some(cluster) = self.store.topology.cluster() {
             let store = self.store.clone();
             let sent = SlotBatch {
                 connection,
                 store,
-                cluster,
+                cluster: cluster.clone(),
             };
             return Box::pin(sent.apply(batch));
         }
         let requests = batch.requests.len();
-        let (script, call) = if self.store.masters.is_none() {
+        let (script, call) = if self.store.topology.masters().is_none() {
             let call = encode::batch(&batch, &self.store.names, self.store.probe);
             (encode::script_of(&batch), call)
         } else {
@@ -323,7 +323,10 @@ impl Link for RedisLink {
         let ActionCall { script, call } = write::encode(&name, &action, &self.store.names);
         let store = self.store.clone();
         Box::pin(async move {
-            match (send(&mut connection, &script, call).await?, &store.cluster) {
+            match (
+                send(&mut connection, &script, call).await?,
+                store.topology.cluster(),
+            ) {
                 (Ok(answer), _) => write::decode(&action, answer),
                 (Err(error), Some(cluster)) if is_of_slot(&error) => {
                     Err(slots::action_failure(cluster, &store, error))
@@ -338,7 +341,7 @@ impl Link for RedisLink {
         Box::pin(async move {
             let key = names::presence(node);
             // On a cluster the key is in a slot of its own.
-            let cluster = store.cluster.as_ref();
+            let cluster = store.topology.cluster();
             let elsewhere = cluster.and_then(|cluster| {
                 let slot = store.names.slot_of_key(key.as_bytes());
                 Some((cluster, cluster.address(cluster.server(slot))?))
@@ -400,7 +403,7 @@ impl Link for RedisLink {
 
     fn ended(&self, warn: WarnSink) -> BoxFuture<'static, ()> {
         let contradicted = contract::keep_contracts(self.store.clone(), self.connection.clone());
-        let masters = self.store.masters.clone();
+        let masters = self.store.topology.masters().cloned();
         let watch = self.watch.lock().unwrap_or_else(PoisonError::into_inner).take();
         let address = self.store.tcp_address();
         Box::pin(async move {

@@ -12,7 +12,7 @@ use redis::Client;
 use crate::error::{OptionsError, StoreError};
 use crate::options::is_prefix;
 use crate::protocol::message::{GrantNumber, Name, NodeId};
-use crate::store::redis::config::Config;
+use crate::store::redis::config::{Config, Topology};
 use crate::store::redis::credentials::Credentials;
 use crate::store::redis::inspector::RedisInspector;
 use crate::store::redis::link::RedisLink;
@@ -79,9 +79,7 @@ impl RedisStore {
                 timeout: Duration::from_secs(2),
                 connection_name: config::connection_name(None),
                 warned: Arc::default(),
-                sentinels: None,
-                cluster: None,
-                masters: None,
+                topology: Topology::Single,
                 run_policy: None,
                 credentials: None,
             }),
@@ -101,7 +99,7 @@ impl RedisStore {
     ) -> Result<Self, OptionsError> {
         let sentinels = Sentinels::new(name, urls, &like)?;
         let mut store = RedisStore::new(like)?;
-        store.edit().sentinels = Some(Arc::new(sentinels));
+        store.edit().topology = Topology::Sentinels(Arc::new(sentinels));
         Ok(store)
     }
 
@@ -142,7 +140,7 @@ impl RedisStore {
         let cluster = Cluster::new(urls, &like)?;
         let mut store = RedisStore::new(like)?;
         let config = store.edit();
-        config.cluster = Some(Arc::new(cluster));
+        config.topology = Topology::Cluster(Arc::new(cluster));
         config.names.has_slots = true;
         // Each server knows its own subscribers only.
         config.probe = false;
@@ -161,7 +159,7 @@ impl RedisStore {
         let masters = Masters::new(clients.collect())?;
         let mut store = stores[0].clone();
         let config = store.edit();
-        config.masters = Some(Arc::new(masters));
+        config.topology = Topology::Quorum(Arc::new(masters));
         // Each slot has a clock of its own, so that the numbers of one key are seldom raised by other keys.
         config.names.has_slots = true;
         Ok(store)
@@ -215,7 +213,7 @@ impl RedisStore {
     pub(crate) fn with_node_name(mut self, node: Option<&str>) -> Result<Self, OptionsError> {
         let inner = self.edit();
         inner.connection_name = config::connection_name(node);
-        let mut masters = inner.masters.as_ref().map(|masters| masters.clients.clone());
+        let mut masters = inner.topology.masters().map(|masters| masters.clients.clone());
         for client in [&mut inner.client]
             .into_iter()
             .chain(masters.iter_mut().flatten())
@@ -227,7 +225,9 @@ impl RedisStore {
                 *client = url::open(info.clone().set_redis_settings(settings))?;
             }
         }
-        inner.masters = masters.map(Masters::new).transpose()?.map(Arc::new);
+        if let Some(masters) = masters {
+            inner.topology = Topology::Quorum(Arc::new(Masters::new(masters)?));
+        }
         Ok(self)
     }
 
@@ -264,13 +264,11 @@ impl fmt::Debug for RedisStore {
 /// Writes the server's address for messages, without a password.
 impl fmt::Display for RedisStore {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if let Some(masters) = &self.inner.masters {
-            return write!(f, "the quorum of {}", masters.addresses());
-        }
-        match (&self.inner.sentinels, &self.inner.cluster) {
-            (Some(sentinels), _) => write!(f, "{sentinels}"),
-            (None, Some(cluster)) => write!(f, "{cluster}"),
-            (None, None) => write!(f, "the Redis at {}", self.inner.address()),
+        match &self.inner.topology {
+            Topology::Single => write!(f, "the Redis at {}", self.inner.address()),
+            Topology::Sentinels(sentinels) => write!(f, "{sentinels}"),
+            Topology::Cluster(cluster) => write!(f, "{cluster}"),
+            Topology::Quorum(masters) => write!(f, "the quorum of {}", masters.addresses()),
         }
     }
 }
@@ -281,14 +279,14 @@ impl Store for RedisStore {
     fn abilities(&self) -> Abilities {
         Abilities {
             // Each master would hand over in an order of its own.
-            queues: self.inner.masters.is_none(),
+            queues: self.inner.topology.masters().is_none(),
             final_push: true,
             remote: true,
         }
     }
 
     fn server(&self, name: &Name) -> ServerId {
-        match &self.inner.cluster {
+        match self.inner.topology.cluster() {
             Some(cluster) => cluster.server(self.inner.names.slot(name)),
             None => ServerId(0),
         }
@@ -303,31 +301,31 @@ impl Store for RedisStore {
     }
 
     fn servers(&self) -> Vec<ServerId> {
-        match &self.inner.cluster {
+        match self.inner.topology.cluster() {
             Some(cluster) => cluster.masters(),
             None => (0..self.masters().max(1)).map(ServerId).collect(),
         }
     }
 
     fn masters(&self) -> u16 {
-        let masters = self.inner.masters.as_ref();
+        let masters = self.inner.topology.masters();
         masters.map_or(0, |masters| masters.clients.len() as u16)
     }
 
     fn inbox_server(&self) -> Option<ServerId> {
-        match self.inner.cluster {
+        match self.inner.topology.cluster() {
             Some(_) => Some(slot_map::INBOX),
-            None => self.inner.masters.is_none().then_some(ServerId(0)),
+            None => self.inner.topology.masters().is_none().then_some(ServerId(0)),
         }
     }
 
     fn watch_map(&self, changed: MapSink) -> Option<BoxFuture<'static, ()>> {
-        let cluster = self.inner.cluster.clone()?;
+        let cluster = self.inner.topology.cluster()?.clone();
         Some(Box::pin(cluster.watch(self.inner.clone(), changed)))
     }
 
     fn describe(&self, server: ServerId) -> String {
-        match &self.inner.cluster {
+        match self.inner.topology.cluster() {
             Some(cluster) => match cluster.address(server) {
                 Some((host, port)) => format!("{host}:{port}"),
                 None => cluster.to_string(),
@@ -343,7 +341,7 @@ impl Store for RedisStore {
     ) -> BoxFuture<'static, Result<Arc<dyn Link>, StoreError>> {
         let inner = self.inner.master(server);
         Box::pin(async move {
-            let link = match &inner.cluster {
+            let link = match inner.topology.cluster() {
                 Some(cluster) => cluster::open(cluster, &inner, server).await?,
                 None => RedisLink::open(inner, highest).await?,
             };
@@ -358,7 +356,7 @@ impl Store for RedisStore {
     fn inbox(&self, _: ServerId, node: NodeId, sink: Sink) -> BoxFuture<'static, Result<Inbox, StoreError>> {
         let inner = self.inner.clone();
         Box::pin(async move {
-            let config = match &inner.cluster {
+            let config = match inner.topology.cluster() {
                 Some(cluster) => cluster.next_inbox(&inner).await?,
                 None => inner,
             };

@@ -19,7 +19,6 @@ use crate::store::redis::inspector::answers::unreadable;
 use crate::store::redis::link::{compare_run, is_master_of_quorum, recorded_texts};
 use crate::store::redis::names;
 use crate::store::redis::run::{Comparison, RunPolicy};
-use crate::store::redis::sentinel::Sentinels;
 
 /// Connections that open at their first use.
 pub(super) struct Connections {
@@ -81,7 +80,7 @@ impl Connections {
     pub(super) async fn check_reign(&self, server: ServerId) -> Result<(), StoreError> {
         let checking = async {
             let open = self.connection(server).await?;
-            if !open.is_checked && self.config.sentinels.is_some() {
+            if !open.is_checked && self.config.topology.sentinels().is_some() {
                 self.compare_reign(open.clone()).await?;
                 let is_checked = true;
                 let mut known = self.open.lock().await;
@@ -103,7 +102,7 @@ impl Connections {
         } = open;
         let mut epoch = None;
         // After the first answer on the connection, as a link does.
-        if let (Some(sentinels), Some(address)) = (&self.config.sentinels, at.tcp_address()) {
+        if let (Some(sentinels), Some(address)) = (self.config.topology.sentinels(), at.tcp_address()) {
             let (reign, too_few) = sentinels.watch(self.config.timeout).confirm(&address).await?;
             if let Some(too_few) = too_few {
                 return Err(StoreError::new(StoreErrorKind::Unreachable, too_few));
@@ -131,7 +130,7 @@ impl Connections {
                 number: Some(GrantNumber::default()),
                 recovery_ms: 0,
             },
-            master: self.config.sentinels.as_deref().map(Sentinels::name),
+            master: self.config.topology.sentinels().map(|sentinels| sentinels.name()),
             recorded,
         };
         // An operator has no longest lease, so the recorded one counts.
@@ -153,7 +152,7 @@ impl Connections {
             return Ok(open.clone());
         }
         let config = &self.config;
-        let (server_at, at) = match (&config.cluster, &config.sentinels) {
+        let (server_at, at) = match (config.topology.cluster(), config.topology.sentinels()) {
             (Some(cluster), _) => cluster::server_at(cluster, config, server).await?,
             (None, Some(sentinels)) => {
                 let located = sentinels.watch(config.timeout).locate().await?;
@@ -165,7 +164,7 @@ impl Connections {
         let mut opened = connect(&at).await?;
         // A node of a cluster would show its own slots only, and a replica an older state.
         greet(&at, &mut opened, &mut Vec::new()).await?;
-        if let Some(cluster) = &config.cluster {
+        if let Some(cluster) = config.topology.cluster() {
             cluster.check(server_at, &at, &mut opened).await?;
         }
         let open = InspectorConnection {

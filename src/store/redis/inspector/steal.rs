@@ -26,7 +26,7 @@ pub(super) struct Stealer<'a> {
 impl Stealer<'_> {
     /// Executes a step of a steal. Returns the server's date in microseconds, too.
     pub(super) async fn steal(&self, steal: &StealRequest) -> Result<(StealReply, u64), StoreError> {
-        let kind = match self.connections.config.masters {
+        let kind = match self.connections.config.topology.masters() {
             Some(_) => StoreKind::Quorum,
             None => StoreKind::Redis,
         };
@@ -84,7 +84,8 @@ impl Stealer<'_> {
         let masters = self
             .connections
             .config
-            .cluster
+            .topology
+            .cluster()
             .is_none()
             .then_some(names::MASTERS);
         call.arg(&*REVOKE.sha)
@@ -153,7 +154,7 @@ impl Stealer<'_> {
 
     /// Returns the server of a slot.
     async fn server_of(&self, slot: u16) -> Result<ServerId, StoreError> {
-        let Some(cluster) = &self.connections.config.cluster else {
+        let Some(cluster) = self.connections.config.topology.cluster() else {
             return Ok(ServerId(0));
         };
         cluster.read(&self.connections.config).await?;
