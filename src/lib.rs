@@ -48,6 +48,9 @@ pub use primitives::transfer::{ParseTransferError, Transfer, TransferError};
 #[cfg(feature = "redis")]
 pub use primitives::write::{Atomically, Commands, Script};
 pub use protocol::message::{Fence, NodeId};
+/// What [`Builder::tls`] takes: types of redis-rs, so users need no dependency on that crate.
+#[cfg(feature = "rustls")]
+pub use redis::{ClientTlsConfig, TlsCertificates};
 #[cfg(feature = "scheduler")]
 pub use scheduler::tick::Tick;
 pub use store::memory::MemoryStore;

@@ -256,7 +256,9 @@ impl Builder {
     }
 
     /// Sets a function that gives user and password before each connection to a server, for passwords that rotate and tokens that
-    /// expire. It replaces those of the URL or the client, and holds for every server, but not for Sentinels. Open connections stay.
+    /// expire, and for a password that is kept out of the URL: there `@`, `/`, `#` and `%` of a password are percent-encoded, here it is as
+    /// it is. It replaces those of the URL or the client, and holds for every server. Sentinels have `sentinel_username` and
+    /// `sentinel_password` of the URL. The user of a server with a password only is `default`. Open connections stay.
     ///
     /// An error or a panic of the function is a connection that failed: it is tried again, after a pause. The function runs on the
     /// thread that renews leases, so it must not block. It may take as long as the [`request_timeout`](Self::request_timeout).
@@ -286,7 +288,7 @@ impl Builder {
     ///
     /// ```no_run
     /// # async fn connects() -> Result<(), Box<dyn std::error::Error>> {
-    /// let certificates = redis::TlsCertificates {
+    /// let certificates = tenure::TlsCertificates {
     ///     root_cert: Some(std::fs::read("ca.pem")?),
     ///     client_tls: None,
     /// };
@@ -294,6 +296,9 @@ impl Builder {
     /// let locks = tenure::Locks::builder().tls(certificates).connect(url).await?;
     /// # Ok(()) }
     /// ```
+    ///
+    /// A server's certificate must be for the name by which the server is reached. Sentinels and clusters tell addresses, so it
+    /// must be for the IP, unless they announce host names (`sentinel announce-hostnames`, `cluster-preferred-endpoint-type`).
     ///
     /// A client of yours has its own certificates: with this option [`client`](Self::client) and the like are refused.
     #[cfg(feature = "rustls")]
@@ -358,7 +363,22 @@ impl Builder {
         self
     }
 
-    /// Sets the clock of the leases, for tests.
+    /// Sets the clock of the leases, for tests: a [jump](Clock::jump) ends leases without a wait. The clock of a paused tokio runtime
+    /// is another one, and ends none.
+    ///
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    /// use tenure::{Error, Locks, testing::Clock};
+    ///
+    /// let clock = Clock::new();
+    /// let locks = Locks::builder().clock(clock.clone()).memory()?;
+    /// let guard = locks.mutex("account:42").lock().await?;
+    /// let work = guard.run(std::future::pending::<()>()); // the code under test
+    /// clock.jump(Duration::from_secs(60));
+    /// assert!(matches!(work.await, Err(Error::Lost { .. })));
+    /// # Ok(()) }
+    /// ```
     #[cfg(any(test, feature = "testing"))]
     pub fn clock(mut self, clock: Clock) -> Self {
         self.clock = clock;

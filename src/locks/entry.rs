@@ -69,6 +69,7 @@ pub struct Locks {
 
 impl Locks {
     /// Returns the lock on `key`. Takes no round trip until it is locked.
+    #[doc(alias = "lock")]
     pub fn mutex(&self, key: impl Into<Key>) -> Mutex {
         self.line(Name::lock(key.into()))
     }

@@ -100,7 +100,8 @@ pub struct Unlocked;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum OnLost {
-    /// The handler's future is dropped at its next `await`, and the client gets 500, *outcome unknown*. Work that the
+    /// The handler's future is dropped at its next `await`, and the client gets 500, *outcome unknown*. So the handler need not
+    /// call [`Lease::run`](crate::Lease::run). Work that the
     /// handler began elsewhere, such as a statement sent to a database, may still happen:
     /// [fence](crate::Lease::fence) it. A handler that [runs to completion](LockLayer::run_to_completion) is not
     /// dropped. For it, this variant is [`Replace`](Self::Replace).

@@ -28,7 +28,7 @@ use crate::protocol::step::Outcome;
 ///
 /// Dropping the guard releases the lock in the background, also outside of a runtime, and also after the runtime has ended. A
 /// clone is another guard of the same lease: the last one releases the lock.
-#[must_use = "the lock is released as soon as the guard is dropped"]
+#[must_use = "the lock is released as soon as the guard is dropped: `let _ =` drops it at once, so bind it to a name, as `_guard`"]
 pub struct Guard {
     lease: Lease,
     state: GuardState,
@@ -404,6 +404,7 @@ impl Guard {
     ///
     /// # Cancel safety
     /// The lock counts as released from the first poll. Dropping the future only loses the answer.
+    #[doc(alias = "unlock")]
     pub async fn release(mut self) -> Result<(), Error> {
         release(slice::from_mut(&mut self)).await
     }

@@ -24,7 +24,7 @@ use crate::protocol::message::Fence;
 /// methods of [`MultiLease`] are methods of the guard, too.
 ///
 /// Dropping it releases the locks in the background, as with a [`Guard`](crate::Guard).
-#[must_use = "the locks are released as soon as the guard is dropped"]
+#[must_use = "the locks are released as soon as the guard is dropped: `let _ =` drops it at once, so bind it to a name, as `_guard`"]
 pub struct MultiGuard {
     lease: MultiLease,
     guards: Guards,
@@ -302,6 +302,7 @@ impl MultiGuard {
     ///
     /// # Cancel safety
     /// The locks count as released from the first poll. Dropping the future only loses the answer.
+    #[doc(alias = "unlock")]
     pub async fn release(mut self) -> Result<(), Error> {
         release(&mut self.guards.0).await
     }

@@ -62,7 +62,9 @@ impl Mutex {
     }
 
     /// Sets leases of exactly this length, 400 ms to 30 days, which the background thread never renews: "ten seconds, then
-    /// let go". The guard is [lost](Lease::lost) at the end.
+    /// let go". The guard is [lost](Lease::lost) at the end. With [`Recovery::Always`](crate::Recovery::Always) no lease is
+    /// longer than its `longest`, and a quorum has a bound of its own.
+    #[doc(alias = "ttl")]
     pub fn fixed(mut self, lease: Duration) -> Self {
         self.options.term = self.handle.options().times(lease);
         self.options.fixed = true;

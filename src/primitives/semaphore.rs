@@ -56,7 +56,9 @@ impl Semaphore {
         Semaphore { line, ..self }
     }
 
-    /// Sets fixed leases, as [`Mutex::fixed`].
+    /// Sets fixed leases, as [`Mutex::fixed`]: the guard of a permit gives it back earlier. Without a guard, see
+    /// [`acquire_transfer`](Self::acquire_transfer).
+    #[doc(alias = "ttl")]
     pub fn fixed(self, lease: Duration) -> Self {
         let line = self.line.fixed(lease);
         Semaphore { line, ..self }

@@ -76,7 +76,7 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// Returns a policy with this number of retries. The first pause is 1 s, and the longest is 1 min.
+    /// Returns a policy with this number of retries: with three, a tick that fails each time runs four times. The first pause is 1 s, and the longest is 1 min.
     pub fn times(times: u32) -> Self {
         Retry {
             times,
@@ -220,6 +220,10 @@ impl Run {
 }
 
 /// A value that a job may return: nothing, or a result. An event reports its error.
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is not what a run may end with",
+    note = "a run ends with nothing, or with a `Result` whose error can be displayed"
+)]
 pub trait JobOutput {
     /// Returns the job's error text, if the job failed.
     fn failure(self) -> Option<String>;

@@ -34,6 +34,7 @@ enum ScheduleSpec {
 /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use std::time::Duration;
 /// use tenure::Locks;
+/// use tenure::scheduler::{Misfire, Retry};
 /// use tokio_cron_scheduler::JobScheduler;
 ///
 /// let locks = Locks::memory();
@@ -42,6 +43,8 @@ enum ScheduleSpec {
 ///     .timezone("Europe/Berlin")
 ///     .lease(Duration::from_secs(20))
 ///     .timeout(Duration::from_secs(3600))
+///     .retry(Retry::times(3))
+///     .misfire(Misfire::RunOnce { within: Duration::from_secs(3 * 3600) })
 ///     .run(|tick| async move { println!("{}", tick.nominal_unix()) })?;
 /// let scheduler = JobScheduler::new().await?;
 /// locks.add_job(&scheduler, job).await?;

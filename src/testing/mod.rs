@@ -1,5 +1,13 @@
-//! Tools for tests of services: a world with a clock that the test owns, with replicas, jobs and a store that fails on demand
-//! ([`Simulation`], which has an example to copy), and a function that fires one tick of a job ([`fire_tick`]).
+//! Tools for tests of services.
+//!
+//! | in a test | write |
+//! |---|---|
+//! | a lease is lost while the work runs | [`Builder::clock`](crate::Builder::clock) and a [jump](Clock::jump) |
+//! | an operator takes the lease away | [`steal`](crate::inspect::Inspection::steal), on `Locks::memory()` |
+//! | one tick of a job, now | [`fire_tick`] |
+//! | replicas, jobs, a store that goes away, and a clock that the test owns | [`Simulation`], which has an example to copy |
+//!
+//! The clock of a paused tokio runtime moves timers of the runtime, and no lease.
 //!
 //! Items that are not in the documentation serve the tests of this crate, and change without notice.
 

@@ -7,7 +7,8 @@ use http::request::Parts;
 
 use crate::middleware::key::KeySource;
 
-/// A lock per path, for all methods and queries.
+/// A lock per path, for all methods and queries. For one parameter of the path, `{id}`, use
+/// [`path_param`](crate::middleware::keys::path_param).
 ///
 /// The key is the normalized path. `/o/%61%2fb`, `/o/a%2Fb` and `/o/a%2fb` are one key; `/o/a/b` is another. Case and
 /// trailing slashes matter. Within nested routers of axum, the key is the whole path, as the client sent it.

@@ -57,6 +57,7 @@ impl Inspection {
     ///
     /// # Errors
     /// As [`list`](Self::list), and [`Error::Connect`] if no master of a quorum answers.
+    #[doc(alias = "holders")]
     pub async fn show(&self, key: impl Into<Key>) -> Result<Page, Error> {
         self.read(InspectQuery::Show(key.into())).await
     }
