@@ -24,10 +24,6 @@ use crate::protocol::step::Input;
 /// process share a lease of their process for a burst ([`Builder::burst`](crate::Builder::burst)), and take no round trip
 /// while the burst lasts.
 ///
-/// A process with a version without read-write locks is refused
-/// ([`StoreRefusal::WrongType`](crate::error::StoreRefusal)) while readers hold the key: it never gets in beside them.
-/// Deploy this version everywhere before the first process reads.
-///
 /// A reader that dies blocks writers until its own lease ends, and no longer.
 ///
 /// ```

@@ -224,7 +224,6 @@ async fn the_script_shares_locks_as_the_ledger_does() {
             ("downgraded", 1),
             ("share died", 2),
             ("several pushed at once", 2),
-            ("reader was handed a string", 2),
             ("granted together in both modes", 1),
             ("joined together", 5),
             ("apart beside readers", 5),

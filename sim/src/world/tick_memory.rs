@@ -56,7 +56,7 @@ pub(crate) struct TickState {
     pub(crate) attempt: u32,
     /// The latest winner.
     pub(crate) winner: Option<ClaimId>,
-    /// All winners, as far as the store remembers.
+    /// The winners since the store last lost data. What an earlier winner finished may be lost with it.
     pub(crate) winners: Vec<ClaimId>,
     /// Whether the store knows that the tick ended well, or the node that ran it was told so.
     pub(crate) ended: bool,
@@ -68,7 +68,7 @@ impl TickMemory {
         let tick = TickState {
             attempt: job.attempt,
             winner: job.winner,
-            winners: job.winner.into_iter().collect(),
+            winners: Vec::new(),
             ended: job.done,
         };
         self.ticks.insert((key, job.mark), tick);

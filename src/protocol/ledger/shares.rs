@@ -99,18 +99,4 @@ impl<P: Plant> Transaction<'_, P> {
             .iter_mut()
             .find(|share| share.claim_id == claim_id)
     }
-
-    /// Turns an exclusive record of a reader into a share, and lets other readers in. Nodes older than the read mode
-    /// hand over to a reader as to a writer; the reader's next renewal repairs that here.
-    pub(crate) fn convert_to_share(&mut self, claim: &QueueEntry) {
-        if claim.mode == Mode::Read
-            && let Some((owner, number)) = self.state.owner()
-            && owner == claim.claim_id
-        {
-            self.state.record = None;
-            self.add_share(owner, Mode::Read, number);
-            self.extend(owner, claim.term);
-            self.hand_over(None, false);
-        }
-    }
 }

@@ -258,7 +258,6 @@ impl<P: Plant> Transaction<'_, P> {
         let claim_id = claim.claim_id;
         if let Some(own) = self.owned_by(claim_id) {
             self.branches.push(Branch::AskedAgain);
-            self.convert_to_share(&claim);
             self.extend(claim_id, claim.term);
             // A sender that does not know its grant does not hold yet. Its lease may have ended before the loss.
             return match self.held_back() {

@@ -217,31 +217,6 @@ impl Run {
         self.saw("share died");
     }
 
-    /// Hands over to a reader as to a writer, as a node of a version without readers does.
-    pub(super) fn hand_string_to_reader(&mut self, at: usize, record: &[u8]) {
-        let (claim_id, term) = self.fresh(at);
-        self.modes.insert(claim_id, Mode::Read);
-        let number = GrantNumber(self.ledger.last_number().0.max(self.last) + 1);
-        self.note_grant(claim_id, number);
-        let mut clock = redis::cmd("SET");
-        clock.arg(CLOCK).arg(number.0).exec(&mut self.client).unwrap();
-        self.ledger.set_last(number);
-        let ms = term.hold_ms();
-        let () = redis::cmd("SET")
-            .arg(record)
-            .arg(format!("{claim_id}:{number}"))
-            .arg("PX")
-            .arg(ms)
-            .query(&mut self.client)
-            .unwrap();
-        let owned = Record {
-            owner: RecordOwner::Claim(claim_id, number),
-            expires: Some(self.now() + ms),
-        };
-        self.ledger.overwrite(&self.names[at], Some(owned));
-        self.saw("reader was handed a string");
-    }
-
     /// Changes a record, as a foreign client or an expiry does.
     pub(super) fn foreign(&mut self) {
         let at = if self.kind == Kind::Lock && self.rng.u8(..4) == 0 {
@@ -250,15 +225,9 @@ impl Run {
             self.rng.usize(..self.busy)
         };
         let Some(record) = self.record(at) else { return };
-        if self.kind == Kind::Semaphore && self.rng.u8(..3) == 0 {
+        let is_shared = self.kind == Kind::Semaphore || self.readers > 0;
+        if is_shared && self.rng.u8(..3) == 0 {
             return self.kill_share(at, &record);
-        }
-        if self.readers > 0 {
-            match self.rng.u8(..3) {
-                0 => return self.kill_share(at, &record),
-                1 if self.rng.bool() => return self.hand_string_to_reader(at, &record),
-                _ => {}
-            }
         }
         let state = match self.rng.u8(..28) {
             0..8 => {
