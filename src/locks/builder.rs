@@ -100,7 +100,7 @@ impl Locks {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Options`] if the URL is wrong; the text says what to write, and has no user, password or value of an option.
+    /// [`Error::Options`] if the URL is wrong; the text says what to write, and has no user, password or text of an option.
     /// [`Error::Connect`] if the store does not answer or refuses.
     pub async fn connect(url: &str) -> Result<Locks, Error> {
         Locks::builder().connect(url).await
@@ -436,6 +436,10 @@ impl Builder {
         match &url.topology {
             Topology::Memory(name) => {
                 self.no_certificates("memory has no connections")?;
+                if self.credentials.is_some() {
+                    let why = "`Builder::credentials` has no effect: memory has no connections";
+                    return Err(OptionsError(why.to_owned()).into());
+                }
                 Ok(self.memory_shared(&MemoryStore::named(name))?)
             }
             Topology::Server(url) => {

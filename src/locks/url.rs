@@ -1,7 +1,7 @@
 //! The URL of a store: which store it is, and the options that all processes must have alike.
 //!
 //! Only this file cuts the text. redis-rs reads the URL of each server that is made of it. An error shows hosts, paths and
-//! the names of options: never a user, a password or the value of an option.
+//! the names of options: never a user, a password or the text of an option.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -9,6 +9,7 @@ use std::time::Duration;
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 
 use crate::error::OptionsError;
+use crate::options::{MAX_PREFIX, is_prefix};
 
 /// The forms that a URL has.
 const FORMS: &str = "`redis://host:6379`, `rediss://…`, `unix:///path`, `redis+sentinel://host:26379,…/name`, \
@@ -68,7 +69,7 @@ impl UrlForm {
         Some(match scheme {
             "memory" => (UrlForm::Memory, scheme),
             "redis" | "rediss" | "valkey" | "valkeys" => (UrlForm::Server, scheme),
-            "unix" | "redis+unix" | "valkey+unix" => (UrlForm::Socket, scheme),
+            "unix" | "redis+unix" | "valkey+unix" => (UrlForm::Socket, "unix"),
             "redis+sentinel" | "rediss+sentinel" => (UrlForm::Sentinel, before_plus(scheme)),
             "redis+cluster" | "rediss+cluster" => (UrlForm::Cluster, before_plus(scheme)),
             "redis+quorum" | "rediss+quorum" => (UrlForm::Quorum, before_plus(scheme)),
@@ -179,8 +180,7 @@ impl<'a> Parts<'a> {
         }
         let end = match self.option("protocol") {
             None => format!("/{db}"),
-            Some(protocol @ ("2" | "3" | "resp2" | "resp3")) => format!("/{db}?protocol={protocol}"),
-            Some(_) => return Err("has an option `protocol` that is neither `resp2` nor `resp3`".to_owned()),
+            Some(protocol) => format!("/{db}?protocol={protocol}"),
         };
         let server = |host: &&str| server(scheme, self.userinfo, host, &end);
         Ok(self.hosts.iter().map(server).collect())
@@ -238,6 +238,16 @@ impl StoreUrl {
             lag: None,
         };
         url.read_recovery(form, &parts).map_err(|why| refused(&why))?;
+        // The check of all options shows the prefix.
+        if url
+            .prefix
+            .as_ref()
+            .is_some_and(|prefix| !is_prefix(prefix) || prefix.len() > MAX_PREFIX)
+        {
+            return Err(refused(
+                &"has an option `prefix` that cannot be used: 1 to 128 bytes that neither begin with `tenure` nor are a beginning of it",
+            ));
+        }
         Ok(url)
     }
 
@@ -289,13 +299,19 @@ fn check(form: UrlForm, parts: &Parts<'_>) -> Result<(), String> {
     }
     parts.check_hosts()?;
     let userinfo = parts.userinfo.unwrap_or_default();
-    if userinfo.contains(',') && userinfo.contains('@') {
+    if userinfo.contains(',') && (form != UrlForm::Server || userinfo.contains('@')) {
         return Err(
-            "has a `@` and a `,` before its last `@`: user and password stand once, in front of the first host; in a password write `%40` for `@` and `%2C` for `,`"
+            "has a `,` before its last `@`: user and password stand once, in front of the first host; in a password write `%2C` for `,` and `%40` for `@`"
                 .to_owned(),
         );
     }
-    Ok(())
+    match userinfo.split_once(':').unwrap_or((userinfo, "")) {
+        (user, "") if !user.is_empty() => Err(
+            "names a user without a password, and neither would be sent: write `user:password@`, or `:password@` for the user `default`"
+                .to_owned(),
+        ),
+        _ => Ok(()),
+    }
 }
 
 fn check_fragment(parts: &Parts<'_>) -> Result<(), String> {
@@ -333,6 +349,15 @@ fn check_options(form: UrlForm, parts: &Parts<'_>) -> Result<(), String> {
         if value.is_empty() {
             return Err(format!("has an option `{option}` without a value"));
         }
+        if *option == "protocol" && !["2", "3", "resp2", "resp3"].contains(value) {
+            return Err("has an option `protocol` that is neither `resp2` nor `resp3`".to_owned());
+        }
+        if *option == "db" && value.parse::<u32>().is_err() {
+            return Err("has an option `db` that is no number".to_owned());
+        }
+        if *option == "user" && parts.option("pass").is_none() {
+            return Err("has an option `user` without effect: it needs `pass`".to_owned());
+        }
         if parts.query[..at].iter().any(|(before, _)| before == option) {
             return Err(format!("has the option `{option}` twice"));
         }
@@ -349,9 +374,17 @@ fn topology(form: UrlForm, scheme: &str, parts: &Parts<'_>, rest: &str) -> Resul
         },
         UrlForm::Socket => {
             let path = rest.split(['?', '#']).next().unwrap_or_default();
+            if !path.starts_with('/') {
+                return Err(
+                    "has something in front of its path: write `unix:///path`, and user and password as `?user=…&pass=…`"
+                        .to_owned(),
+                );
+            }
             let is_own = |option: &str| UrlForm::Socket.options().contains(&option) && option != "protocol";
             let kept = parts.query.iter().filter(|(option, _)| !is_own(option));
-            let kept: Vec<String> = kept.map(|(option, value)| format!("{option}={value}")).collect();
+            // redis-rs takes a `+` for a space here, and nowhere else.
+            let kept = kept.map(|(option, value)| format!("{option}={}", value.replace('+', "%2B")));
+            let kept: Vec<String> = kept.collect();
             Ok(Topology::Server(format!("{scheme}://{path}?{}", kept.join("&"))))
         }
         UrlForm::Server if parts.hosts.len() > 1 => {
@@ -424,9 +457,11 @@ fn foreign_form(scheme: &str, rest: &str) -> String {
     } else {
         "redis"
     };
-    let hosts = match parts.check_hosts() {
-        Ok(()) if !parts.is_cut_in_userinfo() => parts.hosts.join(","),
-        _ => "host:6379".to_owned(),
+    // A part of a password may stand anywhere in a text that is cut in the password.
+    let is_safe = parts.check_hosts().is_ok() && !parts.is_cut_in_userinfo();
+    let (hosts, path) = match is_safe {
+        true => (parts.hosts.join(","), parts.path),
+        false => ("host:6379".to_owned(), ""),
     };
     let user = if parts.userinfo.is_some() {
         "user:password@"
@@ -434,12 +469,12 @@ fn foreign_form(scheme: &str, rest: &str) -> String {
         ""
     };
     if scheme.contains("sentinel") {
-        let (name, db) = match parts.path.split_once('/') {
+        let (name, db) = match path.split_once('/') {
             Some((name, db)) => (name, db),
-            None if parts.path.parse::<u32>().is_ok() => ("", parts.path),
-            None => (parts.path, ""),
+            None if path.parse::<u32>().is_ok() => ("", path),
+            None => (path, ""),
         };
-        let name = parts.fragment.unwrap_or(name);
+        let name = parts.fragment.filter(|_| is_safe).unwrap_or(name);
         let is_name = !name.is_empty()
             && name
                 .chars()
@@ -483,6 +518,10 @@ mod tests {
             (
                 "unix:///run/redis.sock?db=1&prefix=a&pass=p@q",
                 "unix:///run/redis.sock?db=1&pass=p@q",
+            ),
+            (
+                "redis+unix:///run/redis.sock?pass=a+b",
+                "unix:///run/redis.sock?pass=a%2Bb",
             ),
         ] {
             assert!(topology(url) == Topology::Server(text(server)), "{url}");
