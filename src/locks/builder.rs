@@ -12,7 +12,7 @@ use crate::error::{Error, OptionsError};
 use crate::locks::entry::Locks;
 #[cfg(feature = "redis")]
 use crate::locks::url::RecoveryWord;
-use crate::locks::url::{StoreUrl, Topology};
+use crate::locks::url::{StoreLocation, StoreUrl};
 use crate::observe;
 use crate::options::{Options, Recovery};
 #[cfg(doc)]
@@ -417,8 +417,8 @@ impl Builder {
         #[cfg(feature = "redis")]
         return builder.connect_to(url).await;
         #[cfg(not(feature = "redis"))]
-        match url.topology {
-            Topology::Memory(name) => Ok(builder.memory_shared(&MemoryStore::named(&name))?),
+        match url.location {
+            StoreLocation::Memory(name) => Ok(builder.memory_shared(&MemoryStore::named(&name))?),
             _ => Err(Error::Options(OptionsError(
                 "the URL names a Redis: enable tenure's feature `redis`".to_owned(),
             ))),
@@ -428,13 +428,13 @@ impl Builder {
     #[cfg(feature = "redis")]
     async fn connect_to(mut self, url: StoreUrl) -> Result<Locks, Error> {
         // The longest lease of a quorum is no recovery of a server.
-        if !matches!(url.topology, Topology::Quorum(_)) {
+        if !matches!(url.location, StoreLocation::Quorum(_)) {
             let always = url.recovery.map(|word| word == RecoveryWord::Always);
             self.options.recover_as(always, (url.longest, url.lag));
         }
         let client = |builder: &Builder, url: &str| builder.client_of(url);
-        match &url.topology {
-            Topology::Memory(name) => {
+        match &url.location {
+            StoreLocation::Memory(name) => {
                 self.no_certificates("memory has no connections")?;
                 if self.credentials.is_some() {
                     let why = "`Builder::credentials` has no effect: memory has no connections";
@@ -442,19 +442,19 @@ impl Builder {
                 }
                 Ok(self.memory_shared(&MemoryStore::named(name))?)
             }
-            Topology::Server(url) => {
+            StoreLocation::Server(url) => {
                 let client = client(&self, url)?;
                 self.on_client(client).await
             }
-            Topology::Sentinels { name, urls, like } => {
+            StoreLocation::Sentinels { name, urls, like } => {
                 let like = client(&self, like)?;
                 self.behind(name, urls, like).await
             }
-            Topology::Cluster(urls) => {
+            StoreLocation::Cluster(urls) => {
                 let like = client(&self, &urls[0])?;
                 self.on_cluster(urls, like).await
             }
-            Topology::Quorum(urls) => {
+            StoreLocation::Quorum(urls) => {
                 let clients = urls.iter().map(|url| client(&self, url));
                 let clients = clients.collect::<Result<Vec<_>, _>>()?;
                 let longest = url.longest.unwrap_or(self.options.lease);

@@ -19,7 +19,7 @@ const FORMS: &str = "`redis://host:6379`, `rediss://…`, `unix:///path`, `redis
 #[derive(PartialEq, Eq)]
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
 pub(super) struct StoreUrl {
-    pub(super) topology: Topology,
+    pub(super) location: StoreLocation,
     pub(super) prefix: Option<Vec<u8>>,
     pub(super) recovery: Option<RecoveryWord>,
     pub(super) longest: Option<Duration>,
@@ -37,7 +37,7 @@ pub(super) enum RecoveryWord {
 /// Where a store is. Each URL is that of one server, as redis-rs reads it.
 #[derive(PartialEq, Eq)]
 #[cfg_attr(not(feature = "redis"), allow(dead_code))]
-pub(super) enum Topology {
+pub(super) enum StoreLocation {
     /// The store of this name in this process.
     Memory(String),
     Server(String),
@@ -227,9 +227,9 @@ impl StoreUrl {
         let refused = |why: &dyn Display| OptionsError(format!("the URL `{scheme}://…` {why}"));
         let parts = Parts::cut(rest);
         check(form, &parts).map_err(|why| refused(&why))?;
-        let topology = topology(form, single, &parts, rest).map_err(|why| refused(&why))?;
+        let location = location(form, single, &parts, rest).map_err(|why| refused(&why))?;
         let mut url = StoreUrl {
-            topology,
+            location,
             prefix: parts
                 .option("prefix")
                 .map(|prefix| percent_decode_str(prefix).collect()),
@@ -366,10 +366,10 @@ fn check_options(form: UrlForm, parts: &Parts<'_>) -> Result<(), String> {
 }
 
 /// Returns where the store is. `rest` is what follows the scheme.
-fn topology(form: UrlForm, scheme: &str, parts: &Parts<'_>, rest: &str) -> Result<Topology, String> {
+fn location(form: UrlForm, scheme: &str, parts: &Parts<'_>, rest: &str) -> Result<StoreLocation, String> {
     match form {
         UrlForm::Memory => match (parts.userinfo, parts.path, &*parts.hosts) {
-            (None, "", [name]) => Ok(Topology::Memory((*name).to_owned())),
+            (None, "", [name]) => Ok(StoreLocation::Memory((*name).to_owned())),
             _ => Err("has more than a name: write `memory://` or `memory://name`".to_owned()),
         },
         UrlForm::Socket => {
@@ -385,7 +385,10 @@ fn topology(form: UrlForm, scheme: &str, parts: &Parts<'_>, rest: &str) -> Resul
             // redis-rs takes a `+` for a space here, and nowhere else.
             let kept = kept.map(|(option, value)| format!("{option}={}", value.replace('+', "%2B")));
             let kept: Vec<String> = kept.collect();
-            Ok(Topology::Server(format!("{scheme}://{path}?{}", kept.join("&"))))
+            Ok(StoreLocation::Server(format!(
+                "{scheme}://{path}?{}",
+                kept.join("&")
+            )))
         }
         UrlForm::Server if parts.hosts.len() > 1 => {
             let hosts = parts.hosts.join(",");
@@ -393,17 +396,19 @@ fn topology(form: UrlForm, scheme: &str, parts: &Parts<'_>, rest: &str) -> Resul
                 "has several hosts: write `redis+cluster://{hosts}`, `redis+quorum://{hosts}` or `redis+sentinel://{hosts}/name`"
             ))
         }
-        UrlForm::Server => Ok(Topology::Server(parts.servers(scheme, parts.path)?.remove(0))),
+        UrlForm::Server => Ok(StoreLocation::Server(
+            parts.servers(scheme, parts.path)?.remove(0),
+        )),
         UrlForm::Cluster if !matches!(parts.path, "" | "0") => {
             Err("names a database: a cluster has database 0 only, remove it".to_owned())
         }
-        UrlForm::Cluster => Ok(Topology::Cluster(parts.servers(scheme, "0")?)),
-        UrlForm::Quorum => Ok(Topology::Quorum(parts.servers(scheme, parts.path)?)),
+        UrlForm::Cluster => Ok(StoreLocation::Cluster(parts.servers(scheme, "0")?)),
+        UrlForm::Quorum => Ok(StoreLocation::Quorum(parts.servers(scheme, parts.path)?)),
         UrlForm::Sentinel => behind_sentinels(scheme, parts),
     }
 }
 
-fn behind_sentinels(scheme: &str, parts: &Parts<'_>) -> Result<Topology, String> {
+fn behind_sentinels(scheme: &str, parts: &Parts<'_>) -> Result<StoreLocation, String> {
     let (name, db) = parts.path.split_once('/').unwrap_or((parts.path, ""));
     if name.is_empty() {
         let hosts = parts.hosts.join(",");
@@ -426,7 +431,7 @@ fn behind_sentinels(scheme: &str, parts: &Parts<'_>) -> Result<Topology, String>
         );
     }
     let sentinel = |host: &&str| server(scheme, userinfo.as_deref(), host, "/");
-    Ok(Topology::Sentinels {
+    Ok(StoreLocation::Sentinels {
         name: name.into_owned(),
         urls: parts.hosts.iter().map(sentinel).collect(),
         like: parts.servers(scheme, db)?.remove(0),
@@ -497,10 +502,10 @@ fn foreign_form(scheme: &str, rest: &str) -> String {
 mod tests {
     use super::*;
 
-    fn topology(text: &str) -> Topology {
+    fn location(text: &str) -> StoreLocation {
         StoreUrl::parse(text)
             .unwrap_or_else(|error| panic!("{text}: {error}"))
-            .topology
+            .location
     }
 
     #[test]
@@ -524,7 +529,7 @@ mod tests {
                 "unix:///run/redis.sock?pass=a%2Bb",
             ),
         ] {
-            assert!(topology(url) == Topology::Server(text(server)), "{url}");
+            assert!(location(url) == StoreLocation::Server(text(server)), "{url}");
         }
         let several = [
             "redis://u:p%40q@one:1/",
@@ -533,13 +538,13 @@ mod tests {
         ]
         .map(text);
         let url = "redis+quorum://u:p%40q@one:1,two,[::1]:3";
-        assert!(topology(url) == Topology::Quorum(several.to_vec()));
+        assert!(location(url) == StoreLocation::Quorum(several.to_vec()));
         let several = ["rediss://one/0", "rediss://two:2/0"].map(text);
-        assert!(topology("rediss+cluster://one,two:2/") == Topology::Cluster(several.to_vec()));
+        assert!(location("rediss+cluster://one,two:2/") == StoreLocation::Cluster(several.to_vec()));
         let url = "rediss+sentinel://u:p@one,[::1]:2/my%20master/3?sentinel_username=s&sentinel_password=a%2Fb:c&protocol=3";
         assert!(
-            topology(url)
-                == Topology::Sentinels {
+            location(url)
+                == StoreLocation::Sentinels {
                     name: text("my master"),
                     urls: ["rediss://s:a%2Fb%3Ac@one/", "rediss://s:a%2Fb%3Ac@[::1]:2/"]
                         .map(text)
@@ -547,8 +552,8 @@ mod tests {
                     like: text("rediss://u:p@one/3?protocol=3"),
                 }
         );
-        assert!(topology("memory://") == Topology::Memory(String::new()));
-        assert!(topology("memory://a?prefix=b") == Topology::Memory(text("a")));
+        assert!(location("memory://") == StoreLocation::Memory(String::new()));
+        assert!(location("memory://a?prefix=b") == StoreLocation::Memory(text("a")));
     }
 
     #[test]
