@@ -126,11 +126,12 @@ impl Default for Options {
 }
 
 /// The longest prefix, in bytes.
-pub(crate) const MAX_PREFIX: usize = 128;
+const MAX_PREFIX: usize = 128;
 
-/// Returns whether no key after this prefix can make the name of an internal record. Those names begin with `tenure`.
+/// Returns whether the prefix is not too long, and no key after it can make the name of an internal record. Those names begin
+/// with `tenure`.
 pub(crate) fn is_prefix(prefix: &[u8]) -> bool {
-    !b"tenure".starts_with(prefix) && !prefix.starts_with(b"tenure")
+    prefix.len() <= MAX_PREFIX && !b"tenure".starts_with(prefix) && !prefix.starts_with(b"tenure")
 }
 
 impl Options {
@@ -147,7 +148,7 @@ impl Options {
                 return refuse(format!("a lag is 30 days at most, as a lease is, not {lag:?}"));
             }
         }
-        if !is_prefix(&self.prefix) || self.prefix.len() > MAX_PREFIX {
+        if !is_prefix(&self.prefix) {
             let shown = Key::from(self.prefix.clone());
             return refuse(format!(
                 "a prefix has 1 to 128 bytes, and it must not begin with `tenure` or be a beginning of it, because internal records have such names: `{shown}`"

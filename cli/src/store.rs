@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::time::Duration;
 
-use redis::{ClientTlsConfig, TlsCertificates};
 use tenure::Locks;
+use tenure::{ClientTlsConfig, TlsCertificates};
 
 use crate::args::StoreArgs;
 use crate::failure::Failure;

@@ -10,8 +10,6 @@ use crate::driver::handle::Handle;
 use crate::error::StoreError;
 use crate::error::{Error, OptionsError};
 use crate::locks::entry::Locks;
-#[cfg(feature = "redis")]
-use crate::locks::url::RecoveryWord;
 use crate::locks::url::{StoreLocation, StoreUrl};
 use crate::observe;
 use crate::options::{Options, Recovery};
@@ -399,6 +397,14 @@ impl Builder {
     /// # Errors
     /// [`OptionsError`] for an option out of its bounds.
     pub fn memory_shared(self, store: &MemoryStore) -> Result<Locks, OptionsError> {
+        #[cfg(feature = "redis")]
+        {
+            self.no_certificates("memory has no connections")?;
+            if self.credentials.is_some() {
+                let why = "`Builder::credentials` has no effect: memory has no connections";
+                return Err(OptionsError(why.to_owned()));
+            }
+        }
         let locks = self.on(Arc::new(store.clone()))?;
         locks.log_built();
         Ok(locks)
@@ -408,17 +414,16 @@ impl Builder {
     ///
     /// # Errors
     /// As [`Locks::connect`]. With [`lazy`](Self::lazy) only [`Error::Options`], for an option or the URL.
-    pub async fn connect(self, url: &str) -> Result<Locks, Error> {
+    pub async fn connect(mut self, url: &str) -> Result<Locks, Error> {
         let url = StoreUrl::parse(url)?;
-        let mut builder = self;
         if let Some(prefix) = &url.prefix {
-            builder.options.prefix.clone_from(prefix);
+            self.options.prefix.clone_from(prefix);
         }
         #[cfg(feature = "redis")]
-        return builder.connect_to(url).await;
+        return self.connect_to(url).await;
         #[cfg(not(feature = "redis"))]
         match url.location {
-            StoreLocation::Memory(name) => Ok(builder.memory_shared(&MemoryStore::named(&name))?),
+            StoreLocation::Memory(name) => Ok(self.memory_shared(&MemoryStore::named(&name))?),
             _ => Err(Error::Options(OptionsError(
                 "the URL names a Redis: enable tenure's feature `redis`".to_owned(),
             ))),
@@ -429,49 +434,41 @@ impl Builder {
     async fn connect_to(mut self, url: StoreUrl) -> Result<Locks, Error> {
         // The longest lease of a quorum is no recovery of a server.
         if !matches!(url.location, StoreLocation::Quorum(_)) {
-            let always = url.recovery.map(|word| word == RecoveryWord::Always);
-            self.options.recover_as(always, (url.longest, url.lag));
+            self.options.recover_as(url.recovers, (url.longest, url.lag));
         }
-        let client = |builder: &Builder, url: &str| builder.client_of(url);
         match &url.location {
-            StoreLocation::Memory(name) => {
-                self.no_certificates("memory has no connections")?;
-                if self.credentials.is_some() {
-                    let why = "`Builder::credentials` has no effect: memory has no connections";
-                    return Err(OptionsError(why.to_owned()).into());
-                }
-                Ok(self.memory_shared(&MemoryStore::named(name))?)
-            }
+            StoreLocation::Memory(name) => Ok(self.memory_shared(&MemoryStore::named(name))?),
             StoreLocation::Server(url) => {
-                let client = client(&self, url)?;
-                self.on_client(client).await
+                let client = self.clients(std::slice::from_ref(url))?.remove(0);
+                self.client(client).await
             }
             StoreLocation::Sentinels { name, urls, like } => {
-                let like = client(&self, like)?;
-                self.behind(name, urls, like).await
+                let like = self.clients(std::slice::from_ref(like))?.remove(0);
+                self.sentinel(name, urls, like).await
             }
             StoreLocation::Cluster(urls) => {
-                let like = client(&self, &urls[0])?;
-                self.on_cluster(urls, like).await
+                let like = self.clients(&urls[..1])?.remove(0);
+                self.cluster(urls, like).await
             }
             StoreLocation::Quorum(urls) => {
-                let clients = urls.iter().map(|url| client(&self, url));
-                let clients = clients.collect::<Result<Vec<_>, _>>()?;
+                let clients = self.clients(urls)?;
                 let longest = url.longest.unwrap_or(self.options.lease);
-                self.on_quorum(clients, longest).await
+                self.quorum(clients, longest).await
             }
         }
     }
 
-    /// Returns a client for the server at a URL, with the certificates of this builder.
+    /// Makes the clients of servers. They take the certificates of this builder.
     #[cfg(feature = "redis")]
-    fn client_of(&self, url: &str) -> Result<redis::Client, OptionsError> {
-        let client = RedisStore::client_of(url)?;
+    fn clients(&mut self, urls: &[String]) -> Result<Vec<redis::Client>, OptionsError> {
+        let clients = urls.iter().map(|url| RedisStore::client_of(url));
         #[cfg(feature = "rustls")]
-        if let Some(certificates) = &self.tls {
-            return RedisStore::with_certificates(client, certificates);
+        if let Some(certificates) = self.tls.take() {
+            return clients
+                .map(|client| RedisStore::with_certificates(client?, &certificates))
+                .collect();
         }
-        Ok(client)
+        clients.collect()
     }
 
     /// Refuses certificates that would have no effect.
@@ -493,11 +490,6 @@ impl Builder {
     #[cfg(feature = "redis")]
     pub async fn client(self, client: redis::Client) -> Result<Locks, Error> {
         self.no_certificates(OWN_CERTIFICATES)?;
-        self.on_client(client).await
-    }
-
-    #[cfg(feature = "redis")]
-    async fn on_client(self, client: redis::Client) -> Result<Locks, Error> {
         self.options.check()?;
         self.connected(RedisStore::new(client)?).await
     }
@@ -514,22 +506,12 @@ impl Builder {
     /// As [`connect`](Self::connect). [`Error::Connect`] if no Sentinel knows the name.
     #[cfg(feature = "redis")]
     pub async fn sentinel<U: AsRef<str>>(
-        self,
-        name: &str,
-        urls: impl IntoIterator<Item = U>,
-        like: redis::Client,
-    ) -> Result<Locks, Error> {
-        self.no_certificates(OWN_CERTIFICATES)?;
-        self.behind(name, urls, like).await
-    }
-
-    #[cfg(feature = "redis")]
-    async fn behind<U: AsRef<str>>(
         mut self,
         name: &str,
         urls: impl IntoIterator<Item = U>,
         like: redis::Client,
     ) -> Result<Locks, Error> {
+        self.no_certificates(OWN_CERTIFICATES)?;
         self.options.recover_always();
         self.options.check()?;
         self.connected(RedisStore::behind(name, urls, like)?).await
@@ -550,15 +532,6 @@ impl Builder {
         like: redis::Client,
     ) -> Result<Locks, Error> {
         self.no_certificates(OWN_CERTIFICATES)?;
-        self.on_cluster(urls, like).await
-    }
-
-    #[cfg(feature = "redis")]
-    async fn on_cluster<U: AsRef<str>>(
-        self,
-        urls: impl IntoIterator<Item = U>,
-        like: redis::Client,
-    ) -> Result<Locks, Error> {
         self.options.check()?;
         self.options.check_cluster()?;
         self.connected(RedisStore::of_cluster(urls, like)?).await
@@ -573,13 +546,8 @@ impl Builder {
     /// master keeps another list. If two clients lead to one server by different names, the second connection is refused.
     /// [`recovery`](Self::recovery) and [`poll_gap`](Self::poll_gap) are options errors: a quorum has its own.
     #[cfg(feature = "redis")]
-    pub async fn quorum(self, clients: Vec<redis::Client>, longest: Duration) -> Result<Locks, Error> {
+    pub async fn quorum(mut self, clients: Vec<redis::Client>, longest: Duration) -> Result<Locks, Error> {
         self.no_certificates(OWN_CERTIFICATES)?;
-        self.on_quorum(clients, longest).await
-    }
-
-    #[cfg(feature = "redis")]
-    async fn on_quorum(mut self, clients: Vec<redis::Client>, longest: Duration) -> Result<Locks, Error> {
         self.options.recover_as_quorum(longest)?;
         self.options.check()?;
         self.connected(RedisStore::of_quorum(clients)?).await

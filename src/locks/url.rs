@@ -9,7 +9,7 @@ use std::time::Duration;
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 
 use crate::error::OptionsError;
-use crate::options::{MAX_PREFIX, is_prefix};
+use crate::options::is_prefix;
 
 /// The forms that a URL has.
 const FORMS: &str = "`redis://host:6379`, `rediss://…`, `unix:///path`, `redis+sentinel://host:26379,…/name`, \
@@ -21,17 +21,10 @@ const FORMS: &str = "`redis://host:6379`, `rediss://…`, `unix:///path`, `redis
 pub(super) struct StoreUrl {
     pub(super) location: StoreLocation,
     pub(super) prefix: Option<Vec<u8>>,
-    pub(super) recovery: Option<RecoveryWord>,
+    /// Whether a server always recovers.
+    pub(super) recovers: Option<bool>,
     pub(super) longest: Option<Duration>,
     pub(super) lag: Option<Duration>,
-}
-
-/// The value of the option `recovery`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::EnumString)]
-#[strum(serialize_all = "lowercase")]
-pub(super) enum RecoveryWord {
-    Evidence,
-    Always,
 }
 
 /// Where a store is. Each URL is that of one server, as redis-rs reads it.
@@ -233,17 +226,13 @@ impl StoreUrl {
             prefix: parts
                 .option("prefix")
                 .map(|prefix| percent_decode_str(prefix).collect()),
-            recovery: None,
+            recovers: None,
             longest: None,
             lag: None,
         };
         url.read_recovery(form, &parts).map_err(|why| refused(&why))?;
         // The check of all options shows the prefix.
-        if url
-            .prefix
-            .as_ref()
-            .is_some_and(|prefix| !is_prefix(prefix) || prefix.len() > MAX_PREFIX)
-        {
+        if url.prefix.as_ref().is_some_and(|prefix| !is_prefix(prefix)) {
             return Err(refused(
                 &"has an option `prefix` that cannot be used: 1 to 128 bytes that neither begin with `tenure` nor are a beginning of it",
             ));
@@ -262,16 +251,19 @@ impl StoreUrl {
             ))
         };
         (self.longest, self.lag) = (duration("longest")?, duration("lag")?);
-        if let Some(word) = parts.option("recovery") {
-            let word = word.parse();
-            let unknown = "has an option `recovery` that is neither `evidence` nor `always`";
-            self.recovery = Some(word.map_err(|_| unknown.to_owned())?);
-        }
+        self.recovers = match parts.option("recovery") {
+            None => None,
+            Some("always") => Some(true),
+            Some("evidence") => Some(false),
+            Some(_) => {
+                return Err("has an option `recovery` that is neither `evidence` nor `always`".to_owned());
+            }
+        };
         // Behind Sentinels a server always recovers, unless the URL says otherwise.
         let is_always = match form {
             UrlForm::Quorum => true,
-            UrlForm::Sentinel => self.recovery != Some(RecoveryWord::Evidence),
-            _ => self.recovery == Some(RecoveryWord::Always),
+            UrlForm::Sentinel => self.recovers != Some(false),
+            _ => self.recovers == Some(true),
         };
         for (option, is_given) in [("longest", self.longest.is_some()), ("lag", self.lag.is_some())] {
             if is_given && !is_always {
@@ -305,13 +297,7 @@ fn check(form: UrlForm, parts: &Parts<'_>) -> Result<(), String> {
                 .to_owned(),
         );
     }
-    match userinfo.split_once(':').unwrap_or((userinfo, "")) {
-        (user, "") if !user.is_empty() => Err(
-            "names a user without a password, and neither would be sent: write `user:password@`, or `:password@` for the user `default`"
-                .to_owned(),
-        ),
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 fn check_fragment(parts: &Parts<'_>) -> Result<(), String> {
@@ -351,12 +337,6 @@ fn check_options(form: UrlForm, parts: &Parts<'_>) -> Result<(), String> {
         }
         if *option == "protocol" && !["2", "3", "resp2", "resp3"].contains(value) {
             return Err("has an option `protocol` that is neither `resp2` nor `resp3`".to_owned());
-        }
-        if *option == "db" && value.parse::<u32>().is_err() {
-            return Err("has an option `db` that is no number".to_owned());
-        }
-        if *option == "user" && parts.option("pass").is_none() {
-            return Err("has an option `user` without effect: it needs `pass`".to_owned());
         }
         if parts.query[..at].iter().any(|(before, _)| before == option) {
             return Err(format!("has the option `{option}` twice"));
@@ -561,7 +541,7 @@ mod tests {
         let url = StoreUrl::parse("redis://one?prefix=a%3A%ff&recovery=always&longest=1m&lag=500ms");
         let url = url.unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(url.prefix.as_deref(), Some(&b"a:\xff"[..]));
-        assert_eq!(url.recovery, Some(RecoveryWord::Always));
+        assert_eq!(url.recovers, Some(true));
         let times = (Some(Duration::from_secs(60)), Some(Duration::from_millis(500)));
         assert_eq!((url.longest, url.lag), times);
     }

@@ -172,8 +172,8 @@ impl Election {
     /// Waits until this process leads, and runs the work while it leads.
     ///
     /// If the leadership is lost before the work is done, the work is dropped, unless it [runs to
-    /// completion](Self::run_to_completion). Then this campaigns again, after a pause of about a third of a lease: a leader that loses its lease again and
-    /// again leaves time to other candidates.
+    /// completion](Self::run_to_completion). Then this campaigns again, after a pause of about a third of a
+    /// lease: a leader that loses its lease again and again leaves time to other candidates.
     ///
     /// When the work ends, this resigns, returns the result of the work, also an `Err`, and does not campaign again. `work` is
     /// called each time that this process leads, so it clones what it needs. A service that must continue has a loop:

@@ -67,7 +67,8 @@ pub enum Misfire {
 ///
 /// Each retry has the same [fence](crate::Tick::fence), and may [`resume`](crate::Tick::resume) a checkpoint of an earlier
 /// try. The lease is held during the pauses, so a tick that comes meanwhile comes during an earlier one: [`Overlap`]. A run
-/// that lost its lease or was drained has not failed: its tick goes to the next [attempt](crate::scheduler::LeasedJob::attempts), on any node.
+/// that lost its lease or was drained has not failed: its tick goes to the next
+/// [attempt](crate::scheduler::LeasedJob::attempts), on any node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
     times: u32,
@@ -76,7 +77,8 @@ pub struct Retry {
 }
 
 impl Retry {
-    /// Returns a policy with this number of retries: with three, a tick that fails each time runs four times. The first pause is 1 s, and the longest is 1 min.
+    /// Returns a policy with this number of retries: with three, a tick that fails each time runs four times. The first
+    /// pause is 1 s, and the longest is 1 min.
     pub fn times(times: u32) -> Self {
         Retry {
             times,

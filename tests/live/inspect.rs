@@ -11,7 +11,7 @@ use crate::cluster::Cluster;
 use crate::help::{Eyes, held, ms, quorum, soon, until};
 use crate::quorums::{masters, urls};
 use crate::server::RedisServer;
-use crate::store::rights_of;
+use crate::store::{locks_of, rights_of};
 use crate::support::events::Watch;
 use crate::support::inspect;
 
@@ -355,18 +355,11 @@ async fn a_refused_presence_is_one_warning() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_documented_user_looks_and_changes_nothing() {
     let server = RedisServer::start();
-    let _: String = Eyes::on(&server).text(&format!("ACL SETUSER look on >secret {}", rights_of("look")));
     let (one, other) = (
         node(&server.url(), "one").await,
         node(&server.url(), "other").await,
     );
-    let url = server.url().replace("redis://", "redis://look:secret@");
-    let looks = Locks::builder()
-        .presence(false)
-        .lazy()
-        .connect(&url)
-        .await
-        .unwrap();
+    let looks = locks_of(&server, "look").await;
     let guard = held(&one, "a").await;
     let _readers = [
         soon(one.rw_lock("r").read()).await.unwrap(),

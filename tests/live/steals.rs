@@ -13,7 +13,7 @@ use crate::help::{Eyes, HOUR, Other, addr, held, ms, now, quorum, soon, until, u
 use crate::interop::foreign::{Foreign, Library};
 use crate::quorums::{masters, urls};
 use crate::server::RedisServer;
-use crate::store::rights_of;
+use crate::store::locks_of;
 use crate::support::inspect::{self, show, until_told};
 use crate::support::proxy::{Direction, Flow, Proxy};
 use crate::support::steal;
@@ -519,18 +519,11 @@ async fn a_lost_revoke_is_reported() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_documented_user_takes_leases() {
     let server = RedisServer::start();
-    let _: String = Eyes::on(&server).text(&format!("ACL SETUSER steal on >secret {}", rights_of("steal")));
     let (one, other) = (
         node(&server.url(), ms(60_000)).await,
         node(&server.url(), ms(60_000)).await,
     );
-    let url = server.url().replace("redis://", "redis://steal:secret@");
-    let thief = Locks::builder()
-        .presence(false)
-        .lazy()
-        .connect(&url)
-        .await
-        .unwrap();
+    let thief = locks_of(&server, "steal").await;
     for (key, grace, is_now) in [
         ("asked", ms(60_000), false),
         ("revoked", ms(0), false),
@@ -565,14 +558,7 @@ async fn the_documented_user_takes_leases() {
         ]
     );
     // The user that looks cannot take anything.
-    let _: String = Eyes::on(&server).text(&format!("ACL SETUSER look on >secret {}", rights_of("look")));
-    let url = server.url().replace("redis://", "redis://look:secret@");
-    let looks = Locks::builder()
-        .presence(false)
-        .lazy()
-        .connect(&url)
-        .await
-        .unwrap();
+    let looks = locks_of(&server, "look").await;
     let guard = held(&one, "kept").await;
     let entry = show(&looks, "kept").await.remove(0);
     let error = soon(looks.inspect().steal(&entry).now().into_future())

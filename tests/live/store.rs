@@ -3,20 +3,31 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use tenure::Key;
 use tenure::error::{StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{
     Call, Executed, GrantNumber, LinkRequest, Name, NodeId, Payload, Reply, Request, TickTime, Verb, Version,
 };
 use tenure::store::Link;
 use tenure::testing::compare_run;
+use tenure::{Key, Locks};
 
+use crate::help::Eyes;
 use crate::server::RedisServer;
 use crate::tools::{CLAIM, Inbox, PATIENCE, TERM, WAIT, ask, batch, claim_id, connect, request, store, tick};
 
 /// Returns the ACL rule of the README.
 pub fn acl() -> String {
     rights_of("tenure")
+}
+
+/// Returns locks for a user of the README, which may take no leases of its own.
+pub async fn locks_of(server: &RedisServer, user: &str) -> Locks {
+    let _: String = Eyes::on(server).text(&format!("ACL SETUSER {user} on >secret {}", rights_of(user)));
+    let url = server
+        .url()
+        .replace("redis://", &format!("redis://{user}:secret@"));
+    let builder = Locks::builder().presence(false).lazy();
+    builder.connect(&url).await.unwrap()
 }
 
 /// Returns the rights of a user of the README.

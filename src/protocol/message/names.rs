@@ -94,11 +94,13 @@ pub struct NodeId(Uuid);
 
 impl NodeId {
     /// Creates a random id.
+    #[doc(hidden)]
     pub fn random() -> Self {
         NodeId(Uuid::new_v4())
     }
 
     /// Creates an id with a chosen number, for simulators and tests.
+    #[doc(hidden)]
     pub fn numbered(n: u128) -> Self {
         NodeId(Uuid::from_u128(n))
     }

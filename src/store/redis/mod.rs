@@ -170,7 +170,7 @@ impl RedisStore {
     ///
     /// # Errors
     ///
-    /// Returns an error if the prefix is empty, begins with `tenure`, or is a beginning of `tenure`. Queues and the
+    /// Returns an error if the prefix is empty or too long, begins with `tenure`, or is a beginning of `tenure`. Queues and the
     /// clock have names that begin with `tenure`, and a key could complete such a prefix.
     pub(crate) fn with_prefix(mut self, prefix: impl AsRef<[u8]>) -> Result<Self, OptionsError> {
         let prefix = prefix.as_ref();
@@ -385,6 +385,10 @@ mod tests {
             "unix:///socket?user=me&pass=hunter2&db=x",
             "UNIX:///socket?pass=x@hunter2&db=x",
             "redis+unix:///socket?p%61ss=hunter2&db=x",
+            "unix://user:hunter2@/socket",
+            "unix://:hunter2@host/socket",
+            "redis://host?protocol=hunter2",
+            "redis://hunter2@host",
         ] {
             let error = open(url).expect_err(url).to_string();
             assert!(!error.contains("hunter2"), "{error}");

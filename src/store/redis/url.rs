@@ -24,14 +24,23 @@ pub(super) fn client(url: &str) -> Result<Client, OptionsError> {
     if let Some(instead) = unsupported(url) {
         return Err(refused(&format!("cannot be used: {instead}")));
     }
-    Client::open(url).map_err(|error| {
+    let client = Client::open(url).map_err(|error| {
         let is_tls = url.starts_with("rediss:") || url.starts_with("valkeys:");
         if is_tls && !cfg!(feature = "rustls") {
             return refused("asks for TLS: enable tenure's feature `rustls`");
         }
-        let detail = error.detail().map(|detail| format!(": {detail}"));
-        refused(&format!("cannot be used: {error}{}", detail.unwrap_or_default()))
-    })
+        // The detail, at the end of the text, may be a part of the URL.
+        let (text, detail) = (error.to_string(), error.detail().unwrap_or_default());
+        let text = text.strip_suffix(detail).unwrap_or_default();
+        refused(&format!("cannot be used: {}", text.trim_end_matches(": ")))
+    })?;
+    let settings = client.get_connection_info().redis_settings();
+    if settings.username().is_some() && settings.password().is_none_or(str::is_empty) {
+        return Err(refused(
+            "names a user without a password, and neither would be sent: write both, or the password alone for the user `default`",
+        ));
+    }
+    Ok(client)
 }
 
 /// Returns a client for the Sentinel at `url`. Without a port the URL means port 26379.
@@ -178,7 +187,9 @@ fn unsupported(url: &str) -> Option<&'static str> {
 fn redacted(url: &str) -> String {
     let scheme = url.split_once(':').map(|(scheme, _)| scheme.to_ascii_lowercase());
     let is_socket = scheme.is_some_and(|scheme| scheme.ends_with("unix"));
-    let shown = match url.rsplit_once('@').filter(|_| !is_socket) {
+    // A password in the query of a socket's URL may have a `@`.
+    let until = if is_socket { url.find('?') } else { None };
+    let shown = match url[..until.unwrap_or(url.len())].rsplit_once('@') {
         Some((head, host)) => match head.split_once("://") {
             Some((scheme, _)) => format!("{scheme}://…@{host}"),
             None => format!("…@{host}"),
