@@ -204,8 +204,19 @@ impl Cluster {
         let members = eventually("the target knows the masters", || self.members(to));
         let masters = members.iter().filter(|member| member.is_master);
         let others = masters
+            .clone()
             .map(|member| member.server)
             .filter(|at| ![from, to].contains(at));
+        // The target takes an epoch above those that it knows. A message of the source under a later one, from before it learns of
+        // the move, would take the slot from the target again, and no server would own it.
+        eventually("the target knows the epochs of the masters", || {
+            let live = masters
+                .clone()
+                .map(|member| member.server)
+                .filter(|at| self.is_live(*at));
+            let epochs = live.map(|at| self.epoch(at, "cluster_my_epoch"));
+            (self.epoch(to, "cluster_current_epoch")? >= epochs.max().flatten()?).then_some(())
+        });
         // The target comes first: if the source did, it could send clients to a target that sends them back.
         for at in [to, from]
             .into_iter()
@@ -214,6 +225,13 @@ impl Cluster {
         {
             self.set_slot(at, slot, &["NODE", &self.nodes[to].id]);
         }
+    }
+
+    /// Returns an epoch in `CLUSTER INFO` of the server.
+    fn epoch(&self, at: usize, field: &str) -> Option<u64> {
+        let info: String = query(self.server(at), &["CLUSTER", "INFO"]).ok()?;
+        let mut lines = info.lines();
+        lines.find_map(|line| line.strip_prefix(field)?.strip_prefix(':')?.parse().ok())
     }
 
     /// Ends a move of which no key is on the target: the slot stays where it is.
