@@ -389,7 +389,7 @@ pub enum StoreRefusal {
     WrongPassword,
     /// `NOPERM`: the user may not do this.
     #[strum(
-        to_string = "the user lacks a right (NOPERM), which `ACL LOG` of the server names: see the ACL in the README, and the rights that guarded writes need"
+        to_string = "the user lacks a right (NOPERM), which `ACL LOG` of the server names: see the rights in docs/redis.md (`tenure::guide::redis`), and those that guarded writes need"
     )]
     NoPermission,
     /// The server may have lost grants. It grants nothing until every earlier lease has ended.

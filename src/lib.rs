@@ -1,3 +1,5 @@
+// What the names of links in the README mean here. In Markdown the first definition of a name holds.
+#![doc = include_str!("links.md")]
 #![doc = include_str!("../README.md")]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![forbid(unsafe_code)]
@@ -26,6 +28,9 @@ pub mod scheduler;
 
 #[cfg(feature = "testing")]
 pub mod testing;
+
+#[cfg(any(doc, doctest))]
+pub mod guide;
 
 pub use error::Error;
 pub use key::{Key, KeyPart};

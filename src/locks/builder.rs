@@ -83,8 +83,8 @@ impl Locks {
     /// trusted. This is Redlock (Redis docs, "Distributed Locks with Redis") with fences. A master that was restarted, or is
     /// used for the first time, has no vote until every earlier lease is over: 11 s with the defaults. A lease lasts 10 s at
     /// most; `longest` sets another bound. All processes have the same list, in any order. Each master keeps it, and refuses a
-    /// process with another one; a process that one master refuses uses none. In most cases one Redis is enough; the README
-    /// says when. A quorum serves [`mutex`](Self::mutex), also with a [fixed](Mutex::fixed) lease, and
+    /// process with another one; a process that one master refuses uses none. In most cases one Redis is enough: see
+    /// [`guide::quorum`](crate::guide::quorum). A quorum serves [`mutex`](Self::mutex), also with a [fixed](Mutex::fixed) lease, and
     /// [`multi`](Self::multi), whose keys are locked one after the other. Nothing waits in the masters: a waiter claims again
     /// after 15 to 250 ms, in no order between processes. Everything else answers [`Error::Store`] with
     /// [`StoreRefusal::Unsupported`](crate::error::StoreRefusal).

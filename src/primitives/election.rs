@@ -209,7 +209,7 @@ impl Election {
     /// The future borrows the election. To spawn it without such a function:
     /// `tokio::spawn(async move { election.lead(work).await })`.
     ///
-    /// An unavailable store does not end it: it continues when the store is back. The [events](crate#what-it-tells-you)
+    /// An unavailable store does not end it: it continues when the store is back. The [events](crate::observe#events)
     /// report the outage.
     ///
     /// # Errors

@@ -77,7 +77,7 @@ impl Lease {
         self.held.fence
     }
 
-    /// Returns whether the lock is held at this moment, under the [guarantees](crate#guarantees). Compares the deadline with
+    /// Returns whether the lock is held at this moment, under the [guarantees](crate::guide::guarantees). Compares the deadline with
     /// the clock, so a process that was suspended for too long gets `false` as soon as it continues.
     pub fn is_held(&self) -> bool {
         self.held.is_held()

@@ -93,7 +93,7 @@
 //!
 //! # What is promised
 //!
-//! Under the [conditions](crate#guarantees) of every lease, for a job's name and a nominal tick:
+//! Under the [conditions](crate::guide::guarantees) of every lease, for a job's name and a nominal tick:
 //!
 //! 1. At most one run is current at any moment, as the store judges it. A process that was suspended past its lease
 //!    learns this before it does anything else, and the run's future is dropped.

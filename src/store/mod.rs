@@ -322,8 +322,8 @@ mod tests {
     }
 
     #[test]
-    fn the_readme_shows_what_each_store_serves() {
-        let readme = include_str!("../../README.md");
+    fn the_guide_shows_what_each_store_serves() {
+        let guide = include_str!("../../docs/choosing.md");
         let cell = |served: &Option<&str>| if served.is_none() { "yes" } else { "no" };
         for (primitive, [memory, redis, quorum]) in &PRIMITIVES {
             let row = format!(
@@ -332,7 +332,7 @@ mod tests {
                 cell(redis),
                 cell(quorum)
             );
-            assert!(readme.contains(&row), "the README lacks `{row}`");
+            assert!(guide.contains(&row), "docs/choosing.md lacks `{row}`");
         }
     }
 }

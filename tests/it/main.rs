@@ -74,6 +74,7 @@ mod multi;
 mod mutexes;
 mod nonce;
 mod outages;
+mod pages;
 mod paused_clock;
 #[cfg(feature = "scheduler")]
 mod policies;

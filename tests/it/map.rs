@@ -45,34 +45,3 @@ fn what_the_map_names_exists() {
         "{files} files, {functions} functions: {faults:#?}"
     );
 }
-
-/// The README is also the front page of the docs, where a relative link to a file leads nowhere.
-#[test]
-fn links_of_the_readme_work_on_the_front_page_of_the_docs() {
-    let readme = include_str!("../../README.md");
-    let anchors: Vec<String> = readme
-        .lines()
-        .filter_map(|line| line.strip_prefix("##"))
-        .map(|title| {
-            let plain = title.trim_start_matches('#').trim().to_lowercase();
-            plain.replace(' ', "-").replace(['`', ',', ':', '?', '\''], "")
-        })
-        .collect();
-    let inline = readme.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
-    let inline = inline.map(|(target, _)| target);
-    let named = readme.lines().filter(|line| line.starts_with('['));
-    let named = named
-        .filter_map(|line| line.split_once("]: "))
-        .map(|(_, target)| target);
-    let targets: Vec<&str> = inline.chain(named).collect();
-    let dead = targets.iter().filter(|target| match target.strip_prefix('#') {
-        Some(anchor) => !anchors.iter().any(|known| known == anchor),
-        None => !target.starts_with("https://"),
-    });
-    let dead: Vec<_> = dead.collect();
-    assert!(
-        targets.len() > 5 && dead.is_empty(),
-        "{} links, dead: {dead:?}",
-        targets.len()
-    );
-}

@@ -1,4 +1,4 @@
-//! The end of a service with a server and jobs, as shown in the README.
+//! The end of a service with a server and jobs, as `docs/operations.md` shows it.
 
 mod recipe;
 
@@ -143,16 +143,16 @@ async fn a_handler_that_hangs_takes_the_grace_once() {
     assert_eq!(Instant::now(), began + grace, "once, and to the end");
 }
 
-/// The README shows the function that these tests run.
+/// The guide shows the function that these tests run.
 #[test]
-fn the_readme_has_this_recipe() {
+fn the_guide_has_this_recipe() {
     let recipe = include_str!("shutdown/recipe.rs");
     let (_, recipe) = recipe.split_once("\n\n").expect("the imports end");
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     let recipe = words(recipe).replace("pub(super) async", "async");
     assert!(
-        words(include_str!("../../README.md")).contains(&recipe),
-        "README.md lacks tests/it/shutdown/recipe.rs"
+        words(include_str!("../../docs/operations.md")).contains(&recipe),
+        "docs/operations.md lacks tests/it/shutdown/recipe.rs"
     );
 }
 

@@ -338,7 +338,7 @@ async fn a_missing_right_is_named() {
         let (text, error) = refused(Locks::connect(&format!("redis://app:secret@127.0.0.1:{port}/")).await);
         let kind = StoreErrorKind::Refused(StoreRefusal::NoPermission);
         assert_eq!(error.kind(), &kind, "{text}");
-        tells(&text, &["NOPERM", "README", &format!("'{command}'")]);
+        tells(&text, &["NOPERM", "docs/redis.md", &format!("'{command}'")]);
     }
     // Later, too.
     let _: String = Eyes::on(&server).text("ACL SETUSER app +@all");

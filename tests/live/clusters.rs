@@ -224,7 +224,7 @@ async fn leases_are_renewed_and_released_in_a_half_moved_slot_with_the_records_a
     half_moved(true).await;
 }
 
-/// The rights of the README are enough on a cluster, also in a half-moved slot, and those that it adds are needed.
+/// The rights of the guide are enough on a cluster, also in a half-moved slot, and those that it adds are needed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_documented_acl_is_enough_on_a_cluster() {
     let cluster = Cluster::start(3, 0);

@@ -351,7 +351,7 @@ async fn a_refused_presence_is_one_warning() {
     assert_eq!(watch.count("server_warning"), 1);
 }
 
-/// The user of the README that looks can look, and can change nothing.
+/// The user of the guide that looks can look, and can change nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_documented_user_looks_and_changes_nothing() {
     let server = RedisServer::start();

@@ -1,4 +1,4 @@
-//! One record, many languages: the real redis-py and tenure exclude each other. `pairs` tests each library of the README's
+//! One record, many languages: the real redis-py and tenure exclude each other. `pairs` tests each library of the guide's
 //! table.
 
 pub mod foreign;

@@ -206,14 +206,14 @@ async fn a_user_without_the_right_to_info_is_refused_if_the_server_always_recove
     soon(locks.unwrap().ping()).await.unwrap();
 }
 
-/// The rights of the README are enough for a link that a Sentinel confirms, and for the recovery of a new reign.
+/// The rights of the guide are enough for a link that a Sentinel confirms, and for the recovery of a new reign.
 #[tokio::test]
 async fn the_documented_users_are_enough_with_a_sentinel() {
     let master = RedisServer::start();
     let _: String = Eyes::on(&master).text(&format!("ACL SETUSER app on >secret {}", acl()));
     let sentinel = RedisServer::sentinel(NAME, master.port());
-    let readme = include_str!("../../README.md");
-    let (_, rights) = readme.split_once("the user of each Sentinel needs `").unwrap();
+    let guide = include_str!("../../docs/redis.md");
+    let (_, rights) = guide.split_once("the user of each Sentinel needs `").unwrap();
     let rights = rights.split_once('`').unwrap().0;
     let user = format!("ACL SETUSER app on >secret -@all +hello +auth +ping {rights}");
     let _: String = Eyes::on(&sentinel).text(&user);

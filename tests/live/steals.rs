@@ -515,7 +515,7 @@ async fn a_lost_revoke_is_reported() {
     drop(one);
 }
 
-/// The user of the README that steals can do all of it, and can take no lease itself beyond that.
+/// The user of the guide that steals can do all of it, and can take no lease itself beyond that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_documented_user_takes_leases() {
     let server = RedisServer::start();

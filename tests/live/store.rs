@@ -15,12 +15,12 @@ use crate::help::Eyes;
 use crate::server::RedisServer;
 use crate::tools::{CLAIM, Inbox, PATIENCE, TERM, WAIT, ask, batch, claim_id, connect, request, store, tick};
 
-/// Returns the ACL rule of the README.
+/// Returns the ACL rule of the guide.
 pub fn acl() -> String {
     rights_of("tenure")
 }
 
-/// Returns locks for a user of the README, which may take no leases of its own.
+/// Returns locks for a user of the guide, which may take no leases of its own.
 pub async fn locks_of(server: &RedisServer, user: &str) -> Locks {
     let _: String = Eyes::on(server).text(&format!("ACL SETUSER {user} on >secret {}", rights_of(user)));
     let url = server
@@ -30,12 +30,12 @@ pub async fn locks_of(server: &RedisServer, user: &str) -> Locks {
     builder.connect(&url).await.unwrap()
 }
 
-/// Returns the rights of a user of the README.
+/// Returns the rights of a user of the guide.
 pub fn rights_of(user: &str) -> String {
-    let readme = include_str!("../../README.md");
-    let (_, rule) = readme
+    let guide = include_str!("../../docs/redis.md");
+    let (_, rule) = guide
         .split_once(&format!("ACL SETUSER {user} on >password "))
-        .expect("the README has a rule");
+        .expect("docs/redis.md has a rule");
     let (rule, _) = rule.split_once("```").expect("its end");
     rule.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -82,7 +82,7 @@ impl World {
     /// Adds a replica with this data, which becomes a master. Returns its index.
     fn add_replica(&mut self, ledger: Ledger<Planted>) -> usize {
         self.runs += 1;
-        // The clocks of two servers differ by less than the longest lease, which the README demands for growing fences.
+        // The clocks of two servers differ by less than the longest lease, which `docs/sentinel.md` demands for growing fences.
         let longest = self.profile.terms.iter().map(|term| term.lease_ms).max();
         let band = [0, 200, longest.unwrap_or_default() as i64][self.rng.usize(0..3)] * 1000;
         let offset = self.rng.i64(-band / 2..=band / 2);

@@ -1,4 +1,4 @@
-//! What the README shows. A test compares the two.
+//! What `docs/operations.md` shows. A test compares the two.
 use axum::Router;
 use std::error::Error;
 use std::future::IntoFuture;

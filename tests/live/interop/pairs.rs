@@ -1,4 +1,4 @@
-//! Each library of the README's table beside tenure: two processes of each, and one counter that is not atomic.
+//! Each library of the table of `docs/other-clients.md` beside tenure: two processes of each, and one counter that is not atomic.
 
 use std::time::Duration;
 
