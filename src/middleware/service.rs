@@ -1,4 +1,28 @@
 //! Finds the key, acquires the lock, and admits the request.
+//!
+//! # The way of one request
+//!
+//! 1. The layer's service starts a future for the request (`middleware/service.rs` `call`, `enter`).
+//! 2. A key source in `middleware/keys/` finds the key, or several, each to be written or read (`middleware/key.rs`
+//!    `Keys`).
+//! 3. If the request already holds a key, the layer uses that lease (`middleware/leases.rs` `held`). Otherwise the layer
+//!    acquires the lock with its options (`middleware/acquire.rs` `acquire`): one key by its mutex, reader or permit,
+//!    several by a multi-lock.
+//! 4. The lease is added to the extensions of the request (`middleware/leases.rs` `insert`).
+//! 5. Only now the future makes the inner service ready and calls the handler (`middleware/future.rs` `poll`).
+//! 6. The future watches for the loss of the lease while the handler runs (`middleware/request_guard.rs` `poll_lost`). If
+//!    the layer runs handlers to completion, the handler runs in a task of its own and is not cancelled
+//!    (`middleware/completion.rs` `run_to_completion`). The task keeps every other lease of the request too
+//!    (`middleware/kept_leases.rs` `keep`): the last of a layer and the tasks releases the layer's guard
+//!    (`primitives/offer.rs` `close`, `leave`). A handler may take the guard (`primitives/guard.rs` `take_guard`). Then
+//!    layers and tasks leave the lease alone (`primitives/offer.rs` `take`, `is_taken`).
+//! 7. If the layer is set to do so, the lock is released before the response is returned. The response waits for the
+//!    release for at most 250 ms (`middleware/request_guard.rs` `release`). Or the body of the response has the guard until
+//!    it ends (`middleware/body.rs` `poll_frame`).
+//! 8. Code in the handler that asks for the same key finds the lease (`primitives/scope.rs` `enter`, `find`).
+//! 9. A refusal is a response. The layer finds the reason, for example a busy key (423) or a wait that was too long (429)
+//!    (`middleware/acquire.rs` `denial`). The reason has a status and becomes the response (`middleware/refusal.rs`
+//!    `status`, `refuse`).
 
 use std::fmt;
 use std::future::{Future, ready};

@@ -1,4 +1,30 @@
 //! Guarded writes: Redis commands or a script, executed in one atomic step, and only while each of their leases is current.
+//!
+//! # The way of one write
+//!
+//! A guarded write is a list of Redis commands, or a script, of the caller. The server executes it only while the lease is
+//! current. For a `MultiGuard`, every lease must be current. The code handles a single lease as a list with one element.
+//!
+//! 1. The call refuses input that no server accepts (`primitives/write.rs` `query`, `check_words`). It refuses leases on
+//!    two servers, because no server could check both in one step (`primitives/write.rs` `write`, `driver/servers.rs`
+//!    `for_all`).
+//! 2. The key machine of each lease counts the write, and returns the claim and the grant that the server must find
+//!    (`primitives/write.rs` `begin`, `protocol/key/holding.rs` `begin_write`).
+//! 3. The write becomes a call that is sent once (`primitives/call.rs` `once`, `protocol/call/actions.rs` `act`).
+//! 4. The session sends the write after the batches, once, in a script call of its own, with a deadline
+//!    (`protocol/session/actions.rs` `queue_action`, `send_actions`, `driver/driver.rs` `act`, `store/redis/link.rs`
+//!    `act`).
+//! 5. In the text of the script, the caller's code stands before the check, but it runs only after the check
+//!    (`store/redis/write.rs` `encode`, `wrap`, `wrap_text`). The check is `store/redis/lua/write.lua`, and its rule is in
+//!    the ledger (`protocol/ledger/mod.rs` `not_current`).
+//! 6. A server before Redis 7.0 does not protect its global variables. There a script of the caller gets its own global
+//!    variables from `store/redis/lua/globals.lua`.
+//! 7. After the answer, the write no longer counts as in flight (`protocol/call/actions.rs` `answered`, `end_write`). If a
+//!    lease was not current, it is lost before the caller gets the answer (`protocol/key/holding.rs` `write_ended`).
+//! 8. Without an answer, the outcome is unknown, and the write still counts as in flight (`protocol/call/actions.rs`
+//!    `failed`). When the holder gives such a lease back, the lease is yielded to a fresh number. It is not handed over in
+//!    the process (`protocol/key/holding.rs` `give_back`). So a write that is executed late finds another record.
+//!    `sim/src/callers/writes.rs` sends such writes late.
 
 use std::fmt;
 use std::sync::Arc;

@@ -1,5 +1,42 @@
 //! Claims each tick at the store, and runs the job if the store grants the tick. Knows leases and ticks, but no cron
 //! crate.
+//!
+//! # The way of one tick
+//!
+//! 1. The cron crate fires the job's closure, which finds the nominal time of the tick (`scheduler/engine.rs` `closure`,
+//!    `handle_fire`). Only this file knows how tokio-cron-scheduler works. The time comes from expression and zone
+//!    (`scheduler/schedule.rs` `latest`).
+//! 2. If the cron crate does not fire a tick within a second, a task of the job starts the tick
+//!    (`scheduler/scheduled_job.rs` `start_unfired`). It does so without an event if the process was paused
+//!    (`driver/pause.rs` `was_paused`).
+//! 3. The node pursues the tick without knowing any cron crate (`scheduler/tick_runner.rs` `run_if_won`, `try_until_over`).
+//! 4. The pursuit is a claim with a mark, the nominal time. The claim also says what happens to the tick while an earlier
+//!    tick runs: the tick is skipped, is queued, or runs after it (`primitives/tick.rs` `acquire_tick`). A queued tick
+//!    replaces the tick that was queued before it. With *run after it*, no tick is passed over.
+//! 5. If the policy runs every tick, the node goes from tick to tick, in order (`scheduler/catch_up.rs` `run_all`,
+//!    `run_up_to`).
+//! 6. The store alone decides, by its own clock, whether a tick may run (`protocol/ledger/transaction.rs` `claim`,
+//!    `protocol/ledger/ticks.rs` `refuse_tick`, `refuse_behind_earlier`). On Redis: `store/redis/lua/claim.lua`,
+//!    `store/redis/lua/job.lua`.
+//! 7. The winner runs the job, with as many attempts as the policy allows (`scheduler/run.rs` `run`, `try_once`,
+//!    `primitives/guard.rs` `run`). The other nodes wait in the queue, as standbys.
+//! 8. The winner tells the store that the tick has ended. After that, no node runs the tick again (`scheduler/run.rs`
+//!    `finish`, `protocol/ledger/ticks.rs` `finish`).
+//! 9. A run can leave a checkpoint for the next run of its tick (`scheduler/tick.rs` `checkpoint`, `primitives/tick.rs`
+//!    `ask_about_run`). The store keeps it only if the run still owns the tick (`protocol/ledger/call.rs`
+//!    `save_checkpoint`). On Redis: `store/redis/lua/ask.lua`.
+//! 10. If the winner and all standbys are gone, only the store knows of the open tick. Each node asks the store for an open
+//!     tick soon after the node makes the job. Then it asks once per lease, but at most once every 5 s
+//!     (`scheduler/scheduled_job.rs` `poll_unfinished`, `protocol/ledger/call.rs` `answer_call`, `report_open_tick`).
+//! 11. The same question tells the store the latest tick that the node knows to be over. If a store came back with an older
+//!     copy of its data, the question tells it that tick again (`protocol/ledger/call.rs` `mend_lost_mark`).
+//! 12. A tick that this node could not run in time is *missed* only if no node ran it. The node asks the store again before
+//!     it says so (`scheduler/audit.rs` `resolve_missed`).
+//! 13. A drain ends all of this (`scheduler/mod.rs` `drain`).
+//!
+//! The same code runs in the tests that users write (`testing/simulation.rs`). Three parts are replaced: the store
+//! (`testing/store.rs` `apply`), the clocks (`driver/process.rs` `now`, `wall`) and the loop of the cron crate
+//! (`testing/engine.rs` `look`).
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

@@ -1,4 +1,19 @@
 //! What the store keeps, read for operators.
+//!
+//! # The way of one look
+//!
+//! 1. An operator's program asks for a page of keys, for one key, or for the nodes (`primitives/inspect/inspection.rs`
+//!    `list`, `show`, `nodes`). The driver's thread does the input and output, so any runtime may ask
+//!    (`driver/inspector.rs` `read`).
+//! 2. On Redis the page is read on connections of its own, by plain commands with a bound. `SCAN` finds records and queues
+//!    (`store/redis/inspector.rs` `list`, `scan`). Then pipelines read the types, the records and the first waiters
+//!    (`store/redis/inspector/keys.rs` `outlines`, `fill`, `shares`, `waiters`). Nothing is settled or swept.
+//! 3. One file reads the texts that the scripts write (`store/redis/format.rs` `owner`, `share`, `waiter`).
+//! 4. The ledger shows the same (`protocol/ledger/view.rs` `view`), and the differential tests compare the two after each
+//!    step.
+//! 5. A view has no nonce: the nonce of an owner is the secret of a transfer (`protocol/view.rs`).
+//! 6. A node tells of itself every 20 s, once it has asked for a lease (`driver/presence.rs` `keep`, `tell`). Its key
+//!    expires after a minute, and a shutdown removes it (`driver/presence.rs` `end_presence`). Presence decides nothing.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
