@@ -185,6 +185,7 @@ counters! {
     WokeLost: "first look after a pause: lost",
     WokeHeld: "first look after a pause: held",
     Close: "node closed",
+    CloseBesideRuns: "node closed while runs go on",
     Partition: "node cut off",
     Stall: "connection stalled",
     Reset: "connection reset",

@@ -805,6 +805,11 @@ fn finds_a_claim_that_overtakes_a_leave() {
 }
 
 #[test]
+fn finds_a_run_that_is_given_up_by_a_closing() {
+    finds(with(Flaw::RunGivenUpAtClose), Violation::WrongAnswer, 1);
+}
+
+#[test]
 fn finds_a_request_that_is_forgotten_with_its_connection() {
     finds(with(Flaw::ForgottenWithConnection), Violation::Unanswered, 1);
 }

@@ -88,6 +88,13 @@ impl NodeJobs {
         lock(&self.names).values().any(|known| *known == Some(id))
     }
 
+    /// Begins no further tick, and cancels all runs.
+    pub(crate) fn end(&self) {
+        self.closing.cancel();
+        self.pursuits.close();
+        self.cancel();
+    }
+
     /// Cancels all runs. They are told from here, not from their own tasks, because a job may block its task while
     /// other tasks work for it.
     pub(crate) fn cancel(&self) {

@@ -562,10 +562,10 @@ impl Node {
 
     // The end.
 
-    /// Gives up everything that callers hold and wait for.
-    pub(crate) fn close(self: &Arc<Self>) {
+    /// Gives up everything that callers hold and wait for, except for the ticks of runs that go on.
+    pub(crate) fn close(self: &Arc<Self>, runs_go_on: bool) {
         self.presence.is_over.store(true, Ordering::SeqCst);
-        self.step_every_key(|shard, now, perform| shard.close(now, perform));
+        self.step_every_key(|shard, now, perform| shard.close(now, runs_go_on, perform));
     }
 
     /// Notes that no handle is left: the driver finishes its work and ends.

@@ -236,26 +236,39 @@ impl Locks {
     /// [request timeout](crate::Builder::request_timeout) has passed.
     ///
     /// First it waits for the handlers that a layer runs to completion, even if their clients have left. Meanwhile layers
-    /// refuse other requests with 503. If a handler may never end, put a timeout around this call. When the future is
-    /// dropped, everything is released in the background, including the leases of those handlers. Such a handler must not
-    /// wait for `shutdown` itself.
+    /// refuse other requests with 503. It also cancels the runs of jobs, and waits until each has ended: call
+    /// `drain` (feature `scheduler`) before, to give them time. If a handler or a run may never end, put a timeout around this
+    /// call. When the future is dropped, everything is released in the background, including the leases of those handlers. A run
+    /// that has not ended keeps its lease until it ends, or until the process does. Such a handler or run must not wait for
+    /// `shutdown` itself.
     pub async fn shutdown(&self) {
         /// Closes the node, also when the future of `shutdown` is dropped.
-        struct Close<'a>(&'a Handle);
+        struct Close<'a> {
+            handle: &'a Handle,
+            runs_go_on: bool,
+        }
         impl Drop for Close<'_> {
             fn drop(&mut self) {
-                self.0.node().close();
+                self.handle.node().close(self.runs_go_on);
             }
         }
         if self.handle.node().is_forked() {
             return;
         }
-        let close = Close(&self.handle);
+        let mut close = Close {
+            handle: &self.handle,
+            runs_go_on: true,
+        };
+        #[cfg(feature = "scheduler")]
+        self.handle.jobs().end();
         #[cfg(feature = "tower")]
         {
             self.handle.tasks().close();
             self.handle.tasks().wait().await;
         }
+        #[cfg(feature = "scheduler")]
+        self.handle.jobs().pursuits.wait().await;
+        close.runs_go_on = false;
         drop(close);
         self.idle().await;
         self.handle.node().end_presence().await;

@@ -241,6 +241,8 @@ pub enum Flaw {
     RenewalBehindQueue,
     /// A claim is sent before this node's own leave of the same key.
     ClaimBeforeLeave,
+    /// A node that closes gives up the tick of a run that goes on.
+    RunGivenUpAtClose,
     /// The requests in flight on a connection that is given up are forgotten.
     ForgottenWithConnection,
     /// The queued requests for a name that moved to another server are forgotten.

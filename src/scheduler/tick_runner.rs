@@ -4,7 +4,7 @@
 //! # The way of one tick
 //!
 //! 1. The cron crate fires the job's closure, which finds the nominal time of the tick (`scheduler/engine.rs` `closure`,
-//!    `handle_fire`). Only this file knows how tokio-cron-scheduler works. The time comes from expression and zone
+//!    `handle_fire`). Only that file knows how tokio-cron-scheduler works. The time comes from expression and zone
 //!    (`scheduler/schedule.rs` `latest`).
 //! 2. If the cron crate does not fire a tick within a second, a task of the job starts the tick
 //!    (`scheduler/scheduled_job.rs` `start_unfired`). It does so without an event if the process was paused

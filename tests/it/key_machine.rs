@@ -753,7 +753,7 @@ fn a_step_of_every_key_leaves_no_effects_behind() {
     // A claim that is given up is reported under its own name, too.
     let mut told = Vec::new();
     let now = engine.now;
-    engine.shard.close(now, |name, effect| {
+    engine.shard.close(now, false, |name, effect| {
         if let Effect::Denied(ticket, AcquireError::Closed) = effect {
             told.push((name.clone(), *ticket));
         }

@@ -103,7 +103,7 @@ impl Machine {
     pub(crate) fn close(&mut self) {
         let effects = &mut self.effects;
         self.shard
-            .close(self.now, |_, effect| effects.push(effect.clone()));
+            .close(self.now, false, |_, effect| effects.push(effect.clone()));
     }
 
     /// Handles what is due.

@@ -42,7 +42,9 @@ fn pages() -> Vec<Page> {
         "ARCHITECTURE.md",
         "CONTRIBUTING.md",
         "SECURITY.md",
+        "benches/README.md",
         "examples/README.md",
+        "tests/README.md",
     ];
     let paths = others.map(PathBuf::from).into_iter().chain(guides());
     paths.map(page).collect()

@@ -48,7 +48,8 @@ pub async fn quorum<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<
     let clients = urls
         .into_iter()
         .map(|url| redis::Client::open(url.as_ref()).unwrap());
-    Locks::builder().quorum(clients.collect(), ms(10_000)).await
+    let builder = Locks::builder().request_timeout(ms(10_000));
+    builder.quorum(clients.collect(), ms(10_000)).await
 }
 
 /// Awaits the future, and panics instead of hanging for ever.

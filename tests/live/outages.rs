@@ -6,7 +6,7 @@ use tenure::Locks;
 use tokio::task::JoinSet;
 
 use crate::contest::Contest;
-use crate::help::{Eyes, PATIENCE, addr, held, held_at_last, ms, now, patient, soon, until, url};
+use crate::help::{Eyes, PATIENCE, addr, held, held_at_last, locks, ms, now, patient, soon, until, url};
 use crate::server::RedisServer;
 use crate::support::events::Watch;
 use crate::support::proxy::{Direction, Flow, Proxy};
@@ -16,7 +16,7 @@ const LEASES: [Duration; 3] = [ms(2 * 3_600_000), ms(6 * 3_600_000), ms(12 * 3_6
 const OUTAGES: [Duration; 3] = [ms(300), ms(700), ms(1_200)];
 
 async fn leasing(url: &str, lease: Duration) -> Locks {
-    Locks::builder().lease(lease).connect(url).await.unwrap()
+    locks(url, lease).await
 }
 
 /// Breaks every connection and refuses new ones.
@@ -111,9 +111,9 @@ async fn queues_continue_soon_after_an_outage() {
 async fn a_queue_survives(outage: impl FnOnce(&Proxy)) {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
-    let lease = ms(10_000);
-    let builder = Locks::builder().lease(lease).request_timeout(ms(800));
-    let locks = builder.connect(&url(proxy.addr())).await.unwrap();
+    // Long, so that a slow machine reconnects in what is left of it.
+    let lease = ms(30_000);
+    let locks = leasing(&url(proxy.addr()), lease).await;
     let key = format!("line {}", proxy.addr());
     let watch = Watch::of(format!("key={key} "));
     let guard = held(&locks, key.as_str()).await;
@@ -130,11 +130,12 @@ async fn a_queue_survives(outage: impl FnOnce(&Proxy)) {
     until("they wait", || locks.waiter_count() == 20).await;
     // Shortly before the next renewal of the lease.
     watch.until("renewed").await;
-    tokio::time::sleep(ms(2_700)).await;
+    tokio::time::sleep(ms(9_000)).await;
     held(&locks, "heard").await.release().await.unwrap();
     let away = now();
     outage(&proxy);
-    let back = away + lease * 85 / 100;
+    // Counted from the renewal, the lease would end two seconds before.
+    let back = away + ms(23_000);
     let denied = async {
         while let Some(answer) = line.join_next().await {
             if let Err((at, error)) = answer.unwrap() {

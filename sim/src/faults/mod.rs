@@ -9,6 +9,7 @@ mod sentinels;
 mod server;
 
 use tenure::protocol::ledger::RecordOwner;
+use tenure::protocol::message::Kind;
 
 use crate::coverage::Case;
 use crate::time::MS;
@@ -162,6 +163,20 @@ impl World {
         }
     }
 
+    /// Returns the callers of a node that run a tick.
+    fn runs(&mut self, slot: usize) -> Vec<usize> {
+        let node = &self.nodes[slot];
+        let holding = node.live.iter().copied().filter(|caller| {
+            let caller = &node.callers[*caller];
+            caller.state == CallerState::Holding && self.keys[caller.key].kind == Kind::Job
+        });
+        let holding: Vec<_> = holding.collect();
+        holding
+            .into_iter()
+            .filter(|caller| self.look(slot, *caller))
+            .collect()
+    }
+
     /// Closes a node. The second time its process ends.
     pub(crate) fn closing(&mut self, slot: usize) {
         let node = &mut self.nodes[slot];
@@ -174,11 +189,22 @@ impl World {
         }
         node.closing = true;
         self.cover(Case::Close);
-        self.close(slot);
+        let runs = self.runs(slot);
+        let runs_go_on = !runs.is_empty() && self.chance(50);
+        self.close(slot, runs_go_on);
+        if runs_go_on {
+            self.cover(Case::CloseBesideRuns);
+            if let Some(run) = runs.iter().find(|run| !self.look(slot, **run)) {
+                let key = self.nodes[slot].callers[*run].key;
+                self.report(Violation::WrongAnswer, Some(key), || {
+                    format!("the run of ticket {} was given up by the closing", run + 1)
+                });
+            }
+        }
         let node = &self.nodes[slot];
         let unheard = node.live.iter().find(|c| match node.callers[**c].state {
             CallerState::Waiting => true,
-            CallerState::Holding => !node.callers[**c].was_lost,
+            CallerState::Holding => !node.callers[**c].was_lost && !(runs_go_on && runs.contains(c)),
             _ => false,
         });
         if let Some(caller) = unheard.copied() {

@@ -91,13 +91,13 @@ impl World {
         self.raise(Signal::AllKeysChanged);
     }
 
-    /// Closes all keys of a node.
-    pub(crate) fn close(&mut self, slot: usize) {
+    /// Closes all keys of a node. The runs of its jobs may go on.
+    pub(crate) fn close(&mut self, slot: usize, runs_go_on: bool) {
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
         self.note(Some(slot), None, || "<- close".into());
         let keep = |_: &Name, effect: &Effect| effects.push(effect.clone());
-        self.nodes[slot].shard.close(local, keep);
+        self.nodes[slot].shard.close(local, runs_go_on, keep);
         self.carry_out(slot, effects);
         self.raise(Signal::AllKeysChanged);
     }

@@ -379,7 +379,7 @@ impl<P: Plant> KeyState<P> {
     }
 
     /// Gives up everything. A leave is repeated only until its lease has ended.
-    pub(crate) fn close(&mut self, cx: &mut StepContext<'_>) {
+    pub(crate) fn close(&mut self, cx: &mut StepContext<'_>, keeps_held: bool) {
         self.step_calls(cx, Calls::close);
         self.expire(cx);
         let solos = std::mem::take(&mut self.solos);
@@ -389,6 +389,7 @@ impl<P: Plant> KeyState<P> {
         for number in self.claims.all() {
             let claim = &mut self.claims[number];
             match (&mut claim.phase, claim.claimant) {
+                (Phase::Held(_), _) if keeps_held && !self.plant.planted(Flaw::RunGivenUpAtClose) => {}
                 (Phase::Held(_), _) => self.lose(cx, number, LostCause::Shutdown),
                 (Phase::Leaving(leaving), _) => {
                     leaving.until = leaving.until.min(leaving.ends);

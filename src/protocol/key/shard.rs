@@ -12,7 +12,7 @@ use crate::protocol::flaw::{Flaw, Plant, Sound};
 use crate::protocol::key::claim::Holding;
 use crate::protocol::key::context::{Seed, ShardContext, StepContext};
 use crate::protocol::key::key_state::KeyState;
-use crate::protocol::message::{ClaimId, Name, NodeId};
+use crate::protocol::message::{ClaimId, Kind, Name, NodeId};
 use crate::protocol::quorum::{Quorum, QuorumOutput};
 use crate::protocol::session::server_clock::ServerClock;
 use crate::protocol::step::{AcquireError, Effect, FormerMaster, InboxState, Input, Rules, Ticket};
@@ -356,9 +356,16 @@ impl<P: Plant> Shard<P> {
 
     /// Gives up everything: waiters are denied, holders lose their leases, and claims are left. No lock is granted
     /// from now on.
-    pub fn close(&mut self, now: Instant, perform: impl FnMut(&Name, &Effect)) {
+    ///
+    /// With `runs_go_on` the ticks that are held stay so: their runs cannot be ended from here, so each of them keeps its
+    /// lease until its runner releases it.
+    pub fn close(&mut self, now: Instant, runs_go_on: bool, perform: impl FnMut(&Name, &Effect)) {
         self.context.is_closed = true;
-        self.each(now, KeyState::close, perform);
+        self.each(
+            now,
+            |key, cx| key.close(cx, runs_go_on && cx.name.kind == Kind::Job),
+            perform,
+        );
     }
 
     /// Returns what a caller holds, until a step ends it.
