@@ -1,17 +1,32 @@
-//! The demonstration: a server, a database, three replicas, a kill and a deploy.
+//! A server, a database, three replicas, a kill and a deploy, and the table of the runs.
+//!
+//! The first replica to run the job is killed, and another one continues. Then a new release replaces the replicas one by one,
+//! and the new release finishes the job. At the end the stage checks that each entry was booked once.
+
+#![allow(
+    clippy::disallowed_methods,
+    reason = "a program reads the clock, and the demonstration waits"
+)]
+#![allow(
+    unreachable_pub,
+    reason = "a program exports nothing, and `server` is included elsewhere"
+)]
+
+#[path = "../../../tests/live/server.rs"]
+mod server;
 
 use std::collections::BTreeMap;
-use std::error::Error;
 use std::process::Stdio;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use tokio::io::{AsyncBufReadExt, BufReader};
 use tokio::process::{Child, Command};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 
 use crate::ledger::Ledger;
-use crate::server::RedisServer;
+use crate::{BoxError, replica};
+use server::RedisServer;
 
 const ENTRIES: i64 = 600;
 /// The number of booked entries after which the first run is killed.
@@ -21,38 +36,43 @@ const DEPLOYED_AT: i64 = 340;
 /// The timeout of each step, longer than any step takes.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A line from a replica: the name of the replica, and the words of the line.
-type Said = (String, Vec<String>);
+/// A line from a replica.
+struct Line {
+    replica: String,
+    words: Vec<String>,
+}
 
 struct Replicas {
     url: String,
     path: String,
     expression: String,
     running: BTreeMap<String, Child>,
-    said: (mpsc::UnboundedSender<Said>, mpsc::UnboundedReceiver<Said>),
+    sender: mpsc::UnboundedSender<Line>,
+    lines: mpsc::UnboundedReceiver<Line>,
 }
 
 impl Replicas {
     /// Starts a replica, and waits until it is ready.
-    async fn start(&mut self, who: &str) -> Result<(), Box<dyn Error>> {
+    async fn start(&mut self, name: &str) -> Result<(), BoxError> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["replica", &self.url, &self.path, &self.expression])
             .stdout(Stdio::piped())
             .kill_on_drop(true)
             .spawn()?;
-        let mut lines = BufReader::new(child.stdout.take().ok_or("the child has no stdout")?).lines();
-        let (who, said) = (who.to_owned(), self.said.0.clone());
-        self.running.insert(who.clone(), child);
-        let (ready, is_ready) = tokio::sync::oneshot::channel();
+        let mut output = BufReader::new(child.stdout.take().ok_or("the child has no stdout")?).lines();
+        let (replica, sender) = (name.to_owned(), self.sender.clone());
+        self.running.insert(name.to_owned(), child);
+        let (ready, is_ready) = oneshot::channel();
         tokio::spawn(async move {
             let mut ready = Some(ready);
-            while let Ok(Some(line)) = lines.next_line().await {
+            while let Ok(Some(line)) = output.next_line().await {
                 if line == "ready" {
                     ready.take().map(|ready| ready.send(()));
                     continue;
                 }
                 let words = line.split(' ').map(str::to_owned).collect();
-                let _ = said.send((who.clone(), words));
+                let replica = replica.clone();
+                let _ = sender.send(Line { replica, words });
             }
         });
         timeout(PATIENCE, is_ready).await??;
@@ -60,43 +80,67 @@ impl Replicas {
     }
 
     /// Returns the next line of any replica.
-    async fn next(&mut self) -> Result<Said, Box<dyn Error>> {
-        Ok(timeout(PATIENCE, self.said.1.recv())
-            .await?
-            .ok_or("all replicas have ended")?)
+    async fn next(&mut self) -> Result<Line, BoxError> {
+        let line = timeout(PATIENCE, self.lines.recv()).await?;
+        Ok(line.ok_or("all replicas have ended")?)
+    }
+
+    async fn kill(&mut self, name: &str) -> Result<(), BoxError> {
+        let child = self.running.remove(name);
+        let mut child = child.ok_or("the replica of the latest run is not running")?;
+        Ok(child.kill().await?)
     }
 
     /// Sends SIGTERM to a replica, as an orchestrator does.
-    fn terminate(&mut self, who: &str) -> Result<(), Box<dyn Error>> {
-        let id = self.running[who].id().ok_or("the replica has ended")?;
+    fn terminate(&mut self, name: &str) -> Result<(), BoxError> {
+        let id = self.running[name].id().ok_or("the replica has ended")?;
         std::process::Command::new("kill").arg(id.to_string()).status()?;
+        Ok(())
+    }
+
+    /// Replaces each replica by one of the new release.
+    async fn deploy(&mut self) -> Result<(), BoxError> {
+        let old: Vec<String> = self.running.keys().cloned().collect();
+        for (old, new) in old.iter().zip(["new-a", "new-b"]) {
+            self.start(new).await?;
+            self.terminate(old)?;
+        }
         Ok(())
     }
 }
 
-/// A table of the runs: replica, attempt, fence, first and last entry.
-struct Runs(Vec<(String, String, String, i64, i64)>);
+/// A run of the job.
+struct Run {
+    replica: String,
+    attempt: String,
+    fence: String,
+    /// The last entry that was booked before the run.
+    from: i64,
+    /// The last entry that the run has booked.
+    upto: i64,
+}
+
+/// The table of the runs.
+struct Runs(Vec<Run>);
 
 impl Runs {
-    fn note(&mut self, (who, words): &Said) {
+    fn note(&mut self, Line { replica, words }: &Line) {
         match &words.iter().map(String::as_str).collect::<Vec<_>>()[..] {
             ["begins", attempt, fence, from] => {
                 let from = from.parse().unwrap_or_default();
-                println!("{who} begins attempt {attempt} after entry {from}");
-                let run = (
-                    who.clone(),
-                    (*attempt).to_owned(),
-                    (*fence).to_owned(),
+                println!("{replica} begins attempt {attempt} after entry {from}");
+                self.0.push(Run {
+                    replica: replica.clone(),
+                    attempt: (*attempt).to_owned(),
+                    fence: (*fence).to_owned(),
                     from,
-                    from,
-                );
-                self.0.push(run);
+                    upto: from,
+                });
             }
-            ["booked", attempt, _, upto] => {
-                let of_run =
-                    |run: &&mut (String, String, String, i64, i64)| run.0 == *who && run.1 == *attempt;
-                if let Some(run) = self.0.iter_mut().find(of_run) {
-                    run.4 = upto.parse().unwrap_or_default();
+            ["booked", attempt, upto] => {
+                let mut runs = self.0.iter_mut();
+                if let Some(run) = runs.find(|run| run.replica == *replica && run.attempt == *attempt) {
+                    run.upto = upto.parse().unwrap_or_default();
                 }
             }
             _ => {}
@@ -105,95 +149,97 @@ impl Runs {
 
     fn print(&self) {
         println!("\n| replica | attempt | fence | entries |\n|---|---|---|---|");
-        for (who, attempt, fence, from, upto) in &self.0 {
-            println!("| {who} | {attempt} | {fence} | {} to {upto} |", from + 1);
+        for run in &self.0 {
+            println!(
+                "| {} | {} | {} | {} to {} |",
+                run.replica,
+                run.attempt,
+                run.fence,
+                run.from + 1,
+                run.upto
+            );
         }
-    }
-
-    /// Returns the replica of the latest run, and the last entry that it booked.
-    fn latest(&self) -> Option<(&str, i64)> {
-        self.0.last().map(|run| (run.0.as_str(), run.4))
     }
 }
 
 /// Returns a cron expression that fires once a day, next in 6 s: the midnight of this demonstration.
-fn soon() -> Result<String, Box<dyn Error>> {
+fn soon() -> Result<String, BoxError> {
     let at = SystemTime::now().duration_since(UNIX_EPOCH)?.as_secs() + 6;
     Ok(format!("{} {} {} * * *", at % 60, at / 60 % 60, at / 3_600 % 24))
 }
 
 /// Runs until the job has ended. Kills the replica of the first run, and later replaces all replicas.
-async fn play(replicas: &mut Replicas) -> Result<Runs, Box<dyn Error>> {
-    let (mut runs, mut killed, mut deployed) = (Runs(Vec::new()), false, false);
+async fn night(replicas: &mut Replicas) -> Result<Runs, BoxError> {
+    let (mut runs, mut is_killed, mut is_deployed) = (Runs(Vec::new()), false, false);
     loop {
-        let said = replicas.next().await?;
-        runs.note(&said);
-        if said.1[0] == "ends" {
-            println!("{} has finished", said.0);
+        let line = replicas.next().await?;
+        runs.note(&line);
+        if line.words[0] == "ends" {
+            println!("{} has finished", line.replica);
             return Ok(runs);
         }
-        let Some((who, upto)) = runs.latest().map(|(who, upto)| (who.to_owned(), upto)) else {
-            continue;
-        };
-        if !killed && upto >= KILLED_AT {
-            println!("{who} is killed");
-            let mut child = replicas
-                .running
-                .remove(&who)
-                .ok_or("the replica of the latest run is not running")?;
-            child.kill().await?;
-            killed = true;
-        } else if !deployed && upto >= DEPLOYED_AT {
+        let Some(latest) = runs.0.last() else { continue };
+        if !is_killed && latest.upto >= KILLED_AT {
+            println!("{} is killed", latest.replica);
+            replicas.kill(&latest.replica).await?;
+            is_killed = true;
+        } else if !is_deployed && latest.upto >= DEPLOYED_AT {
             println!("a new release: each replica is replaced");
-            let old: Vec<String> = replicas.running.keys().cloned().collect();
-            for (old, new) in old.iter().zip(["new-a", "new-b"]) {
-                replicas.start(new).await?;
-                replicas.terminate(old)?;
-            }
-            deployed = true;
+            replicas.deploy().await?;
+            is_deployed = true;
         }
     }
 }
 
 /// Runs the demonstration, and fails if an entry is missing or a balance is wrong.
-pub async fn run() -> Result<(), Box<dyn Error>> {
-    let own = std::env::var("TENURE_URL").is_err().then(RedisServer::start);
-    let url = match &own {
-        Some(server) => server.url(),
-        None => std::env::var("TENURE_URL")?,
-    };
-    let directory = std::env::temp_dir().join(format!("tenure-reconcile-{}", std::process::id()));
-    std::fs::create_dir_all(&directory)?;
-    let path = directory.join("ledger.db").display().to_string();
-    let ledger = Ledger::create(&path, ENTRIES).map_err(|error| error as Box<dyn Error>)?;
+async fn show(url: String, path: String) -> Result<(), BoxError> {
+    let ledger = Ledger::create(&path, ENTRIES)?;
+    let (sender, lines) = mpsc::unbounded_channel();
     let mut replicas = Replicas {
         url,
         path,
         expression: soon()?,
         running: BTreeMap::new(),
-        said: mpsc::unbounded_channel(),
+        sender,
+        lines,
     };
     println!(
         "three replicas, {ENTRIES} entries, midnight at `{}` UTC",
         replicas.expression
     );
-    for who in ["old-a", "old-b", "old-c"] {
-        replicas.start(who).await?;
+    for name in ["old-a", "old-b", "old-c"] {
+        replicas.start(name).await?;
     }
-    let runs = play(&mut replicas).await?;
+    let runs = night(&mut replicas).await?;
     runs.print();
-    let say = |error: Box<dyn Error + Send + Sync>| error as Box<dyn Error>;
-    let (booked, wrong) = (
-        ledger.booked().map_err(say)?,
-        ledger.wrong_balances().map_err(say)?,
-    );
+    let (booked, wrong) = (ledger.booked()?, ledger.wrong_balances()?);
     println!("\n{booked} of {ENTRIES} entries are booked, each once; {wrong} balances are wrong");
-    drop(replicas);
-    std::fs::remove_dir_all(&directory)?;
     let is_right = booked == ENTRIES && wrong == 0 && runs.0.len() >= 3;
     if is_right {
         Ok(())
     } else {
         Err("entries are missing, balances are wrong, or there were fewer than three runs".into())
     }
+}
+
+pub(crate) async fn play() -> Result<(), BoxError> {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match &args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        [] => {}
+        // The child processes that this program starts.
+        ["replica", url, path, expression] => return replica(url, (*path).to_owned(), expression).await,
+        _ => return Err("usage: cargo run -p tenure-reconcile-sqlite".into()),
+    }
+    let url = std::env::var("TENURE_URL").unwrap_or_default();
+    if url.starts_with("memory:") {
+        return Err("three processes share no memory: unset TENURE_URL, or set it to a Redis".into());
+    }
+    // An empty variable counts as unset.
+    let server = url.is_empty().then(RedisServer::start);
+    let url = server.as_ref().map_or(url, RedisServer::url);
+    let directory = std::env::temp_dir().join(format!("tenure-reconcile-{}", std::process::id()));
+    std::fs::create_dir_all(&directory)?;
+    let shown = show(url, directory.join("ledger.db").display().to_string()).await;
+    std::fs::remove_dir_all(&directory)?;
+    shown
 }
