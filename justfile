@@ -30,7 +30,7 @@ docs *args:
 
 # Run every example, in memory unless TENURE_URL is set
 examples:
-    for example in examples/*.rs; do cargo run --all-features --example "$(basename "$example" .rs)" || exit 1; done
+    for main in examples/*/main.rs; do cargo run --all-features --example "$(basename "$(dirname "$main")")" || exit 1; done
     cargo run -p tenure-reconcile-sqlite
     cargo run -p tenure-fenced-ledger
     cargo run -p tenure-fenced-ledger -- --without-fence

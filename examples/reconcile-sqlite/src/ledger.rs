@@ -7,7 +7,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension, TransactionBehavior, params};
 use tenure::Tick;
 
-type Failure = Box<dyn Error + Send + Sync>;
+use crate::BoxError;
 
 /// How many entries are booked in one transaction.
 const BATCH: i64 = 20;
@@ -24,7 +24,7 @@ const TABLES: &str = "
 
 /// The error of a run that must not write any more: a later run of the tick has begun.
 #[derive(Debug)]
-pub struct Superseded;
+pub(crate) struct Superseded;
 
 impl fmt::Display for Superseded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -36,11 +36,11 @@ impl Error for Superseded {}
 
 /// The database.
 #[derive(Debug)]
-pub struct Ledger(Connection);
+pub(crate) struct Ledger(Connection);
 
 impl Ledger {
     /// Creates a ledger with `entries` entries of the day.
-    pub fn create(path: &str, entries: i64) -> Result<Ledger, Failure> {
+    pub(crate) fn create(path: &str, entries: i64) -> Result<Ledger, BoxError> {
         let mut ledger = Ledger::open(path)?;
         ledger.0.execute_batch(TABLES)?;
         let all = ledger.0.transaction()?;
@@ -56,7 +56,7 @@ impl Ledger {
     }
 
     /// Opens an existing ledger.
-    pub fn open(path: &str) -> Result<Ledger, Failure> {
+    pub(crate) fn open(path: &str) -> Result<Ledger, BoxError> {
         let connection = Connection::open(path)?;
         connection.busy_timeout(Duration::from_secs(5))?;
         Ok(Ledger(connection))
@@ -64,7 +64,7 @@ impl Ledger {
 
     /// Takes the tick over from its earlier runs, and returns the last entry that they booked. From now on the ledger refuses
     /// their writes, because their fence is smaller.
-    pub fn resume(&mut self, tick: &Tick) -> Result<i64, Failure> {
+    pub(crate) fn resume(&mut self, tick: &Tick) -> Result<i64, BoxError> {
         let (at, fence) = (tick.nominal_unix().cast_signed(), tick.fence().as_i64());
         let upto = self.0.query_row(
             "INSERT INTO progress VALUES (?1, ?2, 0)
@@ -76,9 +76,9 @@ impl Ledger {
         Ok(upto.optional()?.ok_or(Superseded)?)
     }
 
-    /// Books the next entries and stores the progress, in one transaction. Returns the last booked entry and the number of
-    /// entries; `None` if no entry is left.
-    pub fn book_batch(&mut self, tick: &Tick) -> Result<Option<(i64, i64)>, Failure> {
+    /// Books the next entries and stores the progress, in one transaction. Returns the last booked entry, or `None` if
+    /// no entry is left.
+    pub(crate) fn book_batch(&mut self, tick: &Tick) -> Result<Option<i64>, BoxError> {
         let (at, fence) = (tick.nominal_unix().cast_signed(), tick.fence().as_i64());
         let batch = self.0.transaction_with_behavior(TransactionBehavior::Immediate)?;
         let from = batch.query_row(
@@ -87,10 +87,10 @@ impl Ledger {
             |row| row.get::<_, i64>(0),
         );
         let from = from.optional()?.ok_or(Superseded)?;
-        let (upto, count): (Option<i64>, i64) = batch.query_row(
-            "SELECT max(id), count(*) FROM (SELECT id FROM entries WHERE id > ?1 ORDER BY id LIMIT ?2)",
+        let upto: Option<i64> = batch.query_row(
+            "SELECT max(id) FROM (SELECT id FROM entries WHERE id > ?1 ORDER BY id LIMIT ?2)",
             params![from, BATCH],
-            |row| Ok((row.get(0)?, row.get(1)?)),
+            |row| row.get(0),
         )?;
         let Some(upto) = upto else { return Ok(None) };
         batch.execute(
@@ -104,18 +104,18 @@ impl Ledger {
         )?;
         batch.execute("UPDATE progress SET upto = ?2 WHERE tick = ?1", params![at, upto])?;
         batch.commit()?;
-        Ok(Some((upto, count)))
+        Ok(Some(upto))
     }
 
     /// Returns how many entries are booked.
-    pub fn booked(&self) -> Result<i64, Failure> {
+    pub(crate) fn booked(&self) -> Result<i64, BoxError> {
         Ok(self
             .0
             .query_row("SELECT count(*) FROM booked", [], |row| row.get(0))?)
     }
 
     /// Returns how many accounts have a balance that is not the sum of their entries.
-    pub fn wrong_balances(&self) -> Result<i64, Failure> {
+    pub(crate) fn wrong_balances(&self) -> Result<i64, BoxError> {
         Ok(self.0.query_row(
             "SELECT count(*) FROM (SELECT account, sum(cents) AS cents FROM entries GROUP BY account) AS true_ones
              WHERE cents IS NOT (SELECT cents FROM balances WHERE balances.account = true_ones.account)",
