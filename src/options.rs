@@ -25,6 +25,8 @@ pub(crate) const MAX_BURST: u32 = 1023;
 /// The default lease of jobs.
 #[cfg(any(feature = "redis", feature = "scheduler"))]
 pub(crate) const JOB_LEASE: Duration = Duration::from_secs(30);
+/// The default of other leases.
+const DEFAULT_LEASE: Duration = Duration::from_secs(10);
 /// The default lag behind Sentinels.
 #[cfg(feature = "redis")]
 const DEFAULT_LAG: Duration = Duration::from_secs(3);
@@ -76,7 +78,8 @@ pub enum Recovery {
 #[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) prefix: Vec<u8>,
-    pub(crate) lease: Duration,
+    /// `None` if the user has set none: the default depends on the longest that is allowed.
+    pub(crate) lease: Option<Duration>,
     pub(crate) margin: Option<Duration>,
     pub(crate) burst: u32,
     pub(crate) burst_time: Duration,
@@ -104,7 +107,7 @@ impl Default for Options {
     fn default() -> Self {
         Options {
             prefix: b"lock:".to_vec(),
-            lease: Duration::from_secs(10),
+            lease: None,
             margin: None,
             burst: 256,
             burst_time: Duration::from_millis(20),
@@ -140,7 +143,7 @@ impl Options {
     /// # Errors
     /// Names the bound and the value of the first option that is out of bounds.
     pub(crate) fn check(&self) -> Result<(), OptionsError> {
-        self.term(self.lease)?;
+        self.term(self.lease())?;
         let refuse = |text: String| Err(OptionsError(text));
         if let Some(Recovery::Always { longest, lag }) = self.recovery {
             self.term(longest)?;
@@ -184,7 +187,7 @@ impl Options {
     pub(crate) fn recovery_time(&self) -> Duration {
         let (longest, lag) = match self.recovery {
             Some(Recovery::Always { longest, lag }) => (longest, lag),
-            Some(Recovery::OnEvidence) | None => (self.lease, Duration::ZERO),
+            Some(Recovery::OnEvidence) | None => (self.lease(), Duration::ZERO),
         };
         Duration::from_millis(self.times(longest).hold_ms()).saturating_add(lag)
     }
@@ -195,6 +198,16 @@ impl Options {
             Some(Recovery::Always { lag, .. }) => lag,
             Some(Recovery::OnEvidence) | None => Duration::ZERO,
         }
+    }
+
+    /// Returns how long a lease lasts that has no length of its own.
+    pub(crate) fn lease(&self) -> Duration {
+        self.lease.unwrap_or_else(|| self.at_most_longest(DEFAULT_LEASE))
+    }
+
+    /// Returns a default length, or the longest that is allowed.
+    pub(crate) fn at_most_longest(&self, lease: Duration) -> Duration {
+        self.longest_lease().map_or(lease, |longest| lease.min(longest))
     }
 
     /// Returns the longest lease of any process, if a server recovers after each restart or promotion.
@@ -208,7 +221,7 @@ impl Options {
     /// Sets the default of servers behind Sentinels, unless the user has set another recovery.
     #[cfg(feature = "redis")]
     pub(crate) fn recover_always(&mut self) {
-        let longest = self.lease.max(JOB_LEASE);
+        let longest = self.lease().max(JOB_LEASE);
         self.recovery.get_or_insert(Recovery::Always {
             longest,
             lag: DEFAULT_LAG,
@@ -226,7 +239,7 @@ impl Options {
             self.recovery = Some(Recovery::OnEvidence);
         } else if always.is_some() || longest.is_some() || lag.is_some() {
             let known = self.longest_lease().map(|longest| (longest, self.lag()));
-            let (of_builder, lag_of_builder) = known.unwrap_or((self.lease.max(JOB_LEASE), DEFAULT_LAG));
+            let (of_builder, lag_of_builder) = known.unwrap_or((self.lease().max(JOB_LEASE), DEFAULT_LAG));
             self.recovery = Some(Recovery::Always {
                 longest: longest.unwrap_or(of_builder),
                 lag: lag.unwrap_or(lag_of_builder),
@@ -270,7 +283,7 @@ impl Options {
     pub(crate) fn lock(&self) -> LockOptions {
         LockOptions {
             limit: self.max_waiters_per_key,
-            ..LockOptions::new(self.times(self.lease))
+            ..LockOptions::new(self.times(self.lease()))
         }
     }
 
@@ -343,9 +356,26 @@ mod tests {
         for part in ["30s", "30.001s", "`longest` of `Recovery::Always`"] {
             assert!(error.contains(part), "{error}");
         }
+        // Without a length of its own, a lease fits: the command `tenure` knows the URL of the services only.
+        options.lease = None;
+        for (longest, lease) in
+            [(3, 3), (10, 10), (60, 10)].map(|(longest, lease)| (longest * 1_000, lease * 1_000))
+        {
+            let longest = Duration::from_millis(longest);
+            options.recovery = Some(Recovery::Always {
+                longest,
+                lag: DEFAULT_LAG,
+            });
+            options.check().unwrap();
+            assert_eq!(options.lease(), Duration::from_millis(lease));
+        }
+        options.recovery = Some(Recovery::Always {
+            longest,
+            lag: DEFAULT_LAG,
+        });
         // A fixed lease and the lease of a call are checked in another place.
         options.check_times(options.times(longer)).unwrap_err();
-        options.lease = longer;
+        options.lease = Some(longer);
         options.check().unwrap_err();
         options.recovery = Some(Recovery::OnEvidence);
         options.check().unwrap();

@@ -172,14 +172,15 @@ impl Builder {
         self
     }
 
-    /// Sets how long a lease lasts without renewal; default 10 s, 400 ms to 30 days.
+    /// Sets how long a lease lasts without renewal; default 10 s, or the `longest` of [`Recovery::Always`] or of a quorum if that is
+    /// shorter; 400 ms to 30 days.
     ///
     /// The locks of a process that died are free after a lease, the margin and a timer. Holders survive an outage of the store
     /// of up to two thirds of a lease.
     ///
     /// [`Mutex::lease`] sets the length for one lock. Jobs have their own default, 30 s.
     pub fn lease(mut self, lease: Duration) -> Self {
-        self.options.lease = lease;
+        self.options.lease = Some(lease);
         self
     }
 
@@ -452,7 +453,7 @@ impl Builder {
             }
             StoreLocation::Quorum(urls) => {
                 let clients = self.clients(urls)?;
-                let longest = url.longest.unwrap_or(self.options.lease);
+                let longest = url.longest.unwrap_or_else(|| self.options.lease());
                 self.quorum(clients, longest).await
             }
         }

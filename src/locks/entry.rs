@@ -141,7 +141,7 @@ impl Locks {
     /// # Cancel safety
     /// Dropping the future does not undo the release.
     pub async fn release_transfer(&self, transfer: &Transfer) -> Result<(), Error> {
-        let lease = self.handle.options().lease;
+        let lease = self.handle.options().lease();
         let release = |of| Call::Release { of, repeats: false };
         transfer.call(&self.handle, lease, release).await
     }

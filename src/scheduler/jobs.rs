@@ -58,7 +58,8 @@ impl Jobs {
     /// The errors of the store.
     pub async fn reset(&self, name: impl Into<Key>) -> Result<bool, Error> {
         let name = name.into();
-        let report = ask_about_job(&self.0, &name, DEFAULT_LEASE, Call::Reset).await?;
+        let lease = self.0.options().at_most_longest(DEFAULT_LEASE);
+        let report = ask_about_job(&self.0, &name, lease, Call::Reset).await?;
         lock(&self.0.jobs().over).remove(&name);
         Ok(report.ahead_ms > 0)
     }

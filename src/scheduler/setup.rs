@@ -15,7 +15,7 @@ use crate::protocol::primitive::Primitive;
 use crate::scheduler::engine;
 use crate::scheduler::error::JobError;
 use crate::scheduler::explain::explain_rare_job;
-use crate::scheduler::policy::{JobOutput, JobSettings, Misfire, Overlap, Retry};
+use crate::scheduler::policy::{DEFAULT_LEASE, JobOutput, JobSettings, Misfire, Overlap, Retry};
 use crate::scheduler::schedule::Schedule;
 use crate::scheduler::tick::Tick;
 use crate::scheduler::tick_runner::TickRunner;
@@ -61,7 +61,8 @@ pub struct LeasedJob {
 }
 
 impl LeasedJob {
-    /// Sets the length of the job's lease; the default is 30 s. The lease is renewed while the job runs, so it does
+    /// Sets the length of the job's lease; the default is 30 s, or the `longest` of [`Recovery::Always`](crate::Recovery) if that
+    /// is shorter. The lease is renewed while the job runs, so it does
     /// not limit the job's length. With a shorter lease, a standby takes over sooner when the winner dies.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.settings.lease = lease;
@@ -238,7 +239,10 @@ impl Locks {
         LeasedJob {
             locks: self.clone(),
             name,
-            settings: JobSettings::default(),
+            settings: JobSettings {
+                lease: self.handle().options().at_most_longest(DEFAULT_LEASE),
+                ..JobSettings::default()
+            },
             spec,
             zone: Ok(Tz::UTC),
         }

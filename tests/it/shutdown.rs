@@ -4,12 +4,13 @@ mod recipe;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::routing::get;
-use tenure::{LockLayer, Locks};
+use tenure::testing::fire_tick;
+use tenure::{LockLayer, Locks, MemoryStore, Tick};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
@@ -190,6 +191,55 @@ async fn a_drain_does_not_wait_for_a_job_that_blocks() {
     assert!(drained.is_err(), "{drained:?}");
     drop(ends);
     soon(pursuit).await.unwrap();
+}
+
+/// A thread cannot be cancelled. So no other node begins its tick, neither while `shutdown` waits for the thread nor after the caller
+/// gave `shutdown` up.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_goes_on_keeps_its_tick_in_a_shutdown() {
+    let midnight = SystemTime::UNIX_EPOCH + Duration::from_secs(1_792_627_200);
+    for is_given_up in [false, true] {
+        let store = MemoryStore::default();
+        let nodes = [(); 2].map(|()| Locks::builder().memory_shared(&store).unwrap());
+        let (ends, end) = std::sync::mpsc::channel::<()>();
+        let (begins, mut begun) = tokio::sync::mpsc::unbounded_channel();
+        let end = std::sync::Mutex::new(end);
+        let blocks = move |tick: Tick| {
+            begins.send(tick).unwrap();
+            let _ = end.lock().unwrap().recv();
+        };
+        let _blocks = nodes[0]
+            .cron("books", "0 0 0 * * *")
+            .run_blocking(blocks)
+            .unwrap();
+        let _stands_by = nodes[1].cron("books", "0 0 0 * * *").run(async |_| {}).unwrap();
+        let fire = |locks: &Locks| {
+            let locks = locks.clone();
+            tokio::spawn(async move { fire_tick(&locks, "books", midnight).await })
+        };
+        let runs = fire(&nodes[0]);
+        let tick = soon(begun.recv()).await.unwrap();
+        let stands_by = fire(&nodes[1]);
+        until("the other node stands by", || nodes[1].waiter_count() == 1).await;
+
+        assert!(soon(nodes[0].drain(Duration::ZERO)).await.is_err());
+        let mut shutdown = Some(Box::pin(nodes[0].shutdown()));
+        let ended = tokio::time::timeout(ms(20), shutdown.as_mut().unwrap()).await;
+        assert!(ended.is_err(), "the thread has not ended");
+        if is_given_up {
+            shutdown = None;
+        }
+        assert!(
+            tick.is_held() && nodes[1].waiter_count() == 1,
+            "given up: {is_given_up}"
+        );
+        drop(ends);
+        assert_eq!(soon(runs).await.unwrap(), "done");
+        assert_eq!(soon(stands_by).await.unwrap(), "elsewhere");
+        if let Some(shutdown) = shutdown {
+            soon(shutdown).await;
+        }
+    }
 }
 
 /// Starts a tick of a job that does this. Returns the job, its pursuit, and what says that it runs.
