@@ -32,17 +32,14 @@
 //!
 //! # Busy
 //!
-//! `try_lock` and the like return `Ok(None)` if the key is busy, so an `Err` is a failure.
-//!
 //! `lock_timeout` and the like return [`Error::Busy`] in two cases. A caller of this process holds the key when the wait ends. Or
 //! the store said that the key is held, and the store was not silent at the end of the wait. Otherwise they return
 //! [`Error::Store`]. A server that needs more than 200 ms for an answer counts as silent.
 //!
 //! # Full
 //!
-//! [`Error::QueueFull`] (for one key) and [`Error::NodeFull`] (for the process) are returned at once, and only to a caller that
-//! must wait. [`Mutex::max_waiters`](crate::Mutex::max_waiters) and the [`Builder`](crate::Builder::max_waiters_per_key) set the
-//! limits.
+//! If too many callers wait, a call returns [`Error::QueueFull`] (for one key) or [`Error::NodeFull`] (for the process) at once.
+//! [`Mutex::max_waiters`](crate::Mutex::max_waiters) and the [`Builder`](crate::Builder::max_waiters_per_key) set the limits.
 //!
 //! # Unavailable
 //!
@@ -86,8 +83,7 @@
 //! A lease is lost if it ends before its guard does; [`LostCause`] says why. The holder must stop its work, because another
 //! holder may have the lock now. Writes that are sent after a loss are not protected, unless the resource checks their
 //! [fence](crate::Lease::fence) or they are written [under the lease](crate::Lease::atomically). [`Lease`](crate::Lease) has the
-//! ways to notice a loss early. [`Lease::run`](crate::Lease::run) and [`Mutex::with`](crate::Mutex::with) drop the work when the
-//! lease is lost.
+//! ways to notice a loss early, and to end the work then.
 
 use std::any::Any;
 use std::error::Error as StdError;

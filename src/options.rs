@@ -63,8 +63,8 @@ const DEFAULT_LAG: Duration = Duration::from_secs(3);
 ///
 /// * Sentinel closes the connections of the servers that it changes. If you promote by hand (`REPLICAOF NO ONE`, `FAILOVER`),
 ///   run `CLIENT KILL TYPE normal` on the new master afterwards.
-/// * Without Sentinels, a process that was not connected to the other server meanwhile notices nothing. So an address may return
-///   only to a server that was restarted or demoted.
+/// * Without Sentinels, an address may lead to another server for a while. A process that was not connected to that server
+///   notices nothing. So an address may return only to a server that was restarted or demoted.
 /// * A flush is neither a restart nor a promotion: it begins a recovery only on evidence. Tests that flush Redis between cases
 ///   wait for one recovery if their node knows a number.
 /// * The first replica that is attached changes the replication id. So does a replica that was away for longer than
@@ -117,8 +117,8 @@ pub enum Recovery {
     /// evidence at all.
     ///
     /// A recovery lasts for the lease of the builder and its [margin](crate::locks::Builder::margin), as the node has them
-    /// that noticed the loss: 11 s with the defaults. Longer leases are not protected. Evidence restarts a recovery that ends
-    /// earlier than its own would. A node that comes back in second 10 of 11 makes the recovery last 21 s.
+    /// that noticed the loss: 11 s with the defaults. Longer leases are not protected. Further evidence begins the time again if
+    /// less of it is left. A node that comes back in second 10 of 11 makes the recovery last 21 s.
     OnEvidence,
     /// A server recovers after each restart and each promotion, also when a former master is promoted again, and the first time
     /// that it is used. The default behind Sentinels. It has no effect in memory. A Redis Cluster refuses it, because a slot that

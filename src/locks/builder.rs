@@ -220,15 +220,15 @@ impl Builder {
         self
     }
 
-    /// Limits how many callers of this process may wait for one key; default 10,000. A caller over the limit gets
-    /// [`Error::QueueFull`] at once. [`Mutex::max_waiters`] sets the limit for one lock.
+    /// Limits how many callers of this process may wait for one key ([`Error::QueueFull`]); default 10,000.
+    /// [`Mutex::max_waiters`] sets the limit for one lock.
     pub fn max_waiters_per_key(mut self, limit: usize) -> Self {
         self.options.max_waiters_per_key = limit;
         self
     }
 
-    /// Limits how many callers of this process may wait for all keys together; default 100,000. A caller over the limit that
-    /// must wait gets [`Error::NodeFull`] at once. Callers of a free key and ticks of jobs are not refused.
+    /// Limits how many callers of this process may wait for all keys together ([`Error::NodeFull`]); default 100,000. Callers
+    /// of a free key and ticks of jobs are not refused.
     pub fn max_waiters_per_node(mut self, limit: usize) -> Self {
         self.options.max_waiters_per_node = limit;
         self

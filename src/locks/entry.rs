@@ -57,6 +57,7 @@ use crate::protocol::message::{Call, Name, NodeId};
 /// | work of limited time: "ten seconds, then let go" | [`Mutex::fixed`] | never renewed in the background, never handed on within the process |
 /// | work in the order in which callers of all processes came | [`Mutex::fair`] | a place in the store's queue, a round trip and a renewal for each caller: for tens of waiters |
 /// | a function that may run only under a lock | [`Mutex::is_held_here`] | no round trip |
+/// | a lock in code that is not async | [`block_on`](crate::block_on)`(mutex.lock())`, and so for each method | a runtime for each call |
 /// | many readers, or one writer: prices, a configuration | [`Locks::rw_lock`] | as a mutex; readers of a process share one lease, and a writer waits for the readers that came before it |
 /// | at most n at a time: calls to a partner, exports, jobs of a tenant | [`Locks::semaphore`] | as a mutex; each holder has a lease that is renewed on its own |
 /// | one waits until n others have finished: parts of an import | [`Locks::latch`] | a round trip to set it, to count down and to wait. The waiters of a process look together, each third of a lease. A latch has no lease and no holder |
@@ -66,9 +67,6 @@ use crate::protocol::message::{Call, Name, NodeId};
 /// | one process acquires the lock and another finishes the work: a handler and a worker behind a queue | [`Guard::into_transfer`](crate::Guard::into_transfer) and [`Locks::adopt`] | a round trip each; between the two the lease is not renewed, and it ends by itself |
 /// | a handler of an HTTP service, for one account, order or `Idempotency-Key` | `LockLayer`, see the module `middleware` | as a mutex; refusals are responses |
 /// | a cron job on several replicas | `Locks::cron`, see the module `scheduler` | a mutex is not enough: replicas never fire at the same moment |
-///
-/// Code that is not async waits by [`block_on`](crate::block_on)`(mutex.lock())`, and so for each method. The lease of a
-/// guard is renewed while the guard lives. A guard reports its loss, and has a [fence](crate::Lease::fence) for writes.
 ///
 /// [When not to use it](crate#when-not-to-use-it) lists work that needs no lease. Examples to run:
 ///

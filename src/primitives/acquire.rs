@@ -29,8 +29,8 @@ use crate::protocol::time::Instant;
 
 /// The future of [`Mutex::lock`](crate::Mutex::lock), and of what else is acquired. It returns the [`Guard`].
 ///
-/// The caller enters the queue with the first poll. Every wait can be cancelled at any point by dropping the future. The crate
-/// then cleans up in the background.
+/// The caller enters the queue with the first poll. Every wait can be cancelled at any point by dropping the future: *Cancel
+/// safety* of each method says what happens then.
 ///
 /// No future returns a guard of a lease that is known to be lost. If the lock is granted, and the future is polled too late to
 /// take it up, the future returns [`Error::Lost`] with the cause [`Unfetched`](LostCause::Unfetched).

@@ -280,10 +280,12 @@ impl Lease {
     ///
     /// The types [`Commands`](crate::Commands) and [`Script`](crate::Script) have further examples, and their limits.
     ///
-    /// A write takes one round trip, and a second one if the server does not know the script yet. A write is never retried.
-    /// The keys are the full keys in Redis: the prefix of these locks is not added. The user of the connection needs
-    /// the rights to them, for the example `~stock:* ~orders:* +get +decr +decrby +rpush`. On a Redis Cluster the keys must be in
-    /// the slot of the lock: give them one hash tag, such as `{order:7}` and `stock:{order:7}`.
+    /// A write takes one round trip, and a second one if the server does not know the script yet. It is sent
+    /// [once](crate::error#repeated-calls).
+    ///
+    /// The keys are the full keys in Redis: the prefix of these locks is not added. The user of the connection needs the rights
+    /// to them, for the examples `~stock:* ~orders:* +get +decr +decrby +rpush`. On a Redis Cluster the keys must be in the slot
+    /// of the lock: give them one hash tag, such as `{order:7}` and `stock:{order:7}`.
     ///
     /// Commands return a list of replies, so read the reply of a single command as `let (n,): (i64,)`. With
     /// `let () = ….query().await?` no reply is read.

@@ -100,8 +100,7 @@ impl Mutex {
         self
     }
 
-    /// Limits how many callers of this process may wait for the key. A caller over the limit gets [`Error::QueueFull`] at
-    /// once.
+    /// Limits how many callers of this process may wait for the key ([`Error::QueueFull`]).
     ///
     /// This limit replaces [`Builder::max_waiters_per_key`](crate::Builder::max_waiters_per_key) for calls of this handle,
     /// and may be smaller or larger. A caller that is the first of its process is never refused, not even with zero.
