@@ -1,4 +1,89 @@
 //! The errors, sorted by what a caller does about each.
+//!
+//! | the caller | errors |
+//! |---|---|
+//! | tries later, or sheds load | [`Busy`](Error::Busy), [`QueueFull`](Error::QueueFull), [`NodeFull`](Error::NodeFull): [`is_busy`](Error::is_busy) |
+//! | tries later, when the store is back | [`Store`](Error::Store) and [`Connect`](Error::Connect), unless the [trouble](StoreError::trouble) is permanent |
+//! | stops | [`Lost`](Error::Lost): [`is_lost`](Error::is_lost); [`Closed`](Error::Closed) |
+//! | looks at the data first: something may have been done | [`Gone`](Error::Gone), [`Uncertain`](Error::Uncertain), [`Unanswered`](Error::Unanswered), [`Failed`](Error::Failed), [`Reply`](Error::Reply) |
+//! | takes the guard out of the error | [`StillHeld`](Error::StillHeld), whose source is [`InUse`](Error::InUse) or another error |
+//! | corrects the program or the configuration | [`Key`](Error::Key), [`Options`](Error::Options), [`WouldDeadlock`](Error::WouldDeadlock), [`Unset`](Error::Unset), [`Unsupported`](Error::Unsupported); [`Store`](Error::Store) with a permanent trouble |
+//!
+//! ```
+//! # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+//! # use std::time::Duration;
+//! use tenure::{Error, Locks};
+//!
+//! /// The status with which a service answers.
+//! fn status(error: &Error) -> u16 {
+//!     match error {
+//!         error if error.is_busy() => 429,
+//!         Error::Store { source, .. } if !source.trouble().is_permanent() => 503,
+//!         _ => 500,
+//!     }
+//! }
+//!
+//! let account = Locks::memory().mutex("account:42");
+//! let guard = account.lock().await?;
+//! let error = account.lock_timeout(Duration::from_millis(10)).await.unwrap_err();
+//! assert_eq!(status(&error), 429);
+//! # guard.release().await }
+//! ```
+//!
+//! # Busy
+//!
+//! `lock_timeout` and the like return [`Error::Busy`] in two cases. A caller of this process holds the key when the wait ends. Or
+//! the store said that the key is held, and the store was not silent at the end of the wait. Otherwise they return
+//! [`Error::Store`]. A server that needs more than 200 ms for an answer counts as silent.
+//!
+//! # Full
+//!
+//! If too many callers wait, a call returns [`Error::QueueFull`] (for one key) or [`Error::NodeFull`] (for the process) at once.
+//! [`Mutex::max_waiters`](crate::Mutex::max_waiters) and the [`Builder`](crate::Builder::max_waiters_per_key) set the limits.
+//!
+//! # Unavailable
+//!
+//! A caller that already waits when an outage begins continues to wait during the outage, for at most one lease. The caller also
+//! does this if another caller of its own process holds the key. Other callers get [`Error::Store`]. [`StoreErrorKind`] says
+//! whether the request was executed, and [`Trouble`] what ends the outage.
+//!
+//! # Repeated calls
+//!
+//! A call whose answer was lost is sent again, and takes effect once. Three kinds of calls are sent only once: a write
+//! [under a lease](crate::Lease::atomically), a step of a [steal](crate::inspect::Steal), and `jobs().forget`. If the repeat of a
+//! call is refused, the error is [`TimedOut`](StoreErrorKind::TimedOut) or [`Interrupted`](StoreErrorKind::Interrupted), because
+//! the first attempt may have been executed.
+//!
+//! # A guard that is still held
+//!
+//! [`downgrade`](crate::Guard::downgrade) and [`into_transfer`](crate::Guard::into_transfer) consume the guard, and a refusal
+//! gives it back: [`TransferError::Refused`](crate::TransferError::Refused). The operator `?` moves it into
+//! [`Error::StillHeld`]. So `?` does not release the lock, and the caller can continue under it:
+//!
+//! ```
+//! # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+//! # use std::time::Duration;
+//! # let locks = tenure::Locks::memory();
+//! use tenure::{Error, Guard, Transfer};
+//!
+//! async fn hand_over(guard: Guard) -> Result<Transfer, Error> {
+//!     Ok(guard.into_transfer(Duration::from_secs(60)).await?)
+//! }
+//!
+//! let first = locks.mutex("order:7").lock().await?;
+//! let other = first.clone(); // keeps the lease in this process
+//! let error = hand_over(first).await.unwrap_err();
+//! let guard = error.into_guard().expect("it is still held");
+//! assert!(guard.is_held());
+//! # drop(other); guard.release().await }
+//! ```
+//!
+//! # Loss
+//!
+//! A lease is lost if it ends before its guard does; [`LostCause`] says why. The holder must stop its work, because another
+//! holder may have the lock now. Writes that are sent after a loss are not protected, unless the resource checks their
+//! [fence](crate::Lease::fence) or they are written [under the lease](crate::Lease::atomically). [`Lease`](crate::Lease) has the
+//! ways to notice a loss early, and to end the work then.
 
 use std::any::Any;
 use std::error::Error as StdError;
@@ -8,7 +93,23 @@ use std::time::Duration;
 
 use crate::key::Key;
 
-/// The error of a lock that was not acquired, not kept or not given back, or of a call that failed.
+/// The error of a lock that was not acquired, not kept or not given back, or of a call that failed. The
+/// [module](crate::error) sorts the variants by what to do.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # use std::time::Duration;
+/// # let locks = tenure::Locks::memory();
+/// use tenure::Error;
+///
+/// match locks.mutex("account:42").lock_timeout(Duration::from_secs(2)).await {
+///     Ok(guard) => guard.release().await?,
+///     Err(error) if error.is_busy() => println!("try later: {error}"),
+///     Err(Error::Closed { .. }) => println!("this process ends"),
+///     Err(error) => return Err(error),
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -21,8 +122,7 @@ pub enum Error {
         /// How long the call waited.
         waited: Duration,
     },
-    /// The lease ended while it was held, and another caller may hold it since then. Stop, and treat later writes as unprotected,
-    /// unless they were fenced.
+    /// The lease ended while it was held, and another caller may hold it since then. See [loss](crate::error#loss).
     #[error("the lease on `{key}` was lost ({cause}): stop, another caller may hold it now")]
     #[non_exhaustive]
     Lost {
@@ -129,7 +229,7 @@ pub enum Error {
         why: String,
     },
     /// Nothing can be [written under the lease](crate::Lease::atomically): the store keeps leases and no other data, or the leases of
-    /// a [`MultiGuard`](crate::MultiGuard) are on several servers. A fault of the configuration.
+    /// a [`MultiGuard`](crate::MultiGuard) and the keys of the write are not all in one place. A fault of the configuration.
     #[error("nothing can be written under the lease on `{key}`: {why}")]
     #[non_exhaustive]
     Unsupported {
@@ -184,8 +284,8 @@ pub enum Error {
         key: Key,
     },
     /// The lease could not be [given up to others](crate::Guard::into_transfer), or a writer could not
-    /// [become a reader](crate::Guard::downgrade), and the guard is still held. This error keeps the guard, so that `?` releases
-    /// nothing. [`into_guard`](Error::into_guard) takes the guard out. The last clone of this error releases it when it is dropped.
+    /// [become a reader](crate::Guard::downgrade), and [the guard is still held](crate::error#a-guard-that-is-still-held).
+    /// [`into_guard`](Error::into_guard) takes the guard out. The last clone of this error releases it when it is dropped.
     #[error("nothing was changed, and the guard is still held by this error: {source}")]
     #[non_exhaustive]
     StillHeld {
@@ -264,6 +364,20 @@ impl fmt::Debug for KeptGuard {
 }
 
 /// The reason why a handle is closed.
+///
+/// ```
+/// # #[tokio::main] async fn main() {
+/// # let locks = tenure::Locks::memory();
+/// use tenure::{Error, error::ClosedCause};
+///
+/// locks.shutdown().await;
+/// match locks.mutex("account:42").lock().await {
+///     Err(Error::Closed { why: ClosedCause::Forked, .. }) => println!("build `Locks` in the child"),
+///     Err(Error::Closed { why, .. }) => assert_eq!(why, ClosedCause::Shutdown),
+///     _ => unreachable!("these locks are shut down"),
+/// }
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::Display)]
 #[non_exhaustive]
 pub enum ClosedCause {
@@ -276,6 +390,21 @@ pub enum ClosedCause {
 }
 
 /// The reason why a lease is over.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # use std::time::Duration;
+/// # let locks = tenure::Locks::memory();
+/// use tenure::error::LostCause;
+///
+/// let guard = locks.mutex("account:42").fixed(Duration::from_millis(400)).lock().await?;
+/// match guard.lost().await {
+///     LostCause::Ended => println!("the fixed lease came to its end"),
+///     LostCause::Deadline => println!("the store was unavailable, or this process stood still"),
+///     cause => println!("lost: {cause}"),
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, strum::Display)]
 #[non_exhaustive]
 pub enum LostCause {
@@ -323,11 +452,31 @@ impl LostCause {
 }
 
 /// An option with an invalid value. The text names the option, its value and the bounds.
+///
+/// ```
+/// # use std::time::Duration;
+/// let error = tenure::Locks::builder().lease(Duration::from_millis(20)).memory().unwrap_err();
+/// assert!(error.to_string().starts_with("a lease lasts 400ms to 30 days, not 20ms"));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct OptionsError(pub(crate) String);
 
 /// The error of a store: a refusal, or no answer.
+///
+/// ```
+/// use std::time::Duration;
+/// use tenure::error::StoreError;
+///
+/// /// Returns when a worker tries again, or `None` if it must be corrected first.
+/// fn pause(error: &StoreError) -> Option<Duration> {
+///     match error.trouble() {
+///         trouble if trouble.is_permanent() => None,
+///         // The rest of a recovery, if it is known.
+///         _ => Some(error.retry_after().unwrap_or(Duration::from_secs(1))),
+///     }
+/// }
+/// ```
 #[derive(Debug, Clone)]
 pub struct StoreError {
     kind: StoreErrorKind,
@@ -341,6 +490,19 @@ pub struct StoreError {
 }
 
 /// Why a store did not serve a request.
+///
+/// ```
+/// use tenure::error::{StoreError, StoreErrorKind};
+///
+/// /// Returns whether the request had certainly no effect.
+/// fn is_harmless(error: &StoreError) -> bool {
+///     match error.kind() {
+///         StoreErrorKind::Unreachable | StoreErrorKind::Refused(_) => true,
+///         StoreErrorKind::TimedOut | StoreErrorKind::Interrupted => false,
+///         _ => false, // kinds of later versions
+///     }
+/// }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StoreErrorKind {
@@ -355,6 +517,19 @@ pub enum StoreErrorKind {
 }
 
 /// Why a store refused a request. Nothing was executed.
+///
+/// ```
+/// use tenure::error::{StoreErrorKind, StoreRefusal};
+///
+/// fn advice(kind: &StoreErrorKind) -> String {
+///     match kind {
+///         StoreErrorKind::Refused(StoreRefusal::NoPermission) => "look at `ACL LOG`".to_owned(),
+///         StoreErrorKind::Refused(refusal) => refusal.to_string(), // says what to do
+///         _ => "look at the server and the network".to_owned(),
+///     }
+/// }
+/// # assert!(advice(&StoreErrorKind::Refused(StoreRefusal::OutOfMemory)).contains("maxmemory"));
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq, strum::Display)]
 #[non_exhaustive]
 pub enum StoreRefusal {
@@ -410,6 +585,18 @@ pub enum StoreRefusal {
 }
 
 /// What a [`StoreError`] means for the callers of the same store: which of them are affected, and what ends it.
+///
+/// ```
+/// use tenure::error::{StoreError, Trouble};
+///
+/// fn text(error: &StoreError) -> &'static str {
+///     match error.trouble() {
+///         Trouble::Unanswered | Trouble::Passing | Trouble::Recovering => "try again later",
+///         Trouble::Key => "this key cannot be a lock",
+///         _ => "call an operator",
+///     }
+/// }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Trouble {

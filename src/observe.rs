@@ -1,6 +1,28 @@
 //! Observability: events through [`tracing`], and with the feature `metrics` counters and histograms through the
 //! `metrics` facade. Two tables define them: that of [`EVENTS`] and that of [`METRICS`].
 //!
+//! ```
+//! # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+//! use tracing::{Event, Level, Subscriber};
+//! use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
+//!
+//! /// Prints what an operator must know.
+//! struct Pager;
+//!
+//! impl<S: Subscriber> Layer<S> for Pager {
+//!     fn on_event(&self, event: &Event<'_>, _: Context<'_, S>) {
+//!         if event.metadata().target() == "tenure" && *event.metadata().level() <= Level::WARN {
+//!             eprintln!("{event:?}");
+//!         }
+//!     }
+//! }
+//!
+//! let _subscriber = tracing::subscriber::set_default(tracing_subscriber::registry().with(Pager));
+//! let locks = tenure::Locks::memory(); // built after the subscriber is set
+//! locks.mutex("account:42").lock().await?.release().await?;
+//! # Ok(()) }
+//! ```
+//!
 //! # Events
 //!
 //! [`EVENTS`] lists all events, with their levels. All events have the target `tenure` and a field `event` with their

@@ -34,42 +34,114 @@ const DEFAULT_LAG: Duration = Duration::from_secs(3);
 /// When a server *recovers*: it grants nothing until every earlier lease is over, because it may have lost grants.
 ///
 /// Redis answers before it replicates and before it writes to disk. So a server that was restarted, or a replica that was
-/// promoted, may lack the last grants. While it recovers, holders keep their leases: their nodes renew them, and the
-/// server learns of them again.
+/// promoted, may lack the last grants. Without a recovery it may grant a held lease again. `WAIT` proves nothing about the
+/// replica that is promoted.
 ///
-/// [`Builder::recovery`](crate::locks::Builder::recovery) sets it. Choose it once for all processes of a store.
+/// While a server recovers, live holders assert their leases, and the server writes them again under their old numbers.
+/// Renewals, releases and guarded writes work. Waiters stay in the queue. A caller whose wait ends gets
+/// [`Error::Store`](crate::Error::Store) with [`StoreRefusal::Recovering`](crate::error::StoreRefusal::Recovering), and never
+/// [`Error::Busy`](crate::Error::Busy).
+///
+/// [`Builder::recovery`](crate::locks::Builder::recovery) sets when a recovery begins, or the option `recovery` of the
+/// [URL](crate::Locks::connect). Choose it once for all processes of a store.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// use std::time::Duration;
+/// use tenure::{Locks, Recovery};
+///
+/// // As `?recovery=always&longest=10s&lag=15s` in the URL.
+/// let recovery = Recovery::Always { longest: Duration::from_secs(10), lag: Duration::from_secs(15) };
+/// let locks = Locks::builder().recovery(recovery).memory()?;
+/// let too_long = locks.mutex("account:42").lease(Duration::from_secs(20));
+/// assert!(too_long.lock().await.is_err()); // a server that lost grants waits no longer than for `longest`
+/// # Ok(()) }
+/// ```
+///
+/// # When a recovery begins
+///
+/// With [`Always`](Self::Always) a node compares the run of the server when it opens a connection: the run id, which a restart
+/// changes, and the replication id, which a promotion changes.
+///
+/// * Sentinel closes the connections of the servers that it changes. If you promote by hand (`REPLICAOF NO ONE`, `FAILOVER`),
+///   run `CLIENT KILL TYPE normal` on the new master afterwards.
+/// * Without Sentinels, an address may lead to another server for a while. A process that was not connected to that server
+///   notices nothing. So an address may return only to a server that was restarted or demoted.
+/// * A flush is neither a restart nor a promotion: it begins a recovery only on evidence. Tests that flush Redis between cases
+///   wait for one recovery if their node knows a number.
+/// * The first replica that is attached changes the replication id. So does a replica that was away for longer than
+///   `repl-backlog-ttl`. The next connection then begins a recovery, although no write was lost.
+/// * A snapshot of a virtual machine keeps the ids of its Redis when it is resumed. No recovery begins then.
+///
+/// # Behind Sentinels
+///
+/// With the defaults nothing is granted for 36 s after every restart and failover, and when a Redis is used for the first time:
+/// for the 30 s of a job's lease, a margin of 3 s, and a lag of 3 s. Shorter leases make it shorter.
+///
+/// With [`Always`](Self::Always), the default here, a new connection grants only if a majority of the Sentinels confirms the
+/// master under one epoch. Until then holders renew and release, claims are answered as in a recovery, and a warning each minute
+/// says `1 of 3 Sentinels answers under one epoch, 2 must`.
+///
+/// * List every Sentinel by its own address, not that of a load balancer: the majority is of all that are listed, and of all
+///   that a Sentinel knows.
+/// * Sentinels keep their file. A Sentinel that is set up anew must name the present master, or that server is restarted.
+/// * Run no `SENTINEL RESET` in a partition, and no second `SENTINEL FAILOVER` before all Sentinels agree.
+/// * The user of the Sentinels at the servers needs the right `client|kill`.
+///
+/// # What a failover costs
+///
+/// With [`Always`](Self::Always) no two holders exist although writes were lost, if the old master accepts no write later than
+/// `lag` after the promotion, until it is promoted again.
+///
+/// * With two replicas, `min-replicas-to-write 1` and a `lag` of at least `min-replicas-max-lag` + 2 s meet this condition if
+///   both replicas leave the old master. A master that is cut off *with* a replica needs `min-replicas-to-write 2`. One dead
+///   replica then stops everything.
+/// * Within `lag` a renewal at the new master does not move a deadline, because the old master may still grant the key. So a
+///   lease outlives a failover if it is longer than 3/2 of the time to detect it and `lag` together. A shorter lease is lost, and
+///   its holder is told.
+/// * Fences grow if the clocks of the servers differ by less than a recovery minus `lag`. Within `lag` the old master may grant a
+///   lease with a smaller fence than that of a lease that was passed on at the new master. A resource then refuses its writes.
+/// * A lease that the old master called gone is lost, although the new master may have its record until it ends.
+/// * The run of a tick is told that its lease is lost. A lost end of a tick may run the tick again. Lost counts of a latch stay
+///   lost.
+/// * [`adopt`](crate::Locks::adopt) returns [`Error::Gone`](crate::Error::Gone) if the record of the transfer was lost, and
+///   otherwise [`Error::Store`](crate::Error::Store) until the recovery is over.
+/// * An [observer](crate::Election::observe) may see an earlier leader or value again, until the lease of that leader has ended
+///   or the leader proclaims again. [`is_leader`](crate::Election::is_leader) and the fence are not affected.
+/// * Leases of other libraries on the same records are not asserted, and a recovery does not hold these libraries back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Recovery {
-    /// A server recovers when a node notices that grants are lost: the server does not know a lease that is held, or
-    /// has granted a lower number than the node has seen. The default of a single Redis and of memory.
+    /// A server recovers when a node knows a higher number of a grant than the server does. The default of a single Redis and of
+    /// memory. It costs nothing.
     ///
-    /// Costs nothing. But if a claim arrives before the first such evidence, a held lease may be granted again.
+    /// A grant of *any* key to a node that knew no number hides the loss, so two holders may exist. A lost renewal leaves no
+    /// evidence at all.
     ///
     /// A recovery lasts for the lease of the builder and its [margin](crate::locks::Builder::margin), as the node has them
-    /// that noticed the loss. Longer leases are not protected.
+    /// that noticed the loss: 11 s with the defaults. Longer leases are not protected. Further evidence begins the time again if
+    /// less of it is left. A node that comes back in second 10 of 11 makes the recovery last 21 s.
     OnEvidence,
-    /// A server recovers after each restart or promotion, in each reign that the Sentinels count, and the first time that it is
-    /// used. The default behind Sentinels. It has no effect in memory.
+    /// A server recovers after each restart and each promotion, also when a former master is promoted again, and the first time
+    /// that it is used. The default behind Sentinels. It has no effect in memory. A Redis Cluster refuses it, because a slot that
+    /// moved looks like a promotion.
     ///
     /// A recovery lasts for `longest`, its [margin](crate::locks::Builder::margin) and `lag`. Opening a connection takes
     /// one more round trip. The Redis user needs the right `+info`.
     ///
-    /// Every process of the store needs `Always` with the same `longest`. The server's run is compared when a connection
-    /// opens: after a promotion by hand, run `CLIENT KILL TYPE normal` on the new master.
+    /// Every process of the store needs `Always` with the same `longest`. A process that recovers on evidence is not checked, and
+    /// may hold longer leases.
     Always {
         /// The longest lease that any process uses, fixed leases and leases of jobs included. A longer lease is an
         /// options error. By default the lease of the builder, or that of jobs, 30 s, if that is longer.
         ///
-        /// The server records it, and refuses a process with another value. To change it, stop all processes, delete
-        /// the key `tenure1:longest`, and start them again.
+        /// The server keeps it for a recovery and a minute after the last such process has disconnected, and refuses a process
+        /// with another value. To change it, stop all processes, delete the key `tenure1:longest`, and start them again.
         longest: Duration,
-        /// How long an old master may accept writes after a replica was promoted; default 3 s. With
-        /// `min-replicas-to-write`, it is at least `min-replicas-max-lag` and 2 s. After `SENTINEL FAILOVER` an old master
-        /// took writes for 10.8 s.
+        /// How long an old master may accept writes after a replica was promoted; default 3 s.
         ///
-        /// Within `lag` after the begin of a recovery a renewal does not move a deadline: the old master may still grant the key.
-        /// A lease outlives a failover if it is longer than 3/2 of the time to detect it and `lag` together.
+        /// The default does not cover `SENTINEL FAILOVER`: after it an old master took writes for 10.8 s beside the new one. If
+        /// you use it, choose a `lag` above that, or a `longest` that is so much longer than your leases.
         lag: Duration,
     },
 }
@@ -388,7 +460,7 @@ mod tests {
         for (lease, longest) in [(10, 30), (40, 40)] {
             let lease = Duration::from_secs(lease);
             let mut options = Options {
-                lease,
+                lease: Some(lease),
                 ..Options::default()
             };
             options.recover_always();
@@ -410,7 +482,7 @@ mod tests {
             ..Options::default()
         };
         let lease = |ms, short_leases| Options {
-            lease: Duration::from_millis(ms),
+            lease: Some(Duration::from_millis(ms)),
             short_leases,
             ..Options::default()
         };

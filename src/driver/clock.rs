@@ -26,6 +26,23 @@ const CLOCK: ClockId = ClockId::Boottime;
 const CLOCK: ClockId = ClockId::Monotonic;
 
 /// The clock of a node. Clones show the same time.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # #[cfg(feature = "testing")] {
+/// use std::time::Duration;
+/// use tenure::{Locks, testing::Clock};
+///
+/// let clock = Clock::new();
+/// let locks = Locks::builder().clock(clock.clone()).memory()?;
+/// let guard = locks.mutex("import").fixed(Duration::from_secs(60)).lock().await?;
+/// clock.jump(Duration::from_secs(50));
+/// assert!(guard.is_held() && guard.remaining() <= Duration::from_secs(10));
+/// clock.jump(Duration::from_secs(10));
+/// assert!(!guard.is_held());
+/// # }
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Default)]
 #[allow(
     unreachable_pub,

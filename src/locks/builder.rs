@@ -46,16 +46,34 @@ impl Locks {
 
     /// Makes locks on the store that a URL names, with defaults, and connects.
     ///
+    /// ```no_run
+    /// async fn charge() -> Result<(), tenure::Error> {
+    ///     let locks = tenure::Locks::connect("redis://127.0.0.1/").await?;
+    ///     let guard = locks.mutex("account:42").lock().await?;
+    ///     guard.release().await
+    /// }
+    /// ```
+    ///
+    /// # The URL
+    ///
     /// | URL | the store |
     /// |---|---|
     /// | `memory://name` | this process's memory; one store for each name, which may be empty |
-    /// | `redis://user:password@host:6379/0` | a Redis server, or one that speaks its protocol; `rediss://` with TLS (feature `rustls`), `unix:///path?db=0` for a socket |
+    /// | `redis://user:password@host:6379/0` | a Redis server, or one that speaks its protocol |
+    /// | `unix:///path?db=0&user=…&pass=…` | the same, by its socket |
     /// | `redis+sentinel://user:password@host:26379,host,[::1]/name/0` | the master that these Sentinels know by this name |
     /// | `redis+cluster://user:password@host:6379,host` | a Redis Cluster; one host that answers is enough |
     /// | `redis+quorum://user:password@host:6379,host,host/0` | a quorum of 3, 5 or 7 independent masters |
     ///
-    /// `rediss+…` means TLS, to Sentinels too. User and password are those of the servers, and stand once. In them `%40` is
-    /// `@`, `%2F` is `/`, and so on.
+    /// * **Scheme.** `rediss://` and `rediss+…://` use TLS to all servers and Sentinels (feature `rustls`; `Builder::tls` names
+    ///   an authority). `valkey`, `valkeys`, `valkey+unix` and `redis+unix` are other names of `redis`, `rediss` and `unix`.
+    /// * **User and password** are those of the servers. They stand once, in front of the first host. `:password@` is the user
+    ///   `default`; a user without a password is refused. In both, `%40` is `@`, `%2F` is `/`, `%3F` is `?`, `%23` is `#`, `%2C`
+    ///   is `,` and `%25` is `%`. [`Builder::credentials`] takes them apart from the URL.
+    /// * **Hosts** are names or addresses. An IPv6 address stands in brackets. The default port is 6379, for Sentinels 26379.
+    /// * **Path.** The number is that of the database, 0 if it is missing. A cluster has database 0 only.
+    /// * **Options** follow after `?`, joined by `&`. An option that is unknown, empty, given twice or without effect is refused.
+    ///   So is a `#`, also as `#insecure`.
     ///
     /// The options of a URL are what all processes must have alike. They win over the [`Builder`], because the command `tenure`
     /// gets the same URL:
@@ -63,21 +81,23 @@ impl Locks {
     /// | option | as |
     /// |---|---|
     /// | `prefix=shop:` | [`Builder::prefix`] |
-    /// | `recovery=evidence`, `recovery=always`, and with the latter `longest=30s` and `lag=3s` | [`Builder::recovery`]; on a quorum `longest` alone |
+    /// | `recovery=evidence`, `recovery=always` | [`Builder::recovery`]; not on a cluster or a quorum |
+    /// | `longest=30s`, `lag=3s` | [`Recovery::Always`], which is the default behind Sentinels; on a quorum `longest` alone |
     /// | `protocol=resp3` | the protocol of the connections |
     /// | `sentinel_username`, `sentinel_password` | user and password of the Sentinels |
+    ///
+    /// # The store
     ///
     /// *One server* is 6.2 or newer, a master, and no node of a cluster. An event of level WARN reports a server that may evict
     /// keys (`maxmemory-policy`).
     ///
-    /// *Sentinels.* List all of them by their own addresses: a new connection grants only if a majority confirms the master.
-    /// After a failover the locks are at the new master. The Sentinels are asked for it once a second; while they are
-    /// unreachable, open connections go on. A server that was just promoted grants nothing for a while, see
-    /// [`Builder::recovery`].
+    /// *Sentinels.* After a failover the locks are at the new master. The Sentinels are asked for it once a second; while they
+    /// are unreachable, open connections go on. A server that was just promoted [recovers](Recovery#behind-sentinels).
     ///
-    /// *A cluster.* Each lock lies in the slot of its record, `lock:` and the key, or of the text in the first braces of the
-    /// key. A [multi-lock](Self::multi) takes its keys together if they share a slot, for example `{order:7}:stock` and
-    /// `{order:7}:pay`, and otherwise one after the other.
+    /// *A cluster.* If the hosts lead to two clusters, that of most hosts is used, and a tie is refused. Each lock lies in the
+    /// slot of its record, `lock:` and the key, or of the text in the first braces of the key. A [multi-lock](Self::multi) takes
+    /// its keys together if they share a slot, for example `{order:7}:stock` and `{order:7}:pay`, and otherwise one after the
+    /// other.
     ///
     /// *A quorum.* A lease stands on a majority of the masters, so it outlives the loss of the others, and no replication is
     /// trusted. This is Redlock (Redis docs, "Distributed Locks with Redis") with fences. A master that was restarted, or is
@@ -89,17 +109,10 @@ impl Locks {
     /// after 15 to 250 ms, in no order between processes. Everything else answers [`Error::Store`] with
     /// [`StoreRefusal::Unsupported`](crate::error::StoreRefusal).
     ///
-    /// ```no_run
-    /// async fn charge() -> Result<(), tenure::Error> {
-    ///     let locks = tenure::Locks::connect("redis://127.0.0.1/").await?;
-    ///     let guard = locks.mutex("account:42").lock().await?;
-    ///     guard.release().await
-    /// }
-    /// ```
-    ///
     /// # Errors
     /// [`Error::Options`] if the URL is wrong; the text says what to write, and has no user, password or text of an option.
-    /// [`Error::Connect`] if the store does not answer or refuses.
+    /// [`Error::Connect`] if the store does not answer or refuses, so also during a failover: start the process again, or use
+    /// [`Builder::lazy`].
     pub async fn connect(url: &str) -> Result<Locks, Error> {
         Locks::builder().connect(url).await
     }
@@ -208,15 +221,15 @@ impl Builder {
         self
     }
 
-    /// Limits how many callers of this process may wait for one key; default 10,000. A caller over the limit gets
-    /// [`Error::QueueFull`] at once. [`Mutex::max_waiters`] sets the limit for one lock.
+    /// Limits how many callers of this process may wait for one key ([`Error::QueueFull`]); default 10,000.
+    /// [`Mutex::max_waiters`] sets the limit for one lock.
     pub fn max_waiters_per_key(mut self, limit: usize) -> Self {
         self.options.max_waiters_per_key = limit;
         self
     }
 
-    /// Limits how many callers of this process may wait for all keys together; default 100,000. A caller over the limit that
-    /// must wait gets [`Error::NodeFull`] at once. Callers of a free key and ticks of jobs are not refused.
+    /// Limits how many callers of this process may wait for all keys together ([`Error::NodeFull`]); default 100,000. Callers
+    /// of a free key and ticks of jobs are not refused.
     pub fn max_waiters_per_node(mut self, limit: usize) -> Self {
         self.options.max_waiters_per_node = limit;
         self
@@ -255,9 +268,9 @@ impl Builder {
     }
 
     /// Sets a function that gives user and password before each connection to a server, for passwords that rotate and tokens that
-    /// expire, and for a password that is kept out of the URL: there `@`, `/`, `#` and `%` of a password are percent-encoded, here it is as
-    /// it is. It replaces those of the URL or the client, and holds for every server. Sentinels have `sentinel_username` and
-    /// `sentinel_password` of the URL. The user of a server with a password only is `default`. Open connections stay.
+    /// expire, and for a password that is kept out of the URL. Nothing in the password is percent-encoded here. It replaces those
+    /// of the URL or the client, and holds for every server, but not for Sentinels. The user of a server with a password only is
+    /// `default`. Open connections stay.
     ///
     /// An error or a panic of the function is a connection that failed: it is tried again, after a pause. The function runs on the
     /// thread that renews leases, so it must not block. It may take as long as the [`request_timeout`](Self::request_timeout).
@@ -323,8 +336,7 @@ impl Builder {
     }
 
     /// Sets when a server grants nothing for a while, because it may have lost grants; see [`Recovery`]. The default is
-    /// [`Recovery::OnEvidence`], behind Sentinels [`Recovery::Always`]. Set it to the same value in all processes: a process
-    /// that recovers on evidence only is not bound by the longest lease of the others.
+    /// [`Recovery::OnEvidence`], behind Sentinels [`Recovery::Always`].
     pub fn recovery(mut self, recovery: Recovery) -> Self {
         self.options.recovery = Some(recovery);
         self
@@ -525,7 +537,7 @@ impl Builder {
     /// options error.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect). [`Recovery::Always`] is an options error: a slot that moved looks like a promotion.
+    /// As [`connect`](Self::connect). [`Recovery::Always`] is an options error.
     #[cfg(feature = "redis")]
     pub async fn cluster<U: AsRef<str>>(
         self,
@@ -557,9 +569,12 @@ impl Builder {
     /// Builds locks on the Redis server behind a connection pool of yours, and connects.
     ///
     /// All connections come from `client`, as those of [`client`](Self::client) do. The pool's connections are shared with
-    /// your own commands, and those of a pool that was made from a URL have Nagle's algorithm on. The pool is asked once
-    /// whether it leads to the client's server and database: the locks must be where the rest of the service works. After
-    /// that its connections are not used. With [`lazy`](Self::lazy) the pool is not asked.
+    /// your own commands, and those of a pool that was made from a URL have no TCP_NODELAY. Under load this costs your own
+    /// commands a second trip. To avoid that, give the pool's manager a `redis::ConnectionInfo` whose `TcpSettings` have
+    /// `set_nodelay(true)`.
+    ///
+    /// The pool is asked once whether it leads to the client's server and database: the locks must be where the rest of the
+    /// service works. After that its connections are not used. With [`lazy`](Self::lazy) the pool is not asked.
     ///
     /// # Errors
     /// As [`connect`](Self::connect). [`Error::Options`] if pool and client lead to different servers or databases.

@@ -26,6 +26,27 @@ use crate::protocol::message::{Call, Name, NodeId};
 /// Wakers are called on the background thread, which renews all leases. A waker that panics does no harm. A waker that
 /// blocks stops all renewals.
 ///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// use tenure::Locks;
+///
+/// let locks = Locks::memory(); // or `Locks::connect("redis://127.0.0.1/").await?`
+/// let guard = locks.mutex("account:42").lock().await?;
+/// guard.release().await?;
+/// locks.shutdown().await;
+/// # Ok(()) }
+/// ```
+///
+/// # How to make them
+///
+/// | constructor | the store |
+/// |---|---|
+/// | [`Locks::memory`] | this process; [`Builder::memory_shared`](crate::Builder::memory_shared) for several nodes on one [`MemoryStore`](crate::MemoryStore) |
+/// | [`Locks::connect`] | any store, named by a URL |
+/// | [`Locks::builder`] and [`connect`](crate::Builder::connect) | any store, with other settings than the defaults |
+/// | [`Locks::builder`] and `client`, `sentinel`, `cluster`, `quorum` | a server, or several, with a `redis::Client` of yours for what a URL cannot say |
+/// | [`Locks::builder`] and `pool` | the server of your bb8 pool (feature `bb8`) |
+///
 /// # Which one for what
 ///
 /// | what must be exclusive, limited or ordered | use | cost, and what to know |
@@ -36,6 +57,7 @@ use crate::protocol::message::{Call, Name, NodeId};
 /// | work of limited time: "ten seconds, then let go" | [`Mutex::fixed`] | never renewed in the background, never handed on within the process |
 /// | work in the order in which callers of all processes came | [`Mutex::fair`] | a place in the store's queue, a round trip and a renewal for each caller: for tens of waiters |
 /// | a function that may run only under a lock | [`Mutex::is_held_here`] | no round trip |
+/// | a lock in code that is not async | [`block_on`](crate::block_on)`(mutex.lock())`, and so for each method | a runtime for each call |
 /// | many readers, or one writer: prices, a configuration | [`Locks::rw_lock`] | as a mutex; readers of a process share one lease, and a writer waits for the readers that came before it |
 /// | at most n at a time: calls to a partner, exports, jobs of a tenant | [`Locks::semaphore`] | as a mutex; each holder has a lease that is renewed on its own |
 /// | one waits until n others have finished: parts of an import | [`Locks::latch`] | a round trip to set it, to count down and to wait. The waiters of a process look together, each third of a lease. A latch has no lease and no holder |
@@ -43,11 +65,8 @@ use crate::protocol::message::{Call, Name, NodeId};
 /// | a write to Redis that must be refused once the lease is lost | [`Lease::atomically`](crate::Lease::atomically), under several leases [`MultiLease::atomically`](crate::MultiLease::atomically) | a round trip, checked and done in one step; for SQL send the [fence](crate::Lease::fence) |
 /// | work on several things together: a transfer between two accounts | [`Locks::multi`]; [`MultiKey::read`] for a key that is only read | one round trip each way if all keys are free; otherwise a round trip for each key, and no deadlock |
 /// | one process acquires the lock and another finishes the work: a handler and a worker behind a queue | [`Guard::into_transfer`](crate::Guard::into_transfer) and [`Locks::adopt`] | a round trip each; between the two the lease is not renewed, and it ends by itself |
-/// | a handler of an HTTP service, for one account, order or `Idempotency-Key` | `LockLayer`, see [the front page](crate#the-layer) | as a mutex; refusals are responses |
-/// | a cron job on several replicas | `Locks::cron`, see [the front page](crate#cron-jobs) | a mutex is not enough: replicas never fire at the same moment |
-///
-/// Code that is not async waits by [`block_on`](crate::block_on)`(mutex.lock())`, and so for each method. The lease of a
-/// guard is renewed while the guard lives. A guard reports its loss, and has a [fence](crate::Lease::fence) for writes.
+/// | a handler of an HTTP service, for one account, order or `Idempotency-Key` | `LockLayer`, see the module `middleware` | as a mutex; refusals are responses |
+/// | a cron job on several replicas | `Locks::cron`, see the module `scheduler` | a mutex is not enough: replicas never fire at the same moment |
 ///
 /// [When not to use it](crate#when-not-to-use-it) lists work that needs no lease. Examples to run:
 ///
@@ -86,9 +105,8 @@ impl Locks {
     /// lease is not handed on within this process: other callers of this process wait as callers of other processes do.
     ///
     /// # Errors
-    /// [`Error::Gone`] if the transfer was adopted or released before, or its time is over. So a message that arrives twice
-    /// is adopted once. `Gone` does not mean that the work was done: lock the [`mutex`](Self::mutex) of the key and look at
-    /// the data. [`Error::Options`] if the transfer was made under another prefix. Other errors as of [`Mutex::try_lock`].
+    /// [`Error::Gone`] if the transfer was adopted or released before, or its time is over. [`Error::Options`] if the transfer
+    /// was made under another prefix. Other errors as of [`Mutex::try_lock`].
     ///
     /// If the store did not answer, the lease may have been adopted. This process does not renew it then: it releases the
     /// lease in the background, or the lease ends by itself.

@@ -20,6 +20,22 @@ pub(super) type RefusalBody = UnsyncBoxBody<Bytes, BoxError>;
 
 /// The body of a response from behind a [`LockLayer`](crate::LockLayer). It has a type of its own, so that the layer
 /// can refuse requests whatever the inner service's body is.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// use std::convert::Infallible;
+/// use http::{Request, Response};
+/// use http_body_util::BodyExt;
+/// use tenure::{LockLayer, Locks, middleware::{ResponseBody, keys}};
+/// use tower::{Layer, ServiceExt, service_fn};
+///
+/// let handler = service_fn(|_: Request<String>| async { Ok::<_, Infallible>(Response::new(String::from("done"))) });
+/// let service = LockLayer::new(&Locks::memory(), keys::fixed("import")).layer(handler);
+/// let response = service.oneshot(Request::new(String::new())).await.unwrap();
+/// let body: ResponseBody<String> = response.into_body();
+/// assert_eq!(body.collect().await.unwrap().to_bytes(), "done");
+/// # }
+/// ```
 #[pin_project]
 pub struct ResponseBody<B> {
     #[pin]

@@ -60,6 +60,18 @@ impl BufferBody {
 }
 
 /// The body of a request that a [`BufferBody`] has read, in the extensions of the request.
+///
+/// ```
+/// use http::Request;
+/// use tenure::middleware::BufferedBody;
+///
+/// /// In a layer between: returns the length of the body without taking it from the handler.
+/// fn length<B>(request: &Request<B>) -> Option<usize> {
+///     let body = request.extensions().get::<BufferedBody>()?;
+///     Some(body.bytes().len())
+/// }
+/// # assert_eq!(length(&Request::new(())), None);
+/// ```
 #[derive(Debug, Clone)]
 pub struct BufferedBody(Bytes);
 
@@ -71,6 +83,22 @@ impl BufferedBody {
 }
 
 /// A service behind a [`BufferBody`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// use std::convert::Infallible;
+/// use http::{Request, Response};
+/// use http_body_util::Full;
+/// use bytes::Bytes;
+/// use tenure::middleware::{BufferBody, BufferBodyService};
+/// use tower::{Layer, ServiceExt, service_fn};
+///
+/// let handler = service_fn(|_: Request<Full<Bytes>>| async { Ok::<_, Infallible>(Response::new(String::from("done"))) });
+/// let service: BufferBodyService<_> = BufferBody::new(4).layer(handler);
+/// let response = service.oneshot(Request::new(Full::from("too long"))).await.unwrap();
+/// assert_eq!(response.status(), 413);
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct BufferBodyService<S> {
     inner: S,

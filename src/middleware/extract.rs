@@ -27,6 +27,22 @@ use crate::primitives::multi_guard::MultiLease;
 
 /// A key source that reads the key from axum's extractors. Made by [`LockLayer::from_extractors`] and
 /// [`LockLayer::from_request`], and by their forms with a state.
+///
+/// ```
+/// use axum::extract::Path;
+/// use tenure::{LockLayer, Locks, middleware::{ExtractorFn, FromExtractors}};
+///
+/// /// Has the settings of every layer of this service.
+/// fn layer<F, T: 'static>(locks: &Locks, key: F) -> LockLayer<FromExtractors<F, (T,)>>
+/// where
+///     F: ExtractorFn<(T,)>,
+/// {
+///     LockLayer::from_extractors(locks, key).max_waiters(100)
+/// }
+///
+/// let layer = layer(&Locks::memory(), |Path(id): Path<u64>| ("account", id));
+/// # drop(layer);
+/// ```
 pub struct FromExtractors<F, T, S = ()> {
     key: F,
     state: S,
@@ -151,6 +167,19 @@ impl<F, T, S> FromExtractors<F, T, S> {
 
 /// A closure over extractors that returns a key. `S` is the router's state. `T` is `((…),)` for
 /// [`LockLayer::from_extractors`], and has the last extractor apart, with axum's marker for it, for [`LockLayer::from_request`].
+///
+/// ```
+/// use axum::{extract::Path, http::Method};
+/// use tenure::{LockLayer, Locks};
+///
+/// // A function is one, too.
+/// fn account(method: Method, Path(id): Path<u64>) -> Option<(&'static str, u64)> {
+///     (method != Method::GET).then_some(("account", id))
+/// }
+///
+/// let layer = LockLayer::from_extractors(&Locks::memory(), account);
+/// # drop(layer);
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` does not make a key of extractors",
     label = "does not make a key of extractors",
@@ -316,6 +345,19 @@ static LEASES_MISSING: LazyLock<RouteThrottle> = LazyLock::new(RouteThrottle::de
 /// The error of a handler that extracts a [`Lease`] or a [`MultiLease`] which is not there. The text says what the [`LockLayer`] of the
 /// route did instead, and which extractor fits. This is a fault of the program: the client gets 500, and an error event names the
 /// path once a minute for each route.
+///
+/// ```
+/// use tenure::{Lease, middleware::LeaseMissing};
+///
+/// // Without a `Result` the error is the response.
+/// async fn withdraw(lease: Result<Lease, LeaseMissing>) -> String {
+///     match lease {
+///         Ok(lease) => format!("fence {}", lease.fence()),
+///         Err(missing) => format!("the routes are wrong: {missing}"),
+///     }
+/// }
+/// # let app: axum::Router = axum::Router::new().route("/", axum::routing::post(withdraw));
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{}", self.text())]
 #[non_exhaustive]

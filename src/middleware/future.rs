@@ -52,6 +52,20 @@ impl Admission {
 /// Dropping the future gives up the place in the queue. If the handler already runs, the handler's future is dropped,
 /// and the lock is then released in the background. A handler that [runs to
 /// completion](crate::LockLayer::run_to_completion) continues, with its lock.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// use std::convert::Infallible;
+/// use http::{Request, Response};
+/// use tenure::{LockLayer, Locks, middleware::{ResponseFuture, keys}};
+/// use tower::{Layer, Service, service_fn};
+///
+/// let handler = service_fn(|_: Request<String>| async { Ok::<_, Infallible>(Response::new(String::from("done"))) });
+/// let mut service = LockLayer::new(&Locks::memory(), keys::fixed("import")).layer(handler);
+/// let answer: ResponseFuture<_, _> = service.call(Request::new(String::new()));
+/// assert_eq!(answer.await.unwrap().status(), 200);
+/// # }
+/// ```
 #[pin_project]
 #[must_use = "futures do nothing until they are awaited"]
 pub struct ResponseFuture<S: Service<Request<B>>, B> {

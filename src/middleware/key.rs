@@ -322,6 +322,30 @@ impl<K: fmt::Debug> fmt::Debug for Hashed<K> {
 }
 
 /// The result of a key source: one key or several, no key, or a refusal.
+///
+/// ```
+/// use http::{Method, request::Parts};
+/// use tenure::middleware::{KeySource, LockKey, Refused};
+///
+/// #[derive(Clone)]
+/// struct Tenant;
+///
+/// impl KeySource for Tenant {
+///     type Key = LockKey;
+///
+///     async fn key(&self, parts: &mut Parts) -> LockKey {
+///         match parts.headers.get("x-tenant").map(|value| value.to_str()) {
+///             _ if parts.method == Method::GET => LockKey::nothing(),
+///             Some(Ok(tenant)) => LockKey::lock(("tenant", tenant)),
+///             Some(Err(_)) => LockKey::refuse(Refused::BadKey),
+///             None => LockKey::refuse(Refused::NoKey),
+///         }
+///     }
+/// }
+/// # let locks = tenure::Locks::memory();
+/// # let layer = tenure::LockLayer::new(&locks, Tenant);
+/// # drop(layer);
+/// ```
 #[derive(Debug)]
 pub struct LockKey(pub(super) Choice);
 

@@ -19,6 +19,18 @@ use crate::protocol::message::Fence;
 use crate::protocol::primitive::Primitive;
 
 /// Runs each request under the lock that its key names. See the [module](crate::middleware) for the manual.
+///
+/// ```
+/// use std::time::Duration;
+/// use tenure::{LockLayer, Locks, middleware::keys};
+///
+/// let locks = Locks::memory();
+/// // Requests with one `x-account` run one after the other, on all replicas together.
+/// let layer = LockLayer::new(&locks, keys::header::<u64>("x-account").named("account"))
+///     .wait(Duration::from_secs(2))
+///     .max_waiters(100);
+/// # drop(layer);
+/// ```
 #[derive(Clone)]
 #[must_use = "a layer does nothing until a service is wrapped in it"]
 pub struct LockLayer<K> {
@@ -69,6 +81,15 @@ impl fmt::Debug for WaitBy {
 }
 
 /// What happens to a request whose lock the store cannot give: the store is unavailable, refuses for now, or did not answer in time.
+///
+/// ```
+/// use tenure::{LockLayer, Locks, middleware::{StoreFailure, keys}};
+///
+/// # let locks = Locks::memory();
+/// let layer = LockLayer::new(&locks, keys::header::<u64>("x-account"))
+///     .on_store_failure(StoreFailure::RunUnlocked); // an outage is worse than two requests at once
+/// # drop(layer);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum StoreFailure {
@@ -92,11 +113,32 @@ pub enum StoreFailure {
 }
 
 /// In the extensions of a request that runs without its lock, because the store failed: [`StoreFailure::RunUnlocked`].
+///
+/// ```
+/// use http::Request;
+/// use tenure::middleware::Unlocked;
+///
+/// async fn withdraw(request: Request<String>) -> &'static str {
+///     match request.extensions().get::<Unlocked>() {
+///         Some(Unlocked) => "locks are unavailable: this account cannot be changed now",
+///         None => "done",
+///     }
+/// }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Unlocked;
 
 /// What happens to a handler whose lease is lost: the store was unavailable for too long, the process was suspended,
 /// or a user deleted the lock.
+///
+/// ```
+/// use tenure::{LockLayer, Locks, middleware::{OnLost, keys}};
+///
+/// # let locks = Locks::memory();
+/// // The handler fences each write, so it may finish without the lock.
+/// let layer = LockLayer::new(&locks, keys::header::<u64>("x-account")).on_lost(OnLost::Tell);
+/// # drop(layer);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum OnLost {

@@ -26,6 +26,21 @@ const MAX_RETRY_AFTER: u64 = 86_400;
 /// distinguish a refusal from a response of the handler, count it, or replace it.
 ///
 /// The response is a [`Problem`], unless [`on_refusal`](crate::LockLayer::on_refusal) sets another one.
+///
+/// ```
+/// use http::Response;
+/// use tenure::middleware::Refused;
+///
+/// /// In a layer outside: counts the responses that are no answer of the handler.
+/// fn outcome<B>(response: &Response<B>) -> &'static str {
+///     match response.extensions().get::<Refused>() {
+///         None => "handled",
+///         Some(Refused::OutcomeUnknown) => "perhaps done",
+///         Some(_) => "refused, and nothing was done",
+///     }
+/// }
+/// # assert_eq!(outcome(&Response::new(())), "handled");
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Refused {
@@ -209,6 +224,19 @@ impl From<&Error> for Refused {
 }
 
 /// A request that gets no lock, and the reason.
+///
+/// ```
+/// use http::Response;
+/// use tenure::{LockLayer, Locks, middleware::{RefusedRequest, keys}};
+///
+/// # let locks = Locks::memory();
+/// let layer = LockLayer::new(&locks, keys::fixed("import")).on_refusal(|request: &RefusedRequest| {
+///     let path = request.parts().map_or("?", |parts| parts.uri.path());
+///     let text = format!("{path}: {}", request.why().detail());
+///     Response::builder().status(request.status()).body(text).expect("it is a valid response")
+/// });
+/// # drop(layer);
+/// ```
 #[derive(Debug)]
 pub struct RefusedRequest<'a> {
     why: Refused,
@@ -295,6 +323,19 @@ where
 /// Answers with an `application/problem+json` (RFC 9457) whose `type` points to a variant of [`Refused`], and with
 /// `Retry-After` where a retry helps. The answer names neither the key nor its holder: both may belong to another
 /// client. This is the default of a layer.
+///
+/// ```
+/// use http::HeaderValue;
+/// use tenure::{LockLayer, Locks, middleware::{OnRefusal, Problem, RefusedRequest, keys}};
+///
+/// # let locks = Locks::memory();
+/// let layer = LockLayer::new(&locks, keys::fixed("import")).on_refusal(|request: &RefusedRequest| {
+///     let mut response = Problem.answer(request);
+///     response.headers_mut().insert("x-contact", HeaderValue::from_static("night shift"));
+///     response
+/// });
+/// # drop(layer);
+/// ```
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Problem;
 
@@ -322,6 +363,27 @@ impl OnRefusal for Problem {
 
 /// A value that can be an answer. With the feature `axum`, this is any type that implements `IntoResponse`. Without
 /// it, this is an [`http::Response`] with a body of [`Bytes`](bytes::Bytes).
+///
+/// ```
+/// use http::Response;
+/// use tenure::middleware::{IntoAnswer, OnRefusal, RefusedRequest};
+///
+/// /// Answers in any way that a response can be made.
+/// struct With<F>(F);
+///
+/// impl<A: IntoAnswer, F: Fn() -> A + Send + Sync + 'static> OnRefusal for With<F> {
+///     type Answer = A;
+///
+///     fn answer(&self, _: &RefusedRequest) -> A {
+///         self.0()
+///     }
+/// }
+///
+/// let answer = With(|| Response::new(String::from("try later")));
+/// # let locks = tenure::Locks::memory();
+/// # let layer = tenure::LockLayer::by(&locks, |_| "import").on_refusal(answer);
+/// # drop(layer);
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not an answer",
     note = "return an `http::Response` whose body can be sent; with the feature `axum`, anything that implements `IntoResponse`"
@@ -332,6 +394,14 @@ pub trait IntoAnswer {
 }
 
 /// A response with any body. Made by [`IntoAnswer`].
+///
+/// ```
+/// use http::Response;
+/// use tenure::middleware::{Answer, IntoAnswer};
+///
+/// let answer: Answer = Response::new(String::from("one import at a time")).into_answer();
+/// # drop(answer);
+/// ```
 #[derive(Debug)]
 pub struct Answer(pub(super) Response<RefusalBody>);
 

@@ -49,6 +49,21 @@ use crate::middleware::route::route;
 use crate::observe;
 
 /// A service behind a [`LockLayer`]. See the [module](crate::middleware).
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread")] async fn main() {
+/// use std::convert::Infallible;
+/// use http::{Request, Response};
+/// use tenure::{LockLayer, Locks, middleware::{LockService, keys}};
+/// use tower::{Layer, ServiceExt, service_fn};
+///
+/// let handler = service_fn(|_: Request<String>| async { Ok::<_, Infallible>(Response::new(String::from("done"))) });
+/// let layer = LockLayer::new(&Locks::memory(), keys::fixed("import"));
+/// let service: LockService<_, keys::Fixed> = layer.layer(handler);
+/// let response = service.oneshot(Request::new(String::new())).await.unwrap();
+/// assert_eq!(response.status(), 200);
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct LockService<S, K> {
     inner: S,

@@ -13,6 +13,15 @@ use crate::protocol::message::Name;
 pub(crate) mod pending;
 
 /// A counter or a histogram.
+///
+/// ```
+/// use tenure::observe::{METRICS, Metric};
+///
+/// let losses: &Metric = METRICS.iter().find(|metric| metric.name == "tenure_losses_total").expect("it is in the table");
+/// let (label, causes) = losses.labels[1];
+/// assert!(label == "cause" && causes.contains(&"deadline"));
+/// println!("{}, in {}: {}", losses.name, losses.unit, losses.text);
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Metric {
@@ -30,6 +39,19 @@ pub struct Metric {
 }
 
 /// How the values of a metric are recorded.
+///
+/// ```
+/// use tenure::observe::{METRICS, MetricKind};
+///
+/// for metric in METRICS {
+///     let query = match metric.kind {
+///         MetricKind::Counter => format!("rate({}[5m])", metric.name),
+///         MetricKind::Histogram => format!("histogram_quantile(0.99, rate({}_bucket[5m]))", metric.name),
+///         _ => continue, // kinds of later versions
+///     };
+///     println!("{query}");
+/// }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MetricKind {

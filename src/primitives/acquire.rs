@@ -27,7 +27,29 @@ use crate::protocol::message::{ClaimId, Fence, Kind, LeaseTimes, Mode, Name, Pay
 use crate::protocol::step::{AcquireError, Input, LockOptions, Ticket};
 use crate::protocol::time::Instant;
 
-/// The future of [`Mutex::lock`](crate::Mutex::lock), and of what else is acquired.
+/// The future of [`Mutex::lock`](crate::Mutex::lock), and of what else is acquired. It returns the [`Guard`].
+///
+/// The caller enters the queue with the first poll. Every wait can be cancelled at any point by dropping the future: *Cancel
+/// safety* of each method says what happens then.
+///
+/// No future returns a guard of a lease that is known to be lost. If the lock is granted, and the future is polled too late to
+/// take it up, the future returns [`Error::Lost`] with the cause [`Unfetched`](LostCause::Unfetched).
+///
+/// If a task acquires locks in a loop, and each lock is ready at once, other tasks still run, as with tokio's own `Mutex`.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # use std::time::Duration;
+/// # let locks = tenure::Locks::memory();
+/// let account = locks.mutex("account:42");
+/// let guard = account.lock().await?;
+/// tokio::select! {
+///     second = account.lock() => drop(second?),
+///     () = tokio::time::sleep(Duration::from_millis(10)) => println!("cancelled"),
+/// }
+/// assert_eq!(locks.waiter_count(), 0);
+/// # guard.release().await }
+/// ```
 #[must_use = "futures do nothing until they are awaited"]
 pub struct Acquire {
     handle: Handle,

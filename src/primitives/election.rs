@@ -29,6 +29,9 @@ use crate::protocol::step::{CallAnswer, LockOptions};
 /// they came, and a push wakes the next one. Leaders have the guarantees of lock holders: a leader learns that it leads no
 /// more before another process can lead, and its writes can carry its [fence](Lease::fence).
 ///
+/// If a leader is killed, another process leads after the [lease](Self::lease), the [margin](crate::Builder::margin) and a timer
+/// of a third of a lease: about 8 to 14 s later with the default lease of 10 s.
+///
 /// Any process may ask for the leader ([`leader`](Self::leader)) and follow the leadership ([`observe`](Self::observe)), also
 /// one that is never a candidate. A leader may [proclaim](Self::proclaim) a value, such as its address.
 ///
@@ -209,8 +212,7 @@ impl Election {
     /// The future borrows the election. To spawn it without such a function:
     /// `tokio::spawn(async move { election.lead(work).await })`.
     ///
-    /// An unavailable store does not end it: it continues when the store is back. The [events](crate::observe#events)
-    /// report the outage.
+    /// An unavailable store does not end it: it continues when the store is back. The [events](crate::observe#events) report the outage.
     ///
     /// # Errors
     /// [`Error::Lost`] if the work was done, but this process may not have led until then. [`Error::Closed`] after
@@ -297,8 +299,9 @@ impl Election {
     /// Returns a stream of leaders: first the current one, then each new leader and each newly proclaimed value.
     ///
     /// The stream yields the latest state: changes between two polls are skipped. The store pushes each change. The stream also
-    /// asks the store each third of a lease, because a push may be lost, or a leader may die without a message. All observers
-    /// of a process share one request. Nothing is asked while no caller waits for the [next](Observer::next) leader.
+    /// asks the store each third of a lease, because a push may be lost. So it also notices that a leader was killed, after the
+    /// lease of that leader has ended. All observers of a process share one request. Nothing is asked while no caller waits for
+    /// the [next](Observer::next) leader.
     pub fn observe(&self) -> Observer {
         Observer {
             election: self.clone(),
@@ -365,6 +368,19 @@ impl fmt::Debug for Election {
 }
 
 /// The leader of an election, as the store reported it.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// let election = locks.election("outbox-relay");
+/// let guard = election.campaign().await?;
+/// if let Some(leader) = election.leader().await? {
+///     let name = leader.node_name().unwrap_or("a node without a name");
+///     println!("{name} ({}) leads with fence {}", leader.node_id(), leader.fence());
+///     assert_eq!(leader.node_id(), locks.node_id());
+/// }
+/// # guard.release().await }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Leader {
     node: NodeId,
@@ -412,6 +428,18 @@ impl Leader {
 /// A stream of leaders; made by [`Election::observe`].
 ///
 /// The [`Stream`] ends after [`Error::Closed`]. [`next`](Self::next) needs no extension trait for streams.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// let election = locks.election("outbox-relay");
+/// let mut observer = election.observe();
+/// assert!(observer.next().await?.is_none()); // no process leads
+/// let guard = election.campaign().await?;
+/// let leader = observer.next().await?.expect("this process leads");
+/// assert_eq!(leader.node_id(), locks.node_id());
+/// # guard.release().await }
+/// ```
 #[must_use = "nothing is observed until the next is awaited"]
 pub struct Observer {
     election: Election,

@@ -28,6 +28,16 @@ use crate::protocol::step::Outcome;
 ///
 /// Dropping the guard releases the lock in the background, also outside of a runtime, and also after the runtime has ended. A
 /// clone is another guard of the same lease: the last one releases the lock.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// # async fn charge(_: tenure::Fence) {}
+/// let guard = locks.mutex("account:42").lock().await?;
+/// guard.run(charge(guard.fence())).await?;          // drops the work if the lease is lost
+/// guard.release().await?;                           // `Err` if the lease was lost before this
+/// # Ok(()) }
+/// ```
 #[must_use = "the lock is released as soon as the guard is dropped: `let _ =` drops it at once, so bind it to a name, as `_guard`"]
 pub struct Guard {
     lease: Lease,
@@ -55,6 +65,26 @@ pub(crate) struct Guards(pub(crate) Vec<Guard>);
 
 /// A view of the lease of a [`Guard`], for the handler behind a layer and for tasks that work under the guard. Cheap to
 /// clone. A view does not keep the lock.
+///
+/// [`is_held`](Self::is_held), [`remaining`](Self::remaining), [`lost`](Self::lost) and [`lost_token`](Self::lost_token) tell
+/// whether the lock is still held. They report a loss before the store can grant the lock to another holder, under the
+/// [guarantees](crate#guarantees). The module [`error`](crate::error#loss) says what to do then.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = tenure::Locks::memory();
+/// use tenure::error::LostCause;
+///
+/// let guard = locks.mutex("import").lock().await?;
+/// let lease = guard.lease();
+/// let task = tokio::spawn(async move {
+///     // … work, and check `lease.is_held()` between the steps …
+///     lease.lost().await
+/// });
+/// guard.release().await?;
+/// assert_eq!(task.await?, LostCause::Released);
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Lease {
     pub(crate) held: Arc<Held>,
@@ -187,7 +217,8 @@ impl Lease {
     /// continues. From then on the caller owns it: neither the layer releases it, nor a task that [keeps](crate::LockLayer::run_to_completion) it,
     /// and the layer neither cancels nor replaces the response if the lease is lost.
     ///
-    /// So a handler can hand its lease to a worker, and answer 202:
+    /// So a handler can hand its lease to a worker, and answer 202. If the layer runs handlers to completion, the message is sent
+    /// even if the client leaves:
     ///
     /// ```
     /// use std::time::Duration;
@@ -244,24 +275,17 @@ impl Lease {
     ///     .command("RPUSH").key("orders:42").arg("order 7")
     ///     .query()
     ///     .await?;
-    /// let sold: bool = guard
-    ///     .atomically()
-    ///     .script(
-    ///         "local left = tonumber(redis.call('GET', KEYS[1]) or 0)
-    ///          if left < tonumber(ARGV[1]) then return 0 end
-    ///          redis.call('DECRBY', KEYS[1], ARGV[1])
-    ///          return 1",
-    ///     )
-    ///     .key("stock:42")
-    ///     .arg(3)
-    ///     .query()
-    ///     .await?;
-    /// # let _ = (left, sold); Ok(()) }
+    /// # let _ = left; Ok(()) }
     /// ```
     ///
-    /// A write takes one round trip, and a second one if the server does not know the script yet. A write is never retried.
-    /// The keys are the full keys in Redis: the prefix of these locks is not added. The user of the connection needs
-    /// permissions for them.
+    /// The types [`Commands`](crate::Commands) and [`Script`](crate::Script) have further examples, and their limits.
+    ///
+    /// A write takes one round trip, and a second one if the server does not know the script yet. It is sent
+    /// [once](crate::error#repeated-calls).
+    ///
+    /// The keys are the full keys in Redis: the prefix of these locks is not added. The user of the connection needs the rights
+    /// to them, for the examples `~stock:* ~orders:* +get +decr +decrby +rpush`. On a Redis Cluster the keys must be in the slot
+    /// of the lock: give them one hash tag, such as `{order:7}` and `stock:{order:7}`.
     ///
     /// Commands return a list of replies, so read the reply of a single command as `let (n,): (i64,)`. With
     /// `let () = ….query().await?` no reply is read.
@@ -278,13 +302,13 @@ impl Lease {
     ///
     /// | | |
     /// |---|---|
-    /// | [`Error::Lost`] | the lease is not current: nothing was written, and the guard is lost |
+    /// | [`Error::Lost`] | the lease is not current: nothing was written. The guard is lost at once, without another trip |
     /// | [`Error::Failed`] | the write failed on the server, perhaps in part: what was written before the failure stays. The error has the server's text |
     /// | [`Error::Unanswered`] | the write was sent, and no answer came: it may have been executed, and may still be executed while this lease is current |
     /// | [`Error::Store`] | the write was not executed: there was no connection, or the server refused it as a whole |
     /// | [`Error::Reply`] | the write was executed, and its reply cannot be converted to the requested type |
     /// | [`Error::Options`] | the write has [too many words](crate::Commands), or its script begins with `#!`: nothing was sent |
-    /// | [`Error::Unsupported`] | the store is the one in memory, which keeps no other data |
+    /// | [`Error::Unsupported`] | the store is in memory or a quorum, which keep no other data, or a key is in another slot: nothing was sent |
     ///
     /// This waits for the answer as long as a renewal does: a quarter of the lease, at least 100 ms and at most
     /// [`request_timeout`](crate::Builder::request_timeout). A lease with an unanswered write is not handed on within this

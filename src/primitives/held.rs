@@ -22,6 +22,21 @@ use crate::protocol::message::{Fence, Mode, Name};
 use crate::protocol::step::{CallAnswer, Input, Ticket};
 
 /// The [request](crate::inspect::Inspection::steal) of an operator for a lease.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// # use std::time::Duration;
+/// let guard = locks.mutex("account:42").lock().await?;
+/// tokio::select! {
+///     notice = guard.asked() => if let Some(notice) = notice {
+///         println!("{} wants {} within {:?}: {}", notice.by, notice.key, notice.grace, notice.why);
+///     },
+///     () = tokio::time::sleep(Duration::from_millis(5)) => {} // the work
+/// }
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct StealNotice {

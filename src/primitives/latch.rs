@@ -24,9 +24,9 @@ const DEFAULT_LIFE: Duration = Duration::from_secs(24 * 3600);
 /// A count-down latch: its waiters go on when as many calls have counted down as it was set to. For example: "open the books
 /// when all parts are imported". Made by [`Locks::latch`](crate::Locks::latch); cheap to make and to clone.
 ///
-/// One caller sets the latch, other callers count down, and any number of tasks in any process wait. A latch is set once. It stays
-/// at zero until its [life](Self::life) is over, so a late waiter still finds it there. Then the store forgets the latch, and a
-/// caller may set it again.
+/// One caller sets the latch, other callers count down, and any number of tasks in any process wait. The latch stays at zero
+/// until its [life](Self::life) is over, so a late waiter still finds it there. Then the store forgets the latch, and a caller
+/// may set it again. Give each round a name of its own, such as `import:2026-11-23`.
 ///
 /// Each call counts once. If its answer is lost, the call is sent again under the same id. It counts only in the life in which it
 /// was made, and never in a later one. A worker that may be started twice counts by
@@ -79,7 +79,8 @@ impl Latch {
     /// Sets the latch to `count`, 1 to 10,000, if it is not set, and returns whether it did.
     ///
     /// A latch is set once per name and [life](Self::life). While it is set, also at zero, this call changes nothing and returns
-    /// `false`. So a worker that is started again does not set it again. Takes one round trip.
+    /// `false`. So a worker that is started again does not set it again. If all nights share one name, the call of the second
+    /// night returns `false`, and the workers of both nights count in one latch. Takes one round trip.
     ///
     /// # Errors
     /// [`Error::Options`] for a count or a [life](Self::life) out of bounds. [`Error::Key`], [`Error::Store`] and
@@ -130,8 +131,8 @@ impl Latch {
     /// As [`count_down`](Self::count_down). [`Error::Options`] for an id that is empty or too long.
     ///
     /// A call after an error is a new call, and counts in the life in which it is made. If the first call was counted, and the latch
-    /// was set again since, both count, each in another life. So give each round a name of its own, such as
-    /// `import:2026-11-23`. Then the call may be repeated with the same id until it is answered.
+    /// was set again since, both count, each in another life. If each round has a name of its own, the call may be repeated with
+    /// the same id until it is answered.
     ///
     /// # Cancel safety
     /// As [`count_down`](Self::count_down).

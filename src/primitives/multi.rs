@@ -126,6 +126,18 @@ impl<K: Into<Key>> From<K> for MultiKey {
 ///
 /// Free keys take one round trip to acquire and one to release. If a key is not available, each key takes a round trip, and
 /// a wait if it is held; the smaller keys are held meanwhile. Each lease is renewed, unless it is [`fixed`](Self::fixed).
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// use tenure::MultiKey;
+///
+/// let transfer = locks.multi([MultiKey::write("account:2"), MultiKey::write("account:1"), MultiKey::read("rates")]);
+/// let guard = transfer.lock().await?; // all keys, or none
+/// assert!(locks.multi(["account:2", "account:3"]).try_lock().await?.is_none());
+/// guard.release().await?;
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 #[must_use = "a multi-lock does nothing until it is locked"]
 pub struct MultiLock {

@@ -24,6 +24,16 @@ use crate::protocol::message::Fence;
 /// methods of [`MultiLease`] are methods of the guard, too.
 ///
 /// Dropping it releases the locks in the background, as with a [`Guard`](crate::Guard).
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// let guard = locks.multi(["account:1", "account:2"]).lock().await?;
+/// let work = async { /* … move money between the accounts … */ };
+/// guard.run(work).await?; // drops the work if one of the leases is lost
+/// guard.release().await?; // releases all locks in one request
+/// # Ok(()) }
+/// ```
 #[must_use = "the locks are released as soon as the guard is dropped: `let _ =` drops it at once, so bind it to a name, as `_guard`"]
 pub struct MultiGuard {
     lease: MultiLease,
@@ -31,6 +41,19 @@ pub struct MultiGuard {
 }
 
 /// A view of the leases of a [`MultiGuard`], for tasks that work under it. Cheap to clone. A view does not keep the locks.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// let guard = locks.multi(["account:1", "account:2"]).lock().await?;
+/// let lease = guard.lease();
+/// for (key, fence) in lease.fences() {
+///     println!("write {key} with the fence {fence}");
+/// }
+/// drop(guard);
+/// assert!(!lease.is_held());
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct MultiLease(pub(crate) Arc<HeldGroup>);
 
@@ -133,8 +156,8 @@ impl MultiLease {
     ///
     /// # Errors
     /// As [`Lease::atomically`](crate::Lease::atomically). [`Error::Lost`] names the first key whose lease is not current; the
-    /// other leases stay. [`Error::Unsupported`] if the leases are of several [`Locks`](crate::Locks). All other errors name
-    /// the first key.
+    /// other leases stay. [`Error::Unsupported`] also if the leases are of several [`Locks`](crate::Locks), or in several slots
+    /// of a cluster. All other errors name the first key.
     #[cfg(feature = "redis")]
     pub fn atomically(&self) -> Atomically {
         Atomically::new(self.0.all.iter())

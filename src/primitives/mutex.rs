@@ -29,6 +29,17 @@ use crate::protocol::step::{CallAnswer, CallOptions, LockOptions};
 /// The lock is not reentrant: a task that locks a key that it holds waits for itself. [`Lease::again`] makes another guard
 /// on the same lease. In the [scope](Lease::scope) of a guard, and behind a layer, such a `lock` returns
 /// [`Error::WouldDeadlock`] at once.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// let account = locks.mutex(("account", 42));       // the key `account:42`
+/// let guard = account.lock().await?;                // waits for its turn
+/// assert!(account.try_lock().await?.is_none());     // `None` if the key is busy; an `Err` is a failure
+/// println!("fence {}", guard.fence());              // let the resource refuse smaller fences
+/// guard.release().await?;                           // or drop it
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 #[must_use = "a mutex does nothing until it is locked"]
 pub struct Mutex {
@@ -89,8 +100,7 @@ impl Mutex {
         self
     }
 
-    /// Limits how many callers of this process may wait for the key. A caller over the limit gets [`Error::QueueFull`] at
-    /// once.
+    /// Limits how many callers of this process may wait for the key ([`Error::QueueFull`]).
     ///
     /// This limit replaces [`Builder::max_waiters_per_key`](crate::Builder::max_waiters_per_key) for calls of this handle,
     /// and may be smaller or larger. A caller that is the first of its process is never refused, not even with zero.
@@ -119,8 +129,8 @@ impl Mutex {
     /// Code that is not async waits by [`block_on`](crate::block_on).
     ///
     /// # Errors
-    /// [`Error::Store`] if the store cannot be reached or refuses. A caller that waits already survives an outage of up to
-    /// one lease. [`Error::QueueFull`], [`Error::NodeFull`], [`Error::WouldDeadlock`], [`Error::Key`], [`Error::Options`],
+    /// [`Error::Store`] if the store cannot be reached or refuses; [an outage](crate::error#unavailable) does not end a wait at
+    /// once. [`Error::QueueFull`], [`Error::NodeFull`], [`Error::WouldDeadlock`], [`Error::Key`], [`Error::Options`],
     /// [`Error::Closed`].
     ///
     /// # Cancel safety
@@ -147,9 +157,8 @@ impl Mutex {
     /// tries once.
     ///
     /// # Errors
-    /// [`Error::Busy`] if the wait ended first and the store reported a holder. [`Error::Store`] if the store did not answer
-    /// within the wait, and at once if the store [recovers](crate::Locks::recovering) for longer than the wait. Other errors as of
-    /// [`lock`](Self::lock).
+    /// [`Error::Busy`] or [`Error::Store`] when the wait ends: [which of the two](crate::error#busy). [`Error::Store`] at once if
+    /// the store [recovers](crate::Locks::recovering) for longer than the wait. Other errors as of [`lock`](Self::lock).
     ///
     /// # Cancel safety
     /// As [`lock`](Self::lock).

@@ -33,6 +33,8 @@ const ESCAPED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'_');
 /// a password: it contains a random number that is otherwise sent to the store only. [`Debug`](fmt::Debug) does not show
 /// that number.
 ///
+/// A transfer is adopted once. If its message arrives twice, the second `adopt` returns [`Error::Gone`].
+///
 /// ```
 /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// # use std::time::Duration;
@@ -61,8 +63,23 @@ pub struct Transfer {
 /// The reason why a lease was not transferred ([`Guard::into_transfer`]), or a writer did not become a reader
 /// ([`Guard::downgrade`]).
 ///
-/// A `TransferError` converts into an [`Error`], so `?` works in a function that returns `Error`. A guard that is still held
-/// is then in [`Error::StillHeld`], and [`Error::into_guard`] returns it.
+/// A `TransferError` converts into an [`Error`], which [keeps the guard](crate::error#a-guard-that-is-still-held). So `?` works
+/// in a function that returns `Error`.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # use std::time::Duration;
+/// # let locks = tenure::Locks::memory();
+/// use tenure::TransferError;
+///
+/// let guard = locks.mutex("order:7").lock().await?;
+/// match guard.into_transfer(Duration::from_secs(60)).await {
+///     Ok(transfer) => locks.release_transfer(&transfer).await?,      // or send its text
+///     Err(TransferError::Refused(guard, why)) => println!("{} is still held: {why}", guard.key()),
+///     Err(error) => println!("nothing is held: {error}"),
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum TransferError {
@@ -112,6 +129,16 @@ impl Error {
 }
 
 /// The reason why a text is not a [`Transfer`].
+///
+/// ```
+/// use tenure::{ParseTransferError, Transfer};
+///
+/// match "a text of the queue".parse::<Transfer>() {
+///     Ok(transfer) => println!("a lease on {}", transfer.key()),
+///     Err(ParseTransferError::Newer) => println!("leave the message to a newer worker"),
+///     Err(error) => println!("drop the message: {error}"),
+/// }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParseTransferError {

@@ -51,6 +51,21 @@ const MAX_WRITE_WORDS: usize = 1_000_000;
 /// The beginning of a write that is executed only if the lease is current, or each lease of a
 /// [`MultiGuard`](crate::MultiGuard). Continue with [`command`](Self::command) or [`script`](Self::script). Made by
 /// [`Lease::atomically`](crate::Lease::atomically), which says what a write promises.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// use tenure::Error;
+///
+/// let guard = locks.mutex("item:42").lock().await?;
+/// match guard.atomically().command("DECR").key("stock:42").query().await {
+///     Ok((left,)) => { let left: i64 = left; println!("{left} left") }
+///     Err(error @ Error::Unanswered { .. }) => println!("perhaps written, look at the stock: {error}"),
+///     Err(error @ (Error::Failed { .. } | Error::Reply { .. })) => println!("written, perhaps in part: {error}"),
+///     Err(error) => println!("not written: {error}"), // here, because memory keeps no stock
+/// }
+/// # guard.release().await }
+/// ```
 #[must_use = "nothing is sent before `query`"]
 pub struct Atomically {
     held: Vec<Arc<Held>>,
@@ -60,6 +75,18 @@ pub struct Atomically {
 ///
 /// Pass every key by [`key`](Self::key): a Redis Cluster refuses other keys, and a single server does not notice. A command
 /// has at most 7,997 words, including its name and its keys. All commands and keys together have at most 1,000,000 words.
+///
+/// ```no_run
+/// # async fn sells(guard: tenure::Guard) -> Result<(), tenure::Error> {
+/// let (left,): (i64,) = guard.atomically().command("DECR").key("stock:42").query().await?;
+/// let () = guard
+///     .atomically()
+///     .command("HSET").key("item:42").arg("left").arg(left)
+///     .command("EXPIRE").key("item:42").arg(3600)
+///     .query()
+///     .await?;
+/// # Ok(()) }
+/// ```
 #[must_use = "nothing is sent before `query`"]
 pub struct Commands {
     held: Vec<Arc<Held>>,
@@ -76,6 +103,17 @@ pub struct Commands {
 /// Before Redis 7.0 a script can assign to the server's own functions (`redis.call = nil`), which breaks every later script of
 /// the server. There a script runs with globals of its own, and its assignments end with it. It has no `getfenv`, `setfenv`,
 /// `newproxy` and `print`.
+///
+/// ```no_run
+/// # async fn sells(guard: tenure::Guard) -> Result<(), tenure::Error> {
+/// const SELL: &str = "
+///     local left = tonumber(redis.call('GET', KEYS[1]) or 0)
+///     if left < tonumber(ARGV[1]) then return 0 end
+///     redis.call('DECRBY', KEYS[1], ARGV[1])
+///     return 1";
+/// let is_sold: bool = guard.atomically().script(SELL).key("stock:42").arg(3).query().await?;
+/// # let _ = is_sold; Ok(()) }
+/// ```
 #[must_use = "nothing is sent before `query`"]
 pub struct Script {
     held: Vec<Arc<Held>>,

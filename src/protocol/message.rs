@@ -19,6 +19,22 @@ mod names;
 
 /// How a lease may be shared. A mutex is the write side of the read-write lock of its key: both have one name, one
 /// record and one queue, and only the mode of a claim differs.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// use tenure::inspect::Mode;
+///
+/// let guard = locks.rw_lock("prices").read().await?;
+/// let entry = locks.inspect().show("prices").await?.entries.remove(0);
+/// match entry.holders[0].mode {
+///     Mode::Read => println!("readers hold it"),
+///     Mode::Permits(permits) => println!("{} of {} permits", permits.weight, permits.capacity),
+///     _ => println!("one holder has it"),
+/// }
+/// # drop(guard);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
@@ -48,14 +64,25 @@ impl Mode {
     }
 }
 
-/// The permits that a claim of a semaphore asks for. Each claim carries the capacity, which applies to that claim
-/// only, so a deploy may change it.
+/// The permits that a claim of a [semaphore](crate::Semaphore) asks for.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// use tenure::inspect::{Mode, Permits};
+///
+/// let guard = locks.semaphore("bank", 10).acquire_many(3).await?;
+/// let entry = locks.inspect().show("bank").await?.entries.remove(0);
+/// assert_eq!(entry.holders[0].mode, Mode::Permits(Permits { weight: 3, capacity: 10 }));
+/// # drop(guard);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 pub struct Permits {
     /// How many permits the claim takes.
     pub weight: u32,
-    /// How many permits the semaphore has.
+    /// How many permits the semaphore has for this claim.
     pub capacity: u32,
 }
 

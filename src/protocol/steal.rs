@@ -61,6 +61,15 @@ pub enum StealReply {
 }
 
 /// What an operator did by a steal.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// for act in locks.inspect().audit().await? {
+///     println!("{:?}: {} {} {}, because of {}", act.time(), act.by, act.what, act.key, act.why);
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

@@ -7,6 +7,18 @@ use crate::error::OptionsError;
 use crate::key::Key;
 
 /// The error of a drain: jobs did not end in time.
+///
+/// ```
+/// # #[tokio::main] async fn main() {
+/// # use std::time::Duration;
+/// # let locks = tenure::Locks::memory();
+/// use tenure::scheduler::StillRunning;
+///
+/// if let Err(StillRunning { jobs, .. }) = locks.drain(Duration::from_secs(20)).await {
+///     eprintln!("{jobs} jobs reach no await: the process ends, and their leases end with it");
+/// }
+/// # }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{jobs} jobs were cancelled but have not reached an await: they keep their leases until they do")]
 #[non_exhaustive]
@@ -16,6 +28,19 @@ pub struct StillRunning {
 }
 
 /// Why a job cannot be leased.
+///
+/// ```
+/// # let locks = tenure::Locks::memory();
+/// use tenure::scheduler::JobError;
+///
+/// let first = locks.cron("reconcile", "0 0 0 * * *").run(|_| async {});
+/// match locks.cron("reconcile", "0 0 1 * * *").run(|_| async {}) {
+///     Err(JobError::Duplicate { name, .. }) => println!("another job is called {name}"),
+///     Err(JobError::Unfit { why, .. }) => println!("correct the expression or the zone: {why}"),
+///     job => drop(job.expect("it is a job")),
+/// }
+/// # drop(first);
+/// ```
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum JobError {

@@ -26,6 +26,16 @@ const MAX_ZONE_OFFSET_HOURS: i64 = 15;
 const MAX_TICKS_PER_DAY: usize = 1_440;
 
 /// What a change of the clocks does to the ticks of one local date.
+///
+/// ```
+/// # fn main() -> Result<(), tenure::scheduler::JobError> {
+/// use tenure::scheduler::{Oddity, explain};
+///
+/// let days = explain("0 30 2 * * *", "Europe/Berlin")?;
+/// // A fixed time never comes twice. In spring it comes after the gap.
+/// assert!(days.iter().all(|day| matches!(day.oddity, Oddity::Shifted { .. })));
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Oddity {
@@ -41,6 +51,14 @@ pub enum Oddity {
 }
 
 /// A local date on which ticks do not come as the expression says.
+///
+/// ```
+/// # fn main() -> Result<(), tenure::scheduler::JobError> {
+/// for day in tenure::scheduler::explain("0 */15 * * * *", "Europe/Berlin")? {
+///     println!("{}: {} ticks from {} on: {:?}", day.date, day.count, day.first, day.oddity);
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct OddDay {

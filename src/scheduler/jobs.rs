@@ -12,6 +12,14 @@ use crate::protocol::write::Action;
 use crate::scheduler::policy::DEFAULT_LEASE;
 
 /// What operators do about jobs; made by [`Locks::jobs`](crate::Locks::jobs).
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// let is_removed = locks.jobs().forget("report-of-2025").await?; // no replica schedules it any more
+/// assert!(!is_removed); // the store has no record of it
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Jobs(Handle);
 

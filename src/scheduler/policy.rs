@@ -22,6 +22,18 @@ const DEFAULT_ATTEMPTS: u32 = 10;
 const MIN_TICK_AGE_LIMIT: Duration = Duration::from_secs(5);
 
 /// What happens to a tick that comes while any node runs an earlier tick of the job.
+///
+/// ```
+/// # fn main() -> Result<(), tenure::scheduler::JobError> {
+/// # let locks = tenure::Locks::memory();
+/// use tenure::scheduler::Overlap;
+///
+/// let job = locks
+///     .cron("reconcile", "0 */5 * * * *")
+///     .overlap(Overlap::QueueOne) // the latest tick that came meanwhile runs next
+///     .run(|tick| async move { println!("{}", tick.nominal_unix()) })?;
+/// # drop(job); Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum Overlap {
@@ -40,6 +52,20 @@ pub enum Overlap {
 /// What happens to ticks that could not begin when they were due, because the store was unavailable or no node had
 /// the job. The store's clock decides how old a tick is. Each node learns it once per lease, or every 5 s if that is
 /// longer.
+///
+/// ```
+/// # fn main() -> Result<(), tenure::scheduler::JobError> {
+/// # let locks = tenure::Locks::memory();
+/// use std::time::Duration;
+/// use tenure::scheduler::Misfire;
+///
+/// let job = locks
+///     .cron("reconcile", "0 */5 * * * *")
+///     // After an outage, the ticks of the last hour run one after the other.
+///     .misfire(Misfire::RunAll { within: Duration::from_secs(3600), at_most: 12 })
+///     .run(|tick| async move { println!("{}", tick.nominal_unix()) })?;
+/// # drop(job); Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Misfire {
@@ -69,6 +95,20 @@ pub enum Misfire {
 /// try. The lease is held during the pauses, so a tick that comes meanwhile comes during an earlier one: [`Overlap`]. A run
 /// that lost its lease or was drained has not failed: its tick goes to the next
 /// [attempt](crate::scheduler::LeasedJob::attempts), on any node.
+///
+/// ```
+/// # fn main() -> Result<(), tenure::scheduler::JobError> {
+/// # let locks = tenure::Locks::memory();
+/// use std::time::Duration;
+/// use tenure::scheduler::Retry;
+///
+/// let job = locks
+///     .cron("reconcile", "0 */5 * * * *")
+///     // At most four tries, with pauses of about 1 s, 2 s and 4 s.
+///     .retry(Retry::times(3).pauses(Duration::from_secs(1), Duration::from_secs(30)))
+///     .run(|tick| async move { println!("{}", tick.nominal_unix()) })?;
+/// # drop(job); Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
     times: u32,
@@ -222,6 +262,14 @@ impl Run {
 }
 
 /// A value that a job may return: nothing, or a result. An event reports its error.
+///
+/// ```
+/// use tenure::scheduler::JobOutput;
+///
+/// assert_eq!(().failure(), None);
+/// assert_eq!(Ok::<u64, String>(3).failure(), None);
+/// assert_eq!(Err::<(), _>("no rates").failure().as_deref(), Some("no rates"));
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not what a run may end with",
     note = "a run ends with nothing, or with a `Result` whose error can be displayed"

@@ -11,6 +11,20 @@ use crate::scheduler::tick::Tick;
 
 /// The work of a job: a function or a closure that takes a [`Tick`] and returns a future of nothing or of a `Result`.
 /// Every such `Fn` implements it. Do not implement it by hand.
+///
+/// ```
+/// use tenure::Locks;
+/// use tenure::scheduler::{JobError, Work};
+/// use tokio_cron_scheduler::Job;
+///
+/// /// Makes a job with the settings of every job of this service.
+/// fn nightly(locks: &Locks, name: &str, work: impl Work) -> Result<Job, JobError> {
+///     locks.cron(name, "0 30 2 * * *").timezone("Europe/Berlin").attempts(3).run(work)
+/// }
+///
+/// let job = nightly(&Locks::memory(), "reconcile", |tick| async move { println!("{}", tick.fence()) })?;
+/// # drop(job); Ok::<(), JobError>(())
+/// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not what a job does",
     label = "not the work of a job",

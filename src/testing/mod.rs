@@ -1,4 +1,4 @@
-//! Tools for tests of services.
+//! Tools for tests of services: losses, operators, ticks of jobs, and whole replicas, without a wait.
 //!
 //! | in a test | write |
 //! |---|---|
@@ -8,6 +8,26 @@
 //! | replicas, jobs, a store that goes away, and a clock that the test owns | [`Simulation`], which has an example to copy |
 //!
 //! The clock of a paused tokio runtime moves timers of the runtime, and no lease.
+//!
+//! ```
+//! # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use std::time::Duration;
+//! use tenure::{Error, Guard, Locks};
+//!
+//! /// The work of the service.
+//! async fn import(guard: Guard) -> Result<(), Error> {
+//!     guard.run(tokio::time::sleep(Duration::from_secs(3600))).await
+//! }
+//!
+//! // The test: an operator takes the lease away.
+//! let locks = Locks::memory();
+//! let guard = locks.mutex("import").lock().await?;
+//! let entry = locks.inspect().show("import").await?.entries.remove(0);
+//! let steal = locks.inspect().steal(&entry).grace(Duration::ZERO);
+//! let (imported, stolen) = tokio::join!(import(guard), steal.run(|_| {}));
+//! assert!(imported.unwrap_err().is_lost());
+//! # stolen?; Ok(()) }
+//! ```
 //!
 //! Items that are not in the documentation serve the tests of this crate, and change without notice.
 

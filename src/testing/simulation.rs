@@ -162,6 +162,23 @@ fn is_paused() -> bool {
 }
 
 /// The builder of a replica.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() {
+/// # use std::time::Duration;
+/// use tenure::scheduler::JobError;
+/// use tenure::testing::Simulation;
+///
+/// let sim = Simulation::at("2026-10-22T12:00:00Z");
+/// let replica = sim
+///     .replica("a")
+///     .clock_ahead_ms(-3_000)
+///     .options(|builder| builder.lease(Duration::from_secs(5)))
+///     .start(async |_locks, _scheduler| Ok::<(), JobError>(())) // what the service does when it starts
+///     .await;
+/// assert_eq!(replica.name(), "a");
+/// # }
+/// ```
 #[derive(Debug)]
 #[must_use = "a replica does nothing until it is started"]
 pub struct ReplicaBuilder<'a> {
@@ -237,6 +254,22 @@ impl ReplicaBuilder<'_> {
 }
 
 /// A replica that was started. It goes on if this is dropped.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() {
+/// # use std::time::Duration;
+/// use tenure::scheduler::JobError;
+/// use tenure::testing::Simulation;
+///
+/// let sim = Simulation::at("2026-10-22T12:00:00Z");
+/// let replica = sim.replica("a").start(async |_, _| Ok::<(), JobError>(())).await;
+/// let guard = replica.locks().mutex("import").lock().await.unwrap();
+/// replica.stop(); // as by SIGSTOP
+/// sim.run_for(Duration::from_secs(60)).await;
+/// replica.go_on();
+/// assert!(!guard.is_held());
+/// # }
+/// ```
 pub struct Replica {
     name: String,
     process: Arc<Process>,

@@ -19,6 +19,21 @@ use crate::store::{Abilities, BoxFuture, Inbox, Link, Ping, ServerId, Sink, Stor
 
 /// The Redis of a [`Simulation`](crate::testing::Simulation). It answers at once. A test can make it unavailable, restart it
 /// empty or with an older copy of its data, and set its wall clock.
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() {
+/// # use std::time::Duration;
+/// use tenure::scheduler::JobError;
+/// use tenure::testing::Simulation;
+///
+/// let sim = Simulation::at("2026-10-22T12:00:00Z");
+/// let replica = sim.replica("a").start(async |_, _| Ok::<(), JobError>(())).await;
+/// sim.store().go_away();
+/// let error = replica.locks().mutex("import").lock().await.unwrap_err();
+/// assert!(error.is_unreachable());
+/// sim.store().come_back();
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct SimulatedStore {
     world: Arc<World>,
@@ -28,6 +43,21 @@ pub struct SimulatedStore {
 }
 
 /// A copy of the data of a [`SimulatedStore`], made by [`SimulatedStore::copy`].
+///
+/// ```
+/// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() {
+/// # use std::time::Duration;
+/// use tenure::scheduler::JobError;
+/// use tenure::testing::Simulation;
+///
+/// let sim = Simulation::at("2026-10-22T12:00:00Z");
+/// let replica = sim.replica("a").start(async |_, _| Ok::<(), JobError>(())).await;
+/// let backup = sim.store().copy();
+/// replica.locks().latch("import").try_set_count(2).await.unwrap();
+/// sim.store().restart_from(&backup); // the latch is lost
+/// assert!(replica.locks().latch("import").count().await.is_err());
+/// # }
+/// ```
 #[derive(Debug, Clone)]
 pub struct StoreCopy(Ledger);
 

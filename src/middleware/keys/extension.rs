@@ -87,6 +87,21 @@ where
 }
 
 /// A lock per extension. Made by [`extension`].
+///
+/// ```
+/// use tenure::middleware::keys::{self, Extension};
+///
+/// #[derive(Clone)]
+/// struct User(u64);
+///
+/// /// One request for each user: `user:42`.
+/// fn source() -> Extension<User, fn(&User) -> u64> {
+///     let id: fn(&User) -> u64 = |user| user.0;
+///     keys::extension(id).named("user")
+/// }
+/// # let layer = tenure::LockLayer::new(&tenure::Locks::memory(), source());
+/// # drop(layer);
+/// ```
 pub struct Extension<E, F> {
     key: F,
     prefix: Option<Cow<'static, str>>,

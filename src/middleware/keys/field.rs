@@ -57,6 +57,17 @@ pub fn header_text(name: impl TryInto<HeaderName, Error: Debug>) -> Header {
 }
 
 /// A lock per value of a header. Made by [`header`] and [`header_text`].
+///
+/// ```
+/// use tenure::middleware::keys;
+///
+/// /// The source of all routes that change an account: `account:42`.
+/// fn source() -> keys::Header {
+///     keys::header::<u64>("x-account").named("account")
+/// }
+/// # let layer = tenure::LockLayer::new(&tenure::Locks::memory(), source());
+/// # drop(layer);
+/// ```
 pub type Header = ByValue<InHeader>;
 
 /// The source of a value: a header.
@@ -108,6 +119,17 @@ pub fn cookie_text(name: impl Into<Cow<'static, str>>) -> Cookie {
 }
 
 /// A lock per value of a cookie. Made by [`cookie_text`].
+///
+/// ```
+/// use tenure::middleware::keys;
+///
+/// /// One request for each cart, and no lock for a client without one: `cart:8e03978e`.
+/// fn source() -> keys::Cookie {
+///     keys::cookie_text("cart").named("cart").optional()
+/// }
+/// # let layer = tenure::LockLayer::new(&tenure::Locks::memory(), source());
+/// # drop(layer);
+/// ```
 pub type Cookie = ByValue<InCookie>;
 
 /// The source of a value: a cookie.
@@ -176,6 +198,17 @@ pub fn query_text(name: impl Into<Cow<'static, str>>) -> QueryParam {
 }
 
 /// A lock per value of a query parameter. Made by [`query_param`] and [`query_text`].
+///
+/// ```
+/// use tenure::middleware::keys;
+///
+/// /// The key of `?id=42`: `account:42`.
+/// fn source() -> keys::QueryParam {
+///     keys::query_param::<u64>("id").named("account")
+/// }
+/// # let layer = tenure::LockLayer::new(&tenure::Locks::memory(), source());
+/// # drop(layer);
+/// ```
 pub type QueryParam = ByValue<InQuery>;
 
 /// The source of a value: a query parameter.

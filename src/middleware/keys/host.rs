@@ -34,6 +34,17 @@ pub fn host() -> Host {
 }
 
 /// A lock per host. Made by [`host`].
+///
+/// ```
+/// use tenure::middleware::keys;
+///
+/// /// One request for each host: `shop:example.com`.
+/// fn source() -> keys::Host {
+///     keys::host().named("shop")
+/// }
+/// # let layer = tenure::LockLayer::new(&tenure::Locks::memory(), source());
+/// # drop(layer);
+/// ```
 pub type Host = ByValue<InHost>;
 
 /// The source of a value: the request's host.

@@ -37,6 +37,17 @@ pub fn idempotency_key() -> IdempotencyKey {
 }
 
 /// A lock per `Idempotency-Key`, method and path. Made by [`idempotency_key`].
+///
+/// ```
+/// use tenure::middleware::keys;
+///
+/// /// The source for clients that repeat a request with its id: `POST /payments 8e03978e-40d5-43dd`.
+/// fn source() -> keys::IdempotencyKey {
+///     keys::idempotency_key().header("x-request-id").optional()
+/// }
+/// # let layer = tenure::LockLayer::new(&tenure::Locks::memory(), source());
+/// # drop(layer);
+/// ```
 #[derive(Debug, Clone)]
 pub struct IdempotencyKey {
     header: HeaderName,

@@ -101,6 +101,17 @@ pub fn fixed(key: impl Into<Key>) -> Fixed {
 }
 
 /// One lock for all requests. Made by [`fixed`].
+///
+/// ```
+/// use tenure::middleware::keys;
+///
+/// /// The lock that the nightly job takes, too: `locks.mutex("nightly")`.
+/// fn source() -> keys::Fixed {
+///     keys::fixed("nightly")
+/// }
+/// # let layer = tenure::LockLayer::new(&tenure::Locks::memory(), source());
+/// # drop(layer);
+/// ```
 #[derive(Debug, Clone)]
 pub struct Fixed {
     key: Key,

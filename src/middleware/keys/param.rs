@@ -66,6 +66,17 @@ pub fn path_text(name: impl Into<Cow<'static, str>>) -> PathParam {
 }
 
 /// A lock per value of a path parameter. Made by [`path_param`] and [`path_text`].
+///
+/// ```
+/// use tenure::middleware::keys;
+///
+/// /// The key of each route with an `{id}` that is an account: `account:42`.
+/// fn source() -> keys::PathParam {
+///     keys::path_param::<u64>("id").named("account")
+/// }
+/// # let layer = tenure::LockLayer::new(&tenure::Locks::memory(), source());
+/// # drop(layer);
+/// ```
 pub type PathParam = ByValue<InPath>;
 
 /// The source of a value: a path parameter.

@@ -17,6 +17,17 @@ pub fn path() -> WholePath {
 }
 
 /// A lock per path. Made by [`path`].
+///
+/// ```
+/// use tenure::middleware::keys;
+///
+/// /// One request for each path: `/accounts/42/statement`.
+/// fn source() -> keys::WholePath {
+///     keys::path()
+/// }
+/// # let layer = tenure::LockLayer::new(&tenure::Locks::memory(), source());
+/// # drop(layer);
+/// ```
 #[derive(Debug, Clone, Copy)]
 pub struct WholePath;
 

@@ -12,6 +12,15 @@ use crate::middleware::key::{KeySource, LockKey};
 use crate::middleware::refusal::Refused;
 
 /// A lock per value from one source, such as a header. `P` is the source.
+///
+/// ```
+/// use tenure::{LockLayer, Locks, middleware::keys};
+///
+/// # let locks = Locks::memory();
+/// let by_header = LockLayer::new(&locks, keys::header::<u64>("x-account").named("account"));
+/// let by_query = LockLayer::new(&locks, keys::query_param::<u64>("account").named("account").optional()); // the same locks
+/// # drop((by_header, by_query));
+/// ```
 #[derive(Debug, Clone)]
 pub struct ByValue<P> {
     place: P,

@@ -40,6 +40,18 @@ pub use crate::protocol::message::{Kind, Mode, Permits};
 ///
 /// Nothing in its answers is a secret: they contain no nonce. Two answers are two moments, and so may be the parts of one
 /// answer: a key may change hands between a read of its record and a read of its queue.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// let guard = locks.mutex("account:42").lock().await?;
+/// let inspection = locks.inspect();
+/// let entry = inspection.show("account:42").await?.entries.remove(0);
+/// println!("{} by {} holders, {} wait", entry.state.word(), entry.holder_count, entry.waiter_count);
+/// guard.release().await?;
+/// assert!(inspection.show("account:42").await?.entries.is_empty());
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Inspection {
     pub(super) handle: Handle,
@@ -146,10 +158,42 @@ impl Inspection {
 }
 
 /// Where the next page of a listing begins. It belongs to the [`Inspection`] that returned it.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// use tenure::inspect::Cursor;
+///
+/// let inspection = locks.inspect();
+/// let mut from: Option<Cursor> = None;
+/// loop {
+///     let page = inspection.list("account:", from).await?;
+///     page.entries.iter().for_each(|entry| println!("{} {}", entry.key, entry.state.word()));
+///     from = page.next;
+///     if from.is_none() {
+///         break;
+///     }
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 pub struct Cursor(Position);
 
 /// A part of a listing.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// let guard = locks.mutex("account:42").lock().await?;
+/// let page = locks.inspect().list("account:", None).await?;
+/// for (master, error) in &page.failures {
+///     println!("{master} did not answer: {error}");
+/// }
+/// let more = if page.next.is_some() { " and more" } else { "" };
+/// println!("{} keys{more}", page.entries.len());
+/// # assert_eq!(page.entries.len(), 1); drop(guard);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Page {
@@ -162,6 +206,19 @@ pub struct Page {
 }
 
 /// What is kept of a key.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// use tenure::inspect::{Kind, State};
+///
+/// let guard = locks.mutex("account:42").lock().await?;
+/// let entry = locks.inspect().show("account:42").await?.entries.remove(0);
+/// assert_eq!((entry.kind, entry.state), (Kind::Lock, State::Held));
+/// println!("{} at {}, for {:?}", entry.key, entry.server, entry.remaining);
+/// # drop(guard);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -196,6 +253,17 @@ pub struct Entry {
 }
 
 /// The permits of a semaphore.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// let guard = locks.semaphore("bank", 10).acquire_many(3).await?;
+/// let entry = locks.inspect().show("bank").await?.entries.remove(0);
+/// let permits = entry.permits.expect("a semaphore has permits");
+/// assert_eq!((permits.in_use, permits.capacity), (3, 10));
+/// # drop(guard);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -207,6 +275,23 @@ pub struct PermitCount {
 }
 
 /// What a key is used for.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// use tenure::inspect::State;
+///
+/// # let guard = locks.mutex("account:42").lock().await?;
+/// for entry in locks.inspect().show("account:42").await?.entries {
+///     match entry.state {
+///         State::Held | State::Foreign => println!("{} is held", entry.key),
+///         State::Revoked => println!("{} is free soon", entry.key),
+///         state => println!("{}: {}", entry.key, state.word()),
+///     }
+/// }
+/// # drop(guard);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
@@ -233,6 +318,18 @@ impl State {
 }
 
 /// A holder of a lease.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// let guard = locks.mutex("account:42").lock().await?;
+/// let entry = locks.inspect().show("account:42").await?.entries.remove(0);
+/// let holder = &entry.holders[0];
+/// println!("{} holds it by grant {:?}, since {:?}", holder.node.id, holder.number, holder.since);
+/// assert_eq!(holder.fence, Some(guard.fence()));
+/// # drop(guard);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -259,6 +356,19 @@ pub struct HolderEntry {
 }
 
 /// A claim that waits for a lease, or a node that waits for a latch.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// # let guard = locks.mutex("account:42").lock().await?;
+/// for entry in locks.inspect().show("account:42").await?.entries {
+///     for waiter in entry.waiters.iter().filter(|waiter| !waiter.is_dead) {
+///         println!("{} waits for {}", waiter.node.id, entry.key);
+///     }
+/// }
+/// # drop(guard);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -274,6 +384,16 @@ pub struct WaiterEntry {
 }
 
 /// A node, as it told of itself.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// for node in locks.inspect().nodes().await? {
+///     let name = node.presence.as_ref().map_or("?", |told| &told.name);
+///     println!("{} ({name}) is {}", node.id, if node.is_alive { "alive" } else { "silent" });
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -291,6 +411,15 @@ pub struct NodeEntry {
 }
 
 /// What a node told of itself within the last minute.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// for told in locks.inspect().nodes().await?.into_iter().filter_map(|node| node.presence) {
+///     println!("{} runs version {} as process {} on {}", told.name, told.version, told.pid, told.host);
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]

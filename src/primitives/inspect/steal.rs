@@ -97,6 +97,23 @@ impl Inspection {
 }
 
 /// A steal of one lease. [`Inspection::steal`] creates it, and `.await` executes it.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = tenure::Locks::memory();
+/// # use std::time::Duration;
+/// use tenure::error::LostCause;
+///
+/// let guard = locks.mutex("account:42").lock().await?;
+/// let inspection = locks.inspect();
+/// let entry = inspection.show("account:42").await?.entries.remove(0);
+/// let steal = inspection.steal(&entry).grace(Duration::ZERO).by("mia").why("INC-7");
+/// let holder = async move { guard.lost().await }; // and drops the guard
+/// let (stolen, cause) = tokio::join!(steal.run(|step| println!("{step:?}")), holder);
+/// assert_eq!(cause, LostCause::Revoked);
+/// # stolen?;
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 #[must_use = "a steal does nothing unless it is awaited"]
 pub struct Steal {
@@ -110,6 +127,22 @@ pub struct Steal {
 }
 
 /// What happened to a lease that was stolen.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = tenure::Locks::memory();
+/// # let guard = locks.mutex("account:42").lock().await?;
+/// # let inspection = locks.inspect();
+/// # let entry = inspection.show("account:42").await?.entries.remove(0);
+/// let stolen = inspection.steal(&entry).now().await?;
+/// match &stolen.entry {
+///     Some(entry) => println!("{} is {}", entry.key, entry.state.word()),
+///     None if stolen.unread.is_none() => println!("the key is free"),
+///     None => println!("the lease was taken, and the key could not be read"),
+/// }
+/// # drop(guard);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Stolen {
@@ -124,6 +157,24 @@ pub struct Stolen {
 }
 
 /// How a lease ended that was stolen.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = tenure::Locks::memory();
+/// # let guard = locks.mutex("account:42").lock().await?;
+/// # let inspection = locks.inspect();
+/// # let entry = inspection.show("account:42").await?.entries.remove(0);
+/// use tenure::inspect::StealEnd;
+///
+/// match inspection.steal(&entry).now().await?.end {
+///     StealEnd::GivenBack => println!("the holder released it"),
+///     StealEnd::Revoked => println!("it was revoked, and is over"),
+///     StealEnd::HandedOver => println!("the old holder may not know it yet"),
+///     end => println!("{end:?}"),
+/// }
+/// # drop(guard);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StealEnd {
@@ -136,6 +187,25 @@ pub enum StealEnd {
 }
 
 /// A step of a steal, as it happens.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = tenure::Locks::memory();
+/// # let guard = locks.mutex("account:42").lock().await?;
+/// # let inspection = locks.inspect();
+/// # let entry = inspection.show("account:42").await?.entries.remove(0);
+/// use tenure::inspect::StealStep;
+///
+/// let report = |step| match step {
+///     StealStep::Asked(grace) => println!("the holder has {grace:?} to release it"),
+///     StealStep::NotAsked => println!("the holder cannot be asked"),
+///     StealStep::Revoked(left) => println!("revoked; it ends within {left:?}"),
+///     step => println!("{step:?}"),
+/// };
+/// inspection.steal(&entry).now().run(report).await?;
+/// # drop(guard);
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum StealStep {
@@ -149,6 +219,23 @@ pub enum StealStep {
 }
 
 /// Why a lease was not taken.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// # let locks = tenure::Locks::memory();
+/// use tenure::inspect::StealError;
+///
+/// let guard = locks.mutex("account:42").lock().await?;
+/// let inspection = locks.inspect();
+/// let entry = inspection.show("account:42").await?.entries.remove(0);
+/// guard.release().await?; // meanwhile the holder is done
+/// match inspection.steal(&entry).await {
+///     Err(StealError::Changed { key, .. }) => println!("look at {key} again"),
+///     Err(StealError::SeveralHolders { holders, .. }) => println!("choose one of {holders} by its number"),
+///     stolen => { stolen?; }
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum StealError {

@@ -11,6 +11,14 @@ use crate::key::Key;
 
 /// The kind of primitive that a key names. A store keeps state per kind and key, so a lock and another primitive with
 /// the same key never meet.
+///
+/// ```
+/// use tenure::inspect::Kind;
+///
+/// assert_eq!(Kind::Semaphore.word(), "semaphore");
+/// let kind: Kind = "latch".parse().expect("it is the word for a kind");
+/// assert!(Kind::ALL.contains(&kind));
+/// ```
 #[derive(
     Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, EnumString, IntoStaticStr, VariantArray,
 )]
@@ -89,6 +97,14 @@ impl fmt::Display for Name {
 }
 
 /// The id of one process's runtime. Every [`Locks`](crate::locks::Locks) has its own.
+///
+/// ```
+/// use tenure::{Locks, NodeId};
+///
+/// let id = Locks::memory().node_id();
+/// let parsed: NodeId = id.to_string().parse().expect("it is an id"); // as `tenure nodes` prints it
+/// assert_eq!(parsed, id);
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId(Uuid);
 
@@ -254,6 +270,17 @@ impl FromStr for ClaimId {
 /// The upper 54 bits are the store's grant number. The lower 10 bits are the place of the holder among the local
 /// holders that shared the grant. A token is a `u64` above 2^53: write it as a string in JSON.
 ///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// let account = locks.mutex("account:42");
+/// let first = account.with(async |lease| lease.fence()).await?;
+/// let second = account.with(async |lease| lease.fence()).await?;
+/// assert!(second > first);
+/// println!(r#"{{"amount":10,"fence":"{second}"}}"#);
+/// # Ok(()) }
+/// ```
+///
 /// Source of the idea: Martin Kleppmann, "How to do distributed locking" (2016); Chubby calls it a sequencer
 /// (Burrows, OSDI 2006).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -286,7 +313,7 @@ impl Fence {
     /// ```
     ///
     /// If no row changed, the lease was lost and a later holder has written. The condition is `<=` because one holder may
-    /// write several times.
+    /// write several times. `cargo run -p tenure-fenced-ledger` shows it on SQLite.
     pub fn as_i64(self) -> i64 {
         // The sign bit is never set, so the value stays the same.
         self.0.cast_signed()
