@@ -178,7 +178,7 @@ pub(crate) struct Options {
 impl Default for Options {
     fn default() -> Self {
         Options {
-            prefix: b"lock:".to_vec(),
+            prefix: DEFAULT_PREFIX.to_vec(),
             lease: None,
             margin: None,
             burst: 256,
@@ -199,6 +199,9 @@ impl Default for Options {
         }
     }
 }
+
+/// The prefix of records by default.
+pub(crate) const DEFAULT_PREFIX: &[u8] = b"lock:";
 
 /// The longest prefix, in bytes.
 const MAX_PREFIX: usize = 128;

@@ -568,6 +568,11 @@ impl Node {
         self.step_every_key(|shard, now, perform| shard.close(now, runs_go_on, perform));
     }
 
+    /// Returns whether it gave everything up, and grants nothing any more.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.presence.is_over.load(Ordering::SeqCst)
+    }
+
     /// Notes that no handle is left: the driver finishes its work and ends.
     pub(crate) fn abandon(&self) {
         self.abandoned.store(true, Ordering::Release);

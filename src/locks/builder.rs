@@ -405,7 +405,7 @@ impl Builder {
     }
 
     /// Builds locks on a memory store that other nodes share. Two such nodes exclude each other as two processes on a Redis
-    /// server do.
+    /// server do: if their [`prefix`](Self::prefix) is the same.
     ///
     /// # Errors
     /// [`OptionsError`] for an option out of its bounds.
@@ -418,7 +418,8 @@ impl Builder {
                 return Err(OptionsError(why.to_owned()));
             }
         }
-        let locks = self.on(Arc::new(store.clone()))?;
+        let store = store.with_prefix(&self.options.prefix);
+        let locks = self.on(Arc::new(store))?;
         locks.log_built();
         Ok(locks)
     }

@@ -148,7 +148,8 @@ impl LeasedJob {
     /// Like [`run`](Self::run), for work that blocks its thread: the work runs on tokio's blocking pool. It cannot be
     /// cancelled, only notified ([`Tick::check`], [`Tick::lost_token`]). Its lease is renewed until the thread has
     /// ended, and is released only then, even after a drain or the timeout. The result of the work counts: without an
-    /// error, the tick is done.
+    /// error, the tick is done. So work that stops half-way, because it was told to, returns an error (`tick.check()?`), and another
+    /// node then runs the tick again.
     ///
     /// # Errors
     /// As [`run`](Self::run).

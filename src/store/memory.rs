@@ -9,6 +9,7 @@ use std::future::ready;
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{StoreError, StoreErrorKind};
+use crate::options::DEFAULT_PREFIX;
 use crate::protocol::ledger::Ledger;
 use crate::protocol::message::{Batch, BatchReply, GrantNumber, InboxEvent, Kind, Name, NodeId, Push, Reply};
 use crate::protocol::steal::{AuditEntry, MAX_AUDIT, StealAct, StealReply, StealRequest};
@@ -42,6 +43,8 @@ struct Shared {
     inboxes: HashMap<NodeId, Sink>,
     presences: HashMap<NodeId, Presence>,
     audit: VecDeque<AuditEntry>,
+    /// What has another prefix than the default. The ledger knows keys without their prefix.
+    prefixes: HashMap<Vec<u8>, MemoryStore>,
 }
 
 impl Shared {
@@ -68,14 +71,23 @@ impl MemoryStore {
         MemoryStore::default()
     }
 
-    /// Returns the number of keys with an owner or a waiter.
+    /// Returns the part of the store whose records have this prefix. Keys of two prefixes are two keys.
+    pub(crate) fn with_prefix(&self, prefix: &[u8]) -> Self {
+        if prefix == DEFAULT_PREFIX {
+            return self.clone();
+        }
+        self.lock().prefixes.entry(prefix.to_vec()).or_default().clone()
+    }
+
+    /// Returns the number of keys with an owner or a waiter, of all prefixes.
     pub fn len(&self) -> usize {
-        self.lock().ledger.len()
+        let shared = self.lock();
+        shared.ledger.len() + shared.prefixes.values().map(MemoryStore::len).sum::<usize>()
     }
 
     /// Returns whether no key has an owner or a waiter.
     pub fn is_empty(&self) -> bool {
-        self.lock().ledger.is_empty()
+        self.len() == 0
     }
 
     /// Gives `f` the ledger and the time, so that a test can change records as a foreign client of Redis does.

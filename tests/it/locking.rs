@@ -134,7 +134,34 @@ async fn shutdown_gives_everything_back() {
     assert!(!guard.is_held());
     assert!(matches!(soon(waiter).await.unwrap(), Err(Error::Closed { .. })));
     assert!(matches!(locks.mutex("a").lock().await, Err(Error::Closed { .. })));
+    assert!(
+        matches!(locks.ping().await, Err(Error::Closed { .. })),
+        "it serves no caller"
+    );
     drop(other.mutex("a").try_lock().await.unwrap().expect("it is free"));
+    other.ping().await.unwrap();
+}
+
+/// Keys of two prefixes are two keys, as on Redis: a service whose prefix is wrong fails its tests in memory, too.
+#[tokio::test]
+async fn prefixes_are_apart() {
+    let store = MemoryStore::new();
+    let on = |prefix: &str| {
+        let builder = Locks::builder().prefix(prefix);
+        builder.memory_shared(&store).unwrap()
+    };
+    let (plain, shop, same) = (two(&store).0, on("shop:"), on("shop:"));
+    let guard = shop.mutex("a").lock().await.unwrap();
+    let permit = plain.semaphore("a", 1).acquire().await.unwrap();
+    assert!(same.mutex("a").try_lock().await.unwrap().is_none());
+    assert_eq!(store.len(), 2);
+    drop(plain.mutex("a").try_lock().await.unwrap().expect("another key"));
+    let other = shop.semaphore("a", 1).try_acquire().await.unwrap();
+    drop((guard, permit, other.expect("another key")));
+    for locks in [plain, shop, same] {
+        soon(locks.shutdown()).await;
+    }
+    assert!(store.is_empty());
 }
 
 /// A caller takes its place in the queue at its first poll, and keeps it.
