@@ -68,7 +68,7 @@ pub(crate) struct Guards(pub(crate) Vec<Guard>);
 ///
 /// [`is_held`](Self::is_held), [`remaining`](Self::remaining), [`lost`](Self::lost) and [`lost_token`](Self::lost_token) tell
 /// whether the lock is still held. They report a loss before the store can grant the lock to another holder, under the
-/// [guarantees](crate#guarantees). The module [`error`](crate::error#loss) says what to do then.
+/// [guarantees](crate::guide::guarantees). The module [`error`](crate::error#loss) says what to do then.
 ///
 /// ```
 /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {
