@@ -261,6 +261,24 @@ fn files_and_commands_of_the_pages_exist() {
     );
 }
 
+/// Longer lines of code need to be scrolled where the documentation is shown.
+#[test]
+fn no_line_of_code_is_cut() {
+    const SHOWN: usize = 92;
+    let mut cut = Vec::new();
+    for path in [PathBuf::from("README.md")].into_iter().chain(guides()) {
+        let text = fs::read_to_string(root().join(&path)).unwrap();
+        for (block, code) in text.split("```").enumerate() {
+            let long = code.lines().filter(|line| line.chars().count() > SHOWN);
+            cut.extend(
+                long.filter(|_| block % 2 == 1)
+                    .map(|line| format!("{}: {line}", path.display())),
+            );
+        }
+    }
+    assert!(cut.is_empty(), "{cut:#?}");
+}
+
 /// Longer than this is read by few. What does not fit has a home at a type.
 #[test]
 fn pages_are_no_longer_than_they_may_be() {

@@ -8,7 +8,7 @@ use tokio::net::TcpListener;
 use tokio::time::{Instant, timeout, timeout_at};
 use tokio_cron_scheduler::JobScheduler;
 
-/// Serves until the signal comes. Then requests, jobs and locks have `grace` to end, all together.
+/// Serves until the signal comes. Then requests, jobs and locks have `grace` to end.
 pub(super) async fn serve(
     listener: TcpListener,
     app: Router,
@@ -18,17 +18,21 @@ pub(super) async fn serve(
     mut scheduler: JobScheduler,
 ) -> Result<(), Box<dyn Error>> {
     let stop = CancellationToken::new();
-    let serving = axum::serve(listener, app).with_graceful_shutdown(stop.clone().cancelled_owned());
+    let stopped = stop.clone().cancelled_owned();
+    let serving = axum::serve(listener, app).with_graceful_shutdown(stopped);
     let serving = tokio::spawn(serving.into_future());
     signal.await;
     stop.cancel(); // no new requests; `drain` below begins no new ticks
-    let deadline = Instant::now() + grace; // one for all; a tenth of it is for the locks alone
+    // One deadline for all; a tenth of the time is for the locks alone.
+    let deadline = Instant::now() + grace;
     let most = grace * 9 / 10;
-    let (drained, _) = tokio::join!(locks.drain(most), timeout(most, serving)); // no open stream delays the jobs' end
+    // At the same time, so that no open stream delays the end of the jobs.
+    let (drained, _) = tokio::join!(locks.drain(most), timeout(most, serving));
     if let Err(error) = drained {
         eprintln!("{error}");
     }
     scheduler.shutdown().await?; // may fire once more, without effect
-    let _ = timeout_at(deadline, locks.shutdown()).await; // waits for handlers that run to completion
+    // Waits for handlers that run to completion, and for runs that cannot be cancelled.
+    let _ = timeout_at(deadline, locks.shutdown()).await;
     Ok(())
 }
