@@ -87,6 +87,11 @@
 //! list of statuses. A busy key is never answered with 503, because load balancers eject replicas that answer 503
 //! several times in a row.
 //!
+//! With the feature `axum` a [`tenure::Error`](crate::Error) is a response, too, so a handler may return
+//! `Result<_, tenure::Error>`: `Busy` and full queues give 429, `Closed` and a `Store` error that passes 503, `Lost` 500. The
+//! text of a 503 says that nothing was done, so a handler that did something before the error answers with a response of its
+//! own.
+//!
 //! With [`StoreFailure::RunUnlocked`], a request runs without its lock in place of the 503 of a store that failed, but not of a
 //! server that recovers.
 //!
@@ -158,8 +163,9 @@
 //!   do not fill the window, or let the proxy open several connections.
 //! * If a timeout outside fires, it drops the handler, as a client that leaves does: see below. If the handler runs to completion,
 //!   the timeout ends the response only.
-//! * A handler reads the request's body under the lock, and a slow client makes that long. Put a [`BufferBody`] outside, and inside
-//!   of what decompresses bodies. Each body that is read takes memory: limit their *number* outside of it by what sheds load, not by
+//! * A handler reads the request's body under the lock, and a slow client makes that long: other requests get 429 meanwhile.
+//!   Put a [`BufferBody`] outside, and inside of what decompresses bodies, or let the reverse proxy buffer bodies, as nginx does by
+//!   default. Each body that is read takes memory: limit their *number* outside of it by what sheds load, not by
 //!   a limit at which requests wait, which one hot key would use up. For a
 //!   handler that runs to completion, only a timeout *between* the layer and the handler, or [`max_hold`](LockLayer::max_hold),
 //!   limits a body that never ends.

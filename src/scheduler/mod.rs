@@ -48,6 +48,7 @@
 //!
 //! `locks.cron(name, expression)` or `locks.every(name, period)`, options, `run(work)` or `run_blocking(work)`, and
 //! [`add_job`](Locks::add_job). A job's lock has its own kind: `locks.mutex(name)` does not exclude it.
+//! If a job must not run beside a handler, let the job lock the handler's key.
 //!
 //! tokio-cron-scheduler freezes the offset of a zone when the job is made, so it fires the job an hour too early or too late
 //! for half of the year. That does nothing, because this node's own clock starts each tick that was not fired within a
@@ -120,7 +121,7 @@
 //!
 //! Three things are not promised. A run whose lease was lost may not have stopped everything that it began elsewhere,
 //! hence the fence. Of the ticks that no node could claim while the store was unavailable, only the newest is caught
-//! up. And nothing else holds for a store that lost writes that it had acknowledged.
+//! up by default. And nothing else holds for a store that lost writes that it had acknowledged.
 //!
 //! # Your own tests
 //!

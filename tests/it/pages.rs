@@ -95,13 +95,17 @@ fn page(path: PathBuf) -> Page {
     page
 }
 
+/// Cuts the anchor off.
+fn parts(link: &str) -> (&str, Option<&str>) {
+    link.split_once('#')
+        .map_or((link, None), |(file, anchor)| (file, Some(anchor)))
+}
+
 /// Returns the path of a relative link from the page, and its anchor.
-fn target(page: &Page, link: &str) -> (PathBuf, Option<String>) {
-    let (file, anchor) = link
-        .split_once('#')
-        .map_or((link, None), |(file, anchor)| (file, Some(anchor)));
+fn target<'a>(page: &Page, link: &'a str) -> (PathBuf, Option<&'a str>) {
+    let (file, anchor) = parts(link);
     if file.is_empty() {
-        return (page.path.clone(), anchor.map(str::to_owned));
+        return (page.path.clone(), anchor);
     }
     let mut path = page.path.parent().unwrap().to_owned();
     for part in Path::new(file) {
@@ -111,7 +115,7 @@ fn target(page: &Page, link: &str) -> (PathBuf, Option<String>) {
             path.push(part);
         }
     }
-    (path, anchor.map(str::to_owned))
+    (path, anchor)
 }
 
 #[test]
@@ -131,12 +135,9 @@ fn each_link_leads_to_a_page_and_a_heading() {
         {
             count += 1;
             let (path, anchor) = target(page, link);
-            let has_anchor = |anchor: &String| {
-                pages
-                    .iter()
-                    .any(|page| page.path == path && page.anchors.contains(anchor))
-            };
-            if !root().join(&path).exists() || !anchor.as_ref().is_none_or(has_anchor) {
+            let has = |page: &Page, anchor: &str| page.anchors.iter().any(|known| known == anchor);
+            let has_anchor = |anchor: &str| pages.iter().any(|page| page.path == path && has(page, anchor));
+            if !root().join(&path).exists() || !anchor.is_none_or(has_anchor) {
                 dead.push(format!("{}: {link}", page.path.display()));
             }
         }
@@ -149,22 +150,24 @@ fn is_same(page: &Page, github: &str, rustdoc: &str) -> bool {
     if let Some(path) = rustdoc.strip_prefix(REPOSITORY) {
         return target(page, github) == (PathBuf::from(path), None);
     }
-    if let Some(guide) = rustdoc.strip_prefix("crate::guide::") {
-        let (guide, anchor) = guide
-            .split_once('#')
-            .map_or((guide, None), |(guide, anchor)| (guide, Some(anchor)));
+    let (item, anchor) = parts(rustdoc);
+    if item == "crate" {
+        return target(page, github) == (PathBuf::from("README.md"), anchor);
+    }
+    if let Some(guide) = item.strip_prefix("crate::guide::") {
         let path = PathBuf::from(format!("docs/{}.md", guide.replace('_', "-")));
-        return target(page, github) == (path, anchor.map(str::to_owned));
+        return target(page, github) == (path, anchor);
     }
-    if let Some(anchor) = rustdoc.strip_prefix("crate#") {
-        return target(page, github) == (PathBuf::from("README.md"), Some(anchor.to_owned()));
-    }
-    let (Some(github), Some(item)) = (github.strip_prefix(API), rustdoc.strip_prefix("crate::")) else {
+    let (Some(github), Some(item)) = (github.strip_prefix(API), item.strip_prefix("crate::")) else {
         return false;
     };
     match item.split_once("::") {
         Some((of, method)) => github.ends_with(&format!(".{of}.html#method.{method}")),
-        None => github == format!("{item}/index.html") || github.ends_with(&format!(".{item}.html")),
+        None => {
+            let (path, on_github) = parts(github);
+            let is_item = path.ends_with(&format!(".{item}.html"));
+            (path == format!("{item}/index.html") || is_item) && on_github == anchor
+        }
     }
 }
 

@@ -153,28 +153,38 @@ async fn options_that_make_no_sense_are_refused() {
         Duration::from_secs(31 * 24 * 3600),
         Duration::MAX,
     ] {
-        let error = options(Locks::builder().lease(lease).connect(nowhere).await);
+        let error = options(crate::help::builder().lease(lease).connect(nowhere).await);
         tells(&error, &["lease", "400ms", "30 days", &format!("{lease:?}")]);
     }
     for prefix in ["", "t", "tenur", "tenure", "tenure1:q:", &"x".repeat(129)] {
-        let error = options(Locks::builder().prefix(prefix).connect(nowhere).await);
+        let error = options(crate::help::builder().prefix(prefix).connect(nowhere).await);
         tells(&error, &["prefix", "tenure"]);
     }
     for burst in [0, 1024, u32::MAX] {
-        let error = options(Locks::builder().burst(burst, ms(20)).connect(nowhere).await);
+        let error = options(crate::help::builder().burst(burst, ms(20)).connect(nowhere).await);
         tells(&error, &["burst", "1 to 1023", &burst.to_string()]);
     }
-    let error = options(Locks::builder().margin(Duration::MAX).connect(nowhere).await);
+    let error = options(
+        crate::help::builder()
+            .margin(Duration::MAX)
+            .connect(nowhere)
+            .await,
+    );
     tells(&error, &["margin"]);
     for limitless in [
-        Locks::builder().max_waiters_per_key(0),
-        Locks::builder().max_waiters_per_node(0),
-        Locks::builder().max_key(0),
+        crate::help::builder().max_waiters_per_key(0),
+        crate::help::builder().max_waiters_per_node(0),
+        crate::help::builder().max_key(0),
     ] {
         tells(&options(limitless.connect(nowhere).await), &["limit", "zero"]);
     }
     for timeout in [Duration::ZERO, Duration::MAX] {
-        let error = options(Locks::builder().request_timeout(timeout).connect(nowhere).await);
+        let error = options(
+            crate::help::builder()
+                .request_timeout(timeout)
+                .connect(nowhere)
+                .await,
+        );
         tells(&error, &["request timeout", "100 ms", "one day"]);
     }
     // And for one lock.
@@ -198,7 +208,7 @@ async fn options_that_make_no_sense_are_refused() {
 #[tokio::test]
 async fn options_at_their_bounds_work() {
     let server = RedisServer::start();
-    let locks = Locks::builder()
+    let locks = crate::help::builder()
         .lease(Duration::from_secs(30 * 24 * 3600))
         .margin(Duration::ZERO)
         .burst(1023, Duration::MAX)
@@ -213,7 +223,7 @@ async fn options_at_their_bounds_work() {
     let guard = held(&locks, vec![b'x'; 10 * 1024]).await;
     assert!(soon(locks.mutex("a").lock_timeout(Duration::MAX)).await.is_ok());
     guard.release().await.unwrap();
-    let locks = Locks::builder()
+    let locks = crate::help::builder()
         .lease(ms(400))
         .connect(&server.url())
         .await
@@ -242,12 +252,14 @@ async fn urls_that_cannot_be_used_are_refused() {
         "redis://host:port/",
         "redis://host/db",
     ] {
-        match Locks::connect(url).await {
+        match crate::help::connect(url).await {
             Err(error @ Error::Options(_)) => tells(&error, &["URL"]),
             other => panic!("{url}: {other:?}"),
         }
     }
-    let error = Locks::connect("http://me:hunter2@localhost/").await.unwrap_err();
+    let error = crate::help::connect("http://me:hunter2@localhost/")
+        .await
+        .unwrap_err();
     assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
 }
 
@@ -258,7 +270,9 @@ fn a_runtime_without_io_and_timers_will_do() {
     for host in ["127.0.0.1", "localhost"] {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let url = format!("redis://{host}:{}", server.port());
-        let locks = runtime.block_on(Locks::builder().lazy().connect(&url)).unwrap();
+        let locks = runtime
+            .block_on(crate::help::builder().lazy().connect(&url))
+            .unwrap();
         let guard = runtime.block_on(locks.mutex("a").lock()).unwrap();
         // Nor does it matter that it ends.
         drop(runtime);
@@ -271,7 +285,7 @@ fn a_runtime_without_io_and_timers_will_do() {
 #[tokio::test]
 async fn a_server_that_is_not_there_is_told() {
     // A port without a listener is not waited for.
-    let patient = Locks::builder().request_timeout(HOUR);
+    let patient = crate::help::builder().request_timeout(HOUR);
     let (text, error) = refused(soon(patient.connect("redis://me:hunter2@127.0.0.1:1/")).await);
     assert_eq!(error.kind(), &StoreErrorKind::Unreachable);
     tells(&text, &["127.0.0.1:1", "unreachable"]);
@@ -279,7 +293,7 @@ async fn a_server_that_is_not_there_is_told() {
     // One that listens and says nothing.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = silent.local_addr().unwrap();
-    let connect = Locks::builder()
+    let connect = crate::help::builder()
         .request_timeout(ms(200))
         .connect(&url(address))
         .await;
@@ -292,14 +306,14 @@ async fn a_server_that_is_not_there_is_told() {
 async fn a_missing_or_wrong_password_is_told() {
     let server = RedisServer::with_args(&["--requirepass", "hunter2"]);
     let port = server.port();
-    let (text, error) = refused(Locks::connect(&server.url()).await);
+    let (text, error) = refused(crate::help::connect(&server.url()).await);
     assert_eq!(
         error.kind(),
         &StoreErrorKind::Refused(StoreRefusal::NoAuth),
         "{text}"
     );
     tells(&text, &[&port.to_string(), "password", "URL"]);
-    let (text, error) = refused(Locks::connect(&format!("redis://:swordfish@127.0.0.1:{port}/")).await);
+    let (text, error) = refused(crate::help::connect(&format!("redis://:swordfish@127.0.0.1:{port}/")).await);
     assert_eq!(
         error.kind(),
         &StoreErrorKind::Refused(StoreRefusal::WrongPassword),
@@ -309,7 +323,11 @@ async fn a_missing_or_wrong_password_is_told() {
     assert!(!format!("{text} {error:?}").contains("swordfish"), "{error:?}");
 
     // The same when it is found out later.
-    let lazy = Locks::builder().lazy().connect(&server.url()).await.unwrap();
+    let lazy = crate::help::builder()
+        .lazy()
+        .connect(&server.url())
+        .await
+        .unwrap();
     let error = soon(lazy.mutex("a").lock()).await.map(drop).unwrap_err();
     match &error {
         Error::Store { source, .. } => {
@@ -320,7 +338,7 @@ async fn a_missing_or_wrong_password_is_told() {
     tells(&error, &["`a`", "password"]);
     assert!(!error.is_unreachable());
 
-    let locks = Locks::connect(&format!("redis://:hunter2@127.0.0.1:{port}/"))
+    let locks = crate::help::connect(&format!("redis://:hunter2@127.0.0.1:{port}/"))
         .await
         .unwrap();
     held(&locks, "a").await.release().await.unwrap();
@@ -335,7 +353,8 @@ async fn a_missing_right_is_named() {
     for command in ["evalsha", "time"] {
         let rule = format!("ACL SETUSER app on >secret {} -{command}", crate::store::acl());
         let _: String = Eyes::on(&server).text(&rule);
-        let (text, error) = refused(Locks::connect(&format!("redis://app:secret@127.0.0.1:{port}/")).await);
+        let (text, error) =
+            refused(crate::help::connect(&format!("redis://app:secret@127.0.0.1:{port}/")).await);
         let kind = StoreErrorKind::Refused(StoreRefusal::NoPermission);
         assert_eq!(error.kind(), &kind, "{text}");
         tells(&text, &["NOPERM", "docs/redis.md", &format!("'{command}'")]);
@@ -343,7 +362,7 @@ async fn a_missing_right_is_named() {
     // Later, too.
     let _: String = Eyes::on(&server).text("ACL SETUSER app +@all");
     let url = format!("redis://app:secret@127.0.0.1:{port}/");
-    let locks = Locks::connect(&url).await.unwrap();
+    let locks = crate::help::connect(&url).await.unwrap();
     let _: String = Eyes::on(&server).text("ACL SETUSER app -evalsha");
     let error = soon(locks.mutex("a").lock()).await.map(drop).unwrap_err();
     tells(&error, &["`a`", "NOPERM", "'evalsha'"]);
@@ -364,7 +383,7 @@ async fn a_server_without_role_is_asked_for_info() {
         .unwrap();
     let replica = RedisServer::with_args(&without_role);
     Eyes::on(&replica).text::<()>(&format!("REPLICAOF 127.0.0.1 {}", master.port()));
-    let (_, error) = refused(Locks::connect(&replica.url()).await);
+    let (_, error) = refused(crate::help::connect(&replica.url()).await);
     assert_eq!(error.kind(), &StoreErrorKind::Refused(StoreRefusal::ReadOnly));
 }
 
@@ -377,13 +396,17 @@ async fn a_cluster_is_refused_as_a_server() {
     let _: String = Eyes::on(&server).ask(&all);
     let words = ["Redis Cluster", "`redis+cluster://", &server.port().to_string()];
     for prefix in ["lock:", "a:", "b:", "c:"] {
-        let builder = Locks::builder().prefix(prefix);
+        let builder = crate::help::builder().prefix(prefix);
         let (text, error) = refused(builder.connect(&server.url()).await);
         let kind = StoreErrorKind::Refused(StoreRefusal::Unsupported);
         assert_eq!(error.kind(), &kind, "{text}");
         tells(&text, &words);
     }
-    let lazy = Locks::builder().lazy().connect(&server.url()).await.unwrap();
+    let lazy = crate::help::builder()
+        .lazy()
+        .connect(&server.url())
+        .await
+        .unwrap();
     let unready: Error = soon(lazy.ping()).await.unwrap_err();
     tells(&unready, &words);
     tells(&soon(lazy.mutex("a").lock()).await.map(drop).unwrap_err(), &words);
@@ -394,12 +417,16 @@ async fn a_cluster_is_refused_as_a_server() {
 async fn a_sentinel_is_refused_as_a_server_and_its_master_is_found() {
     let (master, name) = (RedisServer::start(), "orders-db");
     let sentinel = RedisServer::sentinel(name, master.port());
-    let (text, error) = refused(Locks::connect(&sentinel.url()).await);
+    let (text, error) = refused(crate::help::connect(&sentinel.url()).await);
     let kind = StoreErrorKind::Refused(StoreRefusal::Unsupported);
     assert_eq!(error.kind(), &kind, "{text}");
     let call = format!("`redis+sentinel://127.0.0.1:{},…/{name}`", sentinel.port());
     tells(&text, &["is a Sentinel", &call, &sentinel.port().to_string()]);
-    let lazy = Locks::builder().lazy().connect(&sentinel.url()).await.unwrap();
+    let lazy = crate::help::builder()
+        .lazy()
+        .connect(&sentinel.url())
+        .await
+        .unwrap();
     tells(&soon(lazy.ping()).await.unwrap_err(), &["is a Sentinel", &call]);
     let locks = behind_sentinels(name, [sentinel.url()]).await.unwrap();
     // A lock waits for a recovery, because the server is used for the first time.

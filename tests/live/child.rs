@@ -88,7 +88,7 @@ fn plays_a_role() {
 
 /// Tries, and says why it is in vain.
 async fn cannot_connect(url: &str) {
-    let builder = Locks::builder().request_timeout(ms(500));
+    let builder = crate::help::builder().request_timeout(ms(500));
     let error = soon(builder.connect(url)).await.unwrap_err();
     println!("@refused {}", error.is_unreachable());
 }
@@ -207,7 +207,7 @@ async fn hands_on(locks: Locks, url: &str, key: &str) {
 
 /// Adds one to `counted`, in two steps under the lock, in two tasks and for so long. Says how often.
 async fn counts(urls: &str, key: &str, lease: Duration, prefix: &str, span: Duration) {
-    let builder = Locks::builder().prefix(prefix).lease(lease);
+    let builder = crate::help::builder().prefix(prefix).lease(lease);
     let locks = on_all(builder.request_timeout(ms(10_000)), urls).await;
     let client = redis::Client::open(urls.split(',').next().unwrap()).unwrap();
     let patient = redis::AsyncConnectionConfig::new().set_response_timeout(None);
@@ -246,7 +246,7 @@ async fn counts(urls: &str, key: &str, lease: Duration, prefix: &str, span: Dura
 
 /// Acquires a lock for 5 ms again and again, and reports each grant. Nothing is handed on within the process.
 async fn contends(urls: &str, key: &str, lease: Duration) {
-    let builder = Locks::builder().lease(lease).burst(1, Duration::ZERO);
+    let builder = crate::help::builder().lease(lease).burst(1, Duration::ZERO);
     let locks = on_all(builder.request_timeout(ms(10_000)), urls).await;
     println!("@ready");
     nod().await;

@@ -21,7 +21,11 @@ const HELD: usize = 20;
 pub async fn node(cluster: &Cluster, lease: Duration) -> Locks {
     let seed = &cluster.urls()[..1];
     let like = redis::Client::open(&*seed[0]).unwrap();
-    Locks::builder().lease(lease).cluster(seed, like).await.unwrap()
+    crate::help::builder()
+        .lease(lease)
+        .cluster(seed, like)
+        .await
+        .unwrap()
 }
 
 /// Returns the slot of a key with this hash tag.
@@ -336,7 +340,7 @@ async fn what_users_get_wrong_is_a_clear_error() {
         &text,
         &["cluster-enabled no", "`redis://", &plain.port().to_string()],
     );
-    let (text, error) = refused(Locks::connect(&seed).await);
+    let (text, error) = refused(crate::help::connect(&seed).await);
     assert_eq!(error.kind(), &unsupported, "{text}");
     tells(&text, &["`redis+cluster://"]);
     // No seed can be reached; one that can be is enough.
@@ -349,7 +353,7 @@ async fn what_users_get_wrong_is_a_clear_error() {
     let text = options(on_cluster([format!("{seed}3")]).await);
     tells(&text, &["database 3", "database 0"]);
     let like = redis::Client::open(format!("{seed}2")).unwrap();
-    let text = options(Locks::builder().cluster([&*seed], like).await);
+    let text = options(crate::help::builder().cluster([&*seed], like).await);
     tells(&text, &["database 2"]);
     let text = options(on_cluster(Vec::<String>::new()).await);
     tells(&text, &["empty"]);
@@ -358,7 +362,12 @@ async fn what_users_get_wrong_is_a_clear_error() {
         lag: ms(3_000),
     };
     let like = redis::Client::open(&*seed).unwrap();
-    let text = options(Locks::builder().recovery(always).cluster([&*seed], like).await);
+    let text = options(
+        crate::help::builder()
+            .recovery(always)
+            .cluster([&*seed], like)
+            .await,
+    );
     tells(&text, &["Recovery::Always", "cluster-node-timeout"]);
     // Writes over several slots.
     let order = soon(locks.mutex("{order:7}").lock()).await.unwrap();

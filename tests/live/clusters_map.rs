@@ -39,7 +39,7 @@ fn announce_at(server: &RedisServer, proxy: &Proxy) {
 
 async fn node(urls: &[String]) -> Locks {
     let like = redis::Client::open(&*urls[0]).unwrap();
-    soon(Locks::builder().lease(ms(10_000)).cluster(urls, like))
+    soon(crate::help::builder().lease(ms(10_000)).cluster(urls, like))
         .await
         .unwrap()
 }

@@ -107,7 +107,7 @@ async fn node(server: &RedisServer) -> Locks {
     let long = ms(600_000);
     let connected = async {
         loop {
-            let builder = Locks::builder().lease(long).burst(256, long);
+            let builder = crate::help::builder().lease(long).burst(256, long);
             // A busy machine may need longer than an attempt to connect may take.
             if let Ok(locks) = builder.request_timeout(ms(10_000)).connect(&server.url()).await {
                 return locks;
@@ -454,7 +454,7 @@ async fn a_latch_sends_as_many_commands_as_before() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_named_leader_with_a_value_sends_one_request() {
     let server = RedisServer::start();
-    let named = Locks::builder().node_name("relay-1").presence(false);
+    let named = crate::help::builder().node_name("relay-1").presence(false);
     let named = soon(named.lease(ms(600_000)).connect(&server.url()))
         .await
         .unwrap();

@@ -25,7 +25,7 @@ async fn connect(server: &RedisServer, known: &Known) -> Locks {
         let password = password_of(&known);
         async move { Ok::<_, io::Error>(("shop".to_owned(), password)) }
     };
-    let builder = Locks::builder().lease(ms(3_000)).credentials(hook);
+    let builder = crate::help::builder().lease(ms(3_000)).credentials(hook);
     builder.connect(&server.url()).await.unwrap()
 }
 
@@ -85,16 +85,26 @@ async fn a_password_rotates_under_load() {
 async fn credentials_that_are_missing_or_wrong_are_told_without_the_password() {
     let server = RedisServer::with_args(&["--requirepass", "hunter2"]);
     let fails = || async { Err::<(String, String), _>("the vault is sealed") };
-    let (text, error) = refused(Locks::builder().credentials(fails).connect(&server.url()).await);
+    let (text, error) = refused(
+        crate::help::builder()
+            .credentials(fails)
+            .connect(&server.url())
+            .await,
+    );
     assert_eq!(error.kind(), &StoreErrorKind::Unreachable);
     assert!(text.contains("the vault is sealed"), "{text}");
 
     let panics = || async { panic!("no vault") as Result<(String, String), io::Error> };
-    let (text, _) = refused(Locks::builder().credentials(panics).connect(&server.url()).await);
+    let (text, _) = refused(
+        crate::help::builder()
+            .credentials(panics)
+            .connect(&server.url())
+            .await,
+    );
     assert!(text.contains("panicked"), "{text}");
 
     let wrong = || async { Ok::<_, io::Error>(("default".into(), "hunter3".into())) };
-    let builder = Locks::builder().credentials(wrong);
+    let builder = crate::help::builder().credentials(wrong);
     assert!(!format!("{builder:?}").contains("hunter"), "{builder:?}");
     let (text, error) = refused(builder.connect(&server.url()).await);
     assert_eq!(

@@ -13,7 +13,9 @@ use crate::support::proxy::{Direction, Flow, Proxy};
 async fn nodes() -> (Locks, Locks, RedisServer) {
     let server = RedisServer::start();
     let make = async |name| {
-        let builder = Locks::builder().lease(ms(5_000)).request_timeout(ms(10_000));
+        let builder = crate::help::builder()
+            .lease(ms(5_000))
+            .request_timeout(ms(10_000));
         builder.node_name(name).connect(&server.url()).await.unwrap()
     };
     (make("one").await, make("other").await, server)
@@ -30,7 +32,9 @@ crate::laws_of_elections!(nodes, is_empty);
 const WAY: Duration = ms(60);
 
 async fn behind(proxy: &Proxy) -> Locks {
-    let builder = Locks::builder().lease(ms(20_000)).request_timeout(ms(10_000));
+    let builder = crate::help::builder()
+        .lease(ms(20_000))
+        .request_timeout(ms(10_000));
     builder.connect(&url(proxy.addr())).await.unwrap()
 }
 
@@ -83,7 +87,7 @@ async fn a_candidate_or_observer_costs_one_poll_per_third_of_a_lease() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let nodes = async |lease| {
-        Locks::builder()
+        crate::help::builder()
             .lease(lease)
             .connect(&server.url())
             .await

@@ -48,7 +48,7 @@ fn an_outage_is_reported_in_a_few_lines() {
 async fn an_outage() {
     let (count, lease, away) = size();
     let server = RedisServer::start();
-    let locks = |name: &str| Locks::builder().lease(lease).node_name(name.to_owned());
+    let locks = |name: &str| crate::help::builder().lease(lease).node_name(name.to_owned());
     let one = locks("quiet one").connect(&server.url()).await.unwrap();
     let other = locks("quiet two").connect(&server.url()).await.unwrap();
     let mut taking = JoinSet::new();
@@ -179,7 +179,7 @@ async fn a_restart() {
     let nodes = ["holder", "waiter", "idle"];
     let mut all = Vec::new();
     for node in nodes {
-        let builder = Locks::builder().lease(ms(6_000)).node_name(node);
+        let builder = crate::help::builder().lease(ms(6_000)).node_name(node);
         all.push(builder.connect(&server.url()).await.unwrap());
     }
     let [claim_id, waiter, _idle] = &all[..] else {
@@ -252,7 +252,7 @@ fn an_inbox_that_breaks_alone_is_one_warning_and_one_when_it_is_back() {
             let runtime = tokio::runtime::Runtime::new().unwrap();
             runtime.block_on(async {
                 let server = RedisServer::start();
-                let builder = Locks::builder().node_name("listens");
+                let builder = crate::help::builder().node_name("listens");
                 let locks = builder.connect(&server.url()).await.unwrap();
                 let _guard = held(&locks, "held").await;
                 let watch = Watch::of("");
@@ -276,7 +276,7 @@ fn another_server_behind_the_address_is_one_warning_and_one_of_its_recovery() {
         runtime.block_on(async {
             let (one, other) = (RedisServer::with_args(&["--timeout", "1"]), RedisServer::start());
             let proxy = Proxy::start(addr(&one));
-            let builder = Locks::builder().node_name("moved");
+            let builder = crate::help::builder().node_name("moved");
             // Without an inbox, which would notice at once that a server is gone.
             let locks = builder.lazy().connect(&url(proxy.addr())).await.unwrap();
             held_at_once(&locks, "before").await;
@@ -316,7 +316,7 @@ fn a_connection_that_was_closed_while_idle_is_no_outage() {
             runtime.block_on(async {
                 let mut server = RedisServer::with_args(&["--timeout", "1"]);
                 let watch = Watch::of("");
-                let locks = Locks::builder().connect(&server.url()).await.unwrap();
+                let locks = crate::help::builder().connect(&server.url()).await.unwrap();
                 held(&locks, "before").await.release().await.unwrap();
                 // Redis checks for idle clients about once a second.
                 tokio::time::sleep(ms(4_000)).await;
@@ -354,7 +354,7 @@ fn a_process_that_ends_without_a_shutdown_ends_quietly() {
             for keeps in [false, true] {
                 let runtime = tokio::runtime::Runtime::new().unwrap();
                 let locks = runtime.block_on(async {
-                    let locks = Locks::builder()
+                    let locks = crate::help::builder()
                         .lease(ms(2_000))
                         .connect(&server.url())
                         .await
@@ -401,7 +401,7 @@ async fn an_inherited_lock_is_reported() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let lease = ms(1_000);
-    let locks = Locks::builder()
+    let locks = crate::help::builder()
         .lease(lease)
         .node_name("the heir")
         .connect(&server.url())
@@ -409,7 +409,7 @@ async fn an_inherited_lock_is_reported() {
         .unwrap();
     let watch = Watch::of("key=inheritance ");
     // A live holder hands the lock over.
-    let giver = Locks::builder()
+    let giver = crate::help::builder()
         .lease(ms(10_000))
         .connect(&server.url())
         .await
@@ -446,7 +446,7 @@ async fn an_inherited_lock_is_reported() {
 async fn a_connection_has_the_name_of_its_node() {
     let server = RedisServer::start();
     let name = "web 1\r\nFLUSHALL";
-    let locks = Locks::builder()
+    let locks = crate::help::builder()
         .node_name(name)
         .connect(&server.url())
         .await
@@ -462,7 +462,9 @@ async fn built_locks_report_their_server() {
     let server = RedisServer::with_args(&["--requirepass", "hunter2"]);
     let watch = Watch::of("node_name=built here ");
     let url = format!("redis://:hunter2@127.0.0.1:{}/", server.port());
-    let builder = Locks::builder().node_name("built here").prefix("shop:lock:");
+    let builder = crate::help::builder()
+        .node_name("built here")
+        .prefix("shop:lock:");
     let locks = builder.connect(&url).await.unwrap();
     let told = watch.until("locks_built").await;
     assert_eq!(told.level, Level::INFO);

@@ -77,7 +77,7 @@ struct Scene {
 
 pub async fn node(urls: Vec<String>, lease: Duration, recovery: Recovery) -> Locks {
     let like = redis::Client::open("redis://127.0.0.1/").unwrap();
-    let builder = Locks::builder().lease(lease).recovery(recovery).lazy();
+    let builder = crate::help::builder().lease(lease).recovery(recovery).lazy();
     builder.sentinel(NAME, urls, like).await.unwrap()
 }
 

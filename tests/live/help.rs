@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use tenure::testing::Clock;
-use tenure::{Error, Guard, Key, Locks, Mutex};
+use tenure::{Builder, Error, Guard, Key, Locks, Mutex};
 use tokio::task::JoinHandle as JoinTask;
 
 use crate::server::RedisServer;
@@ -26,13 +26,23 @@ pub const fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
+/// Returns the builder of a node on this machine, which may be too busy for the default request timeout.
+pub fn builder() -> Builder {
+    Locks::builder().request_timeout(ms(10_000))
+}
+
+/// As `Locks::connect`, on this machine.
+pub async fn connect(url: &str) -> Result<Locks, Error> {
+    builder().connect(url).await
+}
+
 /// Returns locks on the master that these Sentinels know by this name.
 pub async fn behind_sentinels<U: AsRef<str>>(
     name: &str,
     urls: impl IntoIterator<Item = U>,
 ) -> Result<Locks, Error> {
     let like = redis::Client::open("redis://127.0.0.1/").unwrap();
-    Locks::builder().sentinel(name, urls, like).await
+    builder().sentinel(name, urls, like).await
 }
 
 /// Returns locks on the cluster of these servers.
@@ -40,7 +50,7 @@ pub async fn on_cluster<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Res
     let urls: Vec<U> = urls.into_iter().collect();
     let first = urls.first().map_or("redis://127.0.0.1/", AsRef::as_ref);
     let like = redis::Client::open(first).unwrap();
-    Locks::builder().cluster(urls, like).await
+    builder().cluster(urls, like).await
 }
 
 /// Returns locks on the quorum of these masters.
@@ -48,8 +58,7 @@ pub async fn quorum<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<
     let clients = urls
         .into_iter()
         .map(|url| redis::Client::open(url.as_ref()).unwrap());
-    let builder = Locks::builder().request_timeout(ms(10_000));
-    builder.quorum(clients.collect(), ms(10_000)).await
+    builder().quorum(clients.collect(), ms(10_000)).await
 }
 
 /// Awaits the future, and panics instead of hanging for ever.
@@ -87,13 +96,12 @@ pub fn url(addr: SocketAddr) -> String {
 
 /// Returns locks with that lease. A busy machine does not answer within less than a quarter of it.
 pub async fn locks(url: &str, lease: Duration) -> Locks {
-    let builder = Locks::builder().lease(lease).request_timeout(ms(10_000));
-    builder.connect(url).await.unwrap()
+    builder().lease(lease).connect(url).await.unwrap()
 }
 
 /// Returns locks whose timers and deadlines take an hour or more.
 pub async fn patient(url: &str) -> Locks {
-    let builder = Locks::builder().lease(12 * HOUR).request_timeout(HOUR);
+    let builder = builder().lease(12 * HOUR).request_timeout(HOUR);
     builder.connect(url).await.unwrap()
 }
 

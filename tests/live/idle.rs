@@ -50,7 +50,7 @@ async fn connected(url: &str) -> Locks {
     if url.is_empty() {
         Locks::memory()
     } else {
-        soon(Locks::connect(url)).await.unwrap()
+        soon(crate::help::connect(url)).await.unwrap()
     }
 }
 

@@ -20,7 +20,7 @@ mod many_leases;
 mod replies;
 
 async fn node(url: &str, name: &str) -> Locks {
-    let builder = Locks::builder()
+    let builder = crate::help::builder()
         .node_name(name)
         .lease(ms(60_000))
         .request_timeout(ms(10_000));
@@ -63,7 +63,7 @@ async fn a_cluster_is_shown_as_memory_is() {
     let node = async |name: &str| {
         let urls = cluster.urls();
         let like = redis::Client::open(&*urls[0]).unwrap();
-        let builder = Locks::builder()
+        let builder = crate::help::builder()
             .node_name(name)
             .lease(ms(60_000))
             .request_timeout(ms(10_000));
@@ -76,7 +76,11 @@ async fn a_cluster_is_shown_as_memory_is() {
     drop(guard);
     assert_eq!(soon(one.inspect().nodes()).await.unwrap().len(), 2);
     // One server of it would show a part of the keys.
-    let alone = Locks::builder().lazy().connect(&cluster.urls()[0]).await.unwrap();
+    let alone = crate::help::builder()
+        .lazy()
+        .connect(&cluster.urls()[0])
+        .await
+        .unwrap();
     let error = soon(alone.inspect().list("", None)).await.unwrap_err();
     assert!(error.to_string().contains("redis+cluster://"), "{error}");
 }
@@ -253,7 +257,7 @@ async fn every_command_is_a_read_with_a_bound() {
     }
     let mut eyes = Eyes::on(&server);
     let watched = server.client();
-    let inspector = Locks::builder().presence(false).lazy();
+    let inspector = crate::help::builder().presence(false).lazy();
     let inspector = inspector.connect(&server.url()).await.unwrap();
     let before = eyes.calls();
     let mut monitor = monitor(watched);

@@ -7,7 +7,7 @@ mod pairs_on_masters;
 
 use std::time::Duration;
 
-use tenure::{Locks, error::LostCause};
+use tenure::error::LostCause;
 
 use crate::help::{Eyes, PATIENCE, held, locks, ms, now, patient, soon, until};
 use crate::server::RedisServer;
@@ -19,7 +19,7 @@ async fn each_excludes_the_other() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let mut theirs = Foreign::runs(Library::RedisPy, &server);
-    let ours = Locks::connect(&server.url()).await.unwrap();
+    let ours = crate::help::connect(&server.url()).await.unwrap();
     let mutex = ours.mutex("account:42");
 
     assert_eq!(theirs.asks("acquire lock:account:42 60 0"), "yes");
@@ -187,7 +187,7 @@ async fn polling_foreign_owners_costs_redis_little() {
     let server = RedisServer::start();
     let mut theirs = Foreign::runs(Library::RedisPy, &server);
     let mut eyes = Eyes::on(&server);
-    let ours = Locks::connect(&server.url()).await.unwrap();
+    let ours = crate::help::connect(&server.url()).await.unwrap();
     for key in 0..KEYS {
         assert_eq!(theirs.asks(&format!("acquire lock:{key} endless 0")), "yes");
     }

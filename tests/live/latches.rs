@@ -143,7 +143,7 @@ async fn a_count_down_whose_answer_is_lost_counts_once() {
     let latch = direct.latch("parts");
     assert!(soon(latch.try_set_count(3)).await.unwrap());
     // The node knows the server's clock since then, and assumes that the clock is not stepped.
-    let builder = Locks::builder()
+    let builder = crate::help::builder()
         .lease(ms(60_000))
         .margin(ms(0))
         .request_timeout(ms(10_000));
@@ -170,7 +170,7 @@ async fn a_waiter_survives_an_outage_shorter_than_its_lease() {
     let proxy = Proxy::start(crate::help::addr(&server));
     let direct = locks(&server.url(), ms(60_000)).await;
     let patient = locks(&crate::help::url(proxy.addr()), ms(60_000)).await;
-    let builder = Locks::builder().lease(ms(1_000));
+    let builder = crate::help::builder().lease(ms(1_000));
     let hasty = builder.connect(&crate::help::url(proxy.addr())).await.unwrap();
     assert!(soon(direct.latch("parts").try_set_count(1)).await.unwrap());
     let (waiting, refused) = (waits(&patient, "parts"), waits(&hasty, "parts"));

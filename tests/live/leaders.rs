@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use tenure::{Error, Lease, Locks};
+use tenure::{Error, Lease};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::help::{Other, PATIENCE, addr, ms, now, url};
@@ -43,7 +43,7 @@ fn is_a_replica() {
         .enable_all()
         .build();
     runtime.unwrap().block_on(async {
-        let builder = Locks::builder().lease(LEASE).request_timeout(ms(500));
+        let builder = crate::help::builder().lease(LEASE).request_timeout(ms(500));
         let locks = builder.node_name(name).lazy().connect(&url).await.unwrap();
         let election = locks.election("relay");
         let mut term = signal(SignalKind::terminate()).unwrap();

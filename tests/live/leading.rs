@@ -222,7 +222,7 @@ async fn keys_may_have_any_bytes_and_prefixes_separate_them() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let make = async |prefix: &[u8]| -> Locks {
-        let builder = Locks::builder().lease(Duration::from_secs(30));
+        let builder = crate::help::builder().lease(Duration::from_secs(30));
         builder.prefix(prefix).connect(&server.url()).await.unwrap()
     };
     let (one, beside) = (make(b"app \n{x}:").await, make(b"\xff:").await);

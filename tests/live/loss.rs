@@ -21,7 +21,7 @@ async fn a_grant_that_is_not_taken_up_in_time_is_no_guard() {
 
 /// Returns locks whose records outlast their leases by far: the holder has time between the two ends.
 async fn lasting(url: &str, lease: Duration) -> Locks {
-    let builder = Locks::builder().lease(lease).margin(ms(3_000));
+    let builder = crate::help::builder().lease(lease).margin(ms(3_000));
     builder.connect(url).await.unwrap()
 }
 

@@ -46,7 +46,9 @@ fn keys_that_are_used_once_leave_nothing() {
 async fn used_once(keys: u64) {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
-    let builder = Locks::builder().lease(ms(60_000)).request_timeout(ms(10_000));
+    let builder = crate::help::builder()
+        .lease(ms(60_000))
+        .request_timeout(ms(10_000));
     let locks = builder.presence(false).connect(&server.url()).await.unwrap();
     let locks = Arc::new(locks);
     let blocks = keys / BLOCK;

@@ -27,7 +27,7 @@ impl Masters {
     /// Returns a node whose leases last this long. A recovery is longer by the margin.
     pub async fn locks(&self, lease: Duration) -> Locks {
         // A busy machine does not answer within less.
-        let builder = Locks::builder().lease(lease).request_timeout(ms(5_000));
+        let builder = crate::help::builder().lease(lease).request_timeout(ms(5_000));
         locks_of(&self.urls(), lease, builder).await
     }
 

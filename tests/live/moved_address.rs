@@ -43,7 +43,7 @@ impl Pair {
 
 async fn node(proxy: &Proxy) -> Locks {
     let lag = Duration::ZERO;
-    let builder = Locks::builder().lease(LEASE).request_timeout(ms(10_000));
+    let builder = crate::help::builder().lease(LEASE).request_timeout(ms(10_000));
     let builder = builder.recovery(Recovery::Always { longest: LEASE, lag });
     builder.connect(&url(proxy.addr())).await.unwrap()
 }

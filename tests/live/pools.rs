@@ -1,7 +1,6 @@
 //! Locks beside a pool of the user's.
 
 use tenure::Error;
-use tenure::Locks;
 
 use crate::server::RedisServer;
 
@@ -13,14 +12,14 @@ async fn a_pool_and_its_client_lead_to_one_place() {
     let pool = bb8::Pool::builder().max_size(1).build(manager).await.unwrap();
     let _taken = pool.get().await.unwrap();
     let client = |url: String| redis::Client::open(url).unwrap();
-    let locks = Locks::builder()
+    let locks = crate::help::builder()
         .pool(pool.clone(), client(server.url()))
         .await
         .unwrap();
     locks.mutex("a").lock().await.unwrap().release().await.unwrap();
     let elsewhere = [other.url(), format!("redis://127.0.0.1:{}/3", server.port())];
     for url in elsewhere {
-        let error = Locks::builder()
+        let error = crate::help::builder()
             .pool(pool.clone(), client(url))
             .await
             .unwrap_err();
@@ -29,6 +28,8 @@ async fn a_pool_and_its_client_lead_to_one_place() {
         assert!(text.contains("another server or database"), "{text}");
     }
     // The server is not asked.
-    let lazy = Locks::builder().lazy().pool(pool.clone(), client(other.url()));
+    let lazy = crate::help::builder()
+        .lazy()
+        .pool(pool.clone(), client(other.url()));
     lazy.await.unwrap();
 }

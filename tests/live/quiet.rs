@@ -2,8 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use tenure::Locks;
-
 use crate::help::{Eyes, held, now, soon, until};
 use crate::server::RedisServer;
 
@@ -13,9 +11,9 @@ async fn two_hundred_waiters_cost_fewer_than_ten_commands_a_second() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let (one, other, claim_id) = (
-        Locks::connect(&server.url()).await.unwrap(),
-        Locks::connect(&server.url()).await.unwrap(),
-        Locks::connect(&server.url()).await.unwrap(),
+        crate::help::connect(&server.url()).await.unwrap(),
+        crate::help::connect(&server.url()).await.unwrap(),
+        crate::help::connect(&server.url()).await.unwrap(),
     );
     let guard = held(&claim_id, "busy").await;
     let tasks: Vec<_> = (0..200)

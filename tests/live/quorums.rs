@@ -1,7 +1,7 @@
 //! A quorum of real masters: leases that stand on a majority.
 
+use tenure::Error;
 use tenure::error::{StoreErrorKind, StoreRefusal};
-use tenure::{Error, Locks};
 
 use crate::bad_input::tells;
 use crate::help::{Eyes, HOUR, ms, quorum, soon};
@@ -60,7 +60,7 @@ async fn a_lease_stands_on_the_masters_and_leaves_nothing() {
 async fn a_minority_of_the_masters_may_die() {
     let mut masters = masters(3).await;
     // A master that does not answer is not waited for.
-    let builder = Locks::builder().request_timeout(HOUR);
+    let builder = crate::help::builder().request_timeout(HOUR);
     let clients = urls(&masters).into_iter().map(redis::Client::open);
     let clients = clients.collect::<Result<_, _>>().unwrap();
     let locks = builder.quorum(clients, ms(10_000)).await.unwrap();

@@ -146,7 +146,7 @@ fn taken(dir: &Path) -> u64 {
 pub async fn takes_fences(urls: &str, dir: &str, lease: Duration) {
     let urls: Vec<String> = urls.split(',').map(str::to_owned).collect();
     // Each fence is a grant of the masters.
-    let builder = Locks::builder()
+    let builder = crate::help::builder()
         .lease(lease)
         .burst(1, ms(1))
         .request_timeout(ms(10_000));

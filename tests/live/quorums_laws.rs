@@ -134,7 +134,7 @@ fn the_laws_of_what_a_quorum_serves_hold_on_three_masters() {
     let masters = Masters((0..3).map(|_| RedisServer::start()).collect());
     // The first node notes the runs of the masters, which grant nothing until then.
     let runtime = tokio::runtime::Runtime::new().unwrap();
-    drop(runtime.block_on(masters.node(Locks::builder())));
+    drop(runtime.block_on(masters.node(crate::help::builder())));
     for master in masters.servers() {
         Eyes::on(master).text::<u8>("DEL tenure1:recovering");
     }

@@ -1,7 +1,7 @@
 //! The list of a quorum's masters is a contract, and one master that is away is one warning.
 
 use tenure::error::{StoreErrorKind, StoreRefusal};
-use tenure::{Error, Locks, Recovery};
+use tenure::{Error, Recovery};
 use tokio::runtime::Runtime;
 use tracing::Level;
 
@@ -35,7 +35,7 @@ async fn another_list_is_refused_by_each_master_that_keeps_one() {
     database[0] += "/1";
     let (text, _) = refused(quorum(database).await);
     tells(&text, &["tenure1:masters", "databases"]);
-    let longest = Locks::builder().quorum(clients(&list(&servers, &[0, 1, 2])), ms(20_000));
+    let longest = crate::help::builder().quorum(clients(&list(&servers, &[0, 1, 2])), ms(20_000));
     let (text, _) = refused(longest.await);
     tells(&text, &["10000:11000", "20000:22000", "tenure1:longest"]);
 }
@@ -51,7 +51,7 @@ async fn a_refused_client_leaves_its_list_nowhere() {
     let kept: String = Eyes::on(&servers[1]).text("GET tenure1:masters");
     let wrong = list(&servers, &[0, 1, 3]);
     refused(quorum(&wrong).await);
-    let lazy = Locks::builder().lazy().request_timeout(ms(1_000));
+    let lazy = crate::help::builder().lazy().request_timeout(ms(1_000));
     let lazy = lazy.quorum(clients(&wrong), ms(10_000)).await.unwrap();
     for master in [0, 1] {
         servers[master].restart();
@@ -73,7 +73,9 @@ async fn a_refused_client_leaves_its_list_nowhere() {
     // Two of its masters keep no list, and the one that does answers last.
     servers[0].restart();
     servers[1].freeze();
-    let slow = Locks::builder().request_timeout(ms(20_000)).node_name("slow");
+    let slow = crate::help::builder()
+        .request_timeout(ms(20_000))
+        .node_name("slow");
     let slow = tokio::spawn(slow.quorum(clients(&wrong), ms(10_000)));
     for master in [0, 3] {
         let mut eyes = Eyes::on(&servers[master]);
@@ -105,7 +107,7 @@ async fn a_client_that_one_master_refuses_uses_none() {
         .await
         .unwrap();
     servers[2].freeze();
-    let builder = Locks::builder().request_timeout(ms(500)).lease(ms(3_000));
+    let builder = crate::help::builder().request_timeout(ms(500)).lease(ms(3_000));
     let second = builder.quorum(clients(&list(&servers, &[2, 3, 4])), ms(10_000));
     let second = second.await.unwrap();
     let held = soon(second.mutex("a").lock()).await.unwrap();
@@ -153,10 +155,10 @@ async fn a_list_that_cannot_be_a_quorum_is_refused() {
     let (text, error) = refused(quorum([&urls[0], &urls[1], &other]).await);
     assert_eq!(error.kind(), &UNSUPPORTED);
     tells(&text, &["are one server", "localhost", "127.0.0.1"]);
-    let builder = Locks::builder().recovery(Recovery::OnEvidence);
+    let builder = crate::help::builder().recovery(Recovery::OnEvidence);
     let error = options(builder.quorum(clients(&urls), ms(10_000)).await);
     tells(&error, &["`longest`", "recovery"]);
-    let builder = Locks::builder().poll_gap(ms(100));
+    let builder = crate::help::builder().poll_gap(ms(100));
     tells(
         &options(builder.quorum(clients(&urls), ms(10_000)).await),
         &["poll gap"],
@@ -174,7 +176,7 @@ async fn a_longer_lease_than_the_longest_is_refused() {
     assert!(matches!(error, Error::Options(_)), "{error:?}");
     tells(&error, &["10s", "10.001s"]);
     let (servers, lease) = (urls(&servers), ms(20_000));
-    let builder = Locks::builder().lease(lease);
+    let builder = crate::help::builder().lease(lease);
     let error = options(builder.quorum(clients(&servers), ms(10_000)).await);
     tells(&error, &["10s", "20s"]);
 }
@@ -207,7 +209,9 @@ fn a_minority_that_is_away_is_one_warning_per_master() {
 async fn a_minority_away() {
     let mut servers = masters(5).await;
     // Long, so that a busy machine makes no other master late.
-    let locks = Locks::builder().request_timeout(ms(2_000)).lease(ms(10_000));
+    let locks = crate::help::builder()
+        .request_timeout(ms(2_000))
+        .lease(ms(10_000));
     let locks = locks.quorum(clients(&urls(&servers)), ms(10_000)).await.unwrap();
     let kept = soon(locks.mutex("kept").lock()).await.unwrap();
     let watch = Watch::of("");
@@ -262,7 +266,7 @@ fn a_client_of_one_master_alone_is_warned() {
             let servers = masters(3).await;
             quorum(urls(&servers)).await.unwrap();
             let watch = Watch::of("");
-            Locks::connect(&servers[0].url()).await.unwrap();
+            crate::help::connect(&servers[0].url()).await.unwrap();
             let told = watch.told();
             let warned = told.iter().filter(|told| told.level == Level::WARN);
             let warned: Vec<_> = warned.map(|told| &told.text).collect();

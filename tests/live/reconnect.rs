@@ -1,6 +1,6 @@
 //! Callers get errors while the server is unavailable. They are served when it is back, or if it was never gone.
 
-use tenure::{Error, Locks};
+use tenure::Error;
 
 use crate::help::{Eyes, addr, held, held_at_last, locks, ms, soon, until, url};
 use crate::server::RedisServer;
@@ -35,7 +35,7 @@ async fn an_idle_connection_that_was_dropped_costs_no_lock() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let mut eyes = Eyes::on(&server);
-    let locks = Locks::builder().connect(&url(proxy.addr())).await.unwrap();
+    let locks = crate::help::builder().connect(&url(proxy.addr())).await.unwrap();
     // All connections are open: the caller sends a release, and the background sends a drop.
     held(&locks, "a").await.release().await.unwrap();
     drop(held(&locks, "a").await);
@@ -63,7 +63,7 @@ async fn a_late_failure_to_connect_harms_no_successor() {
     let proxy = Proxy::start(addr(&server));
     let mut eyes = Eyes::on(&server);
     // The longest attempt. A later result of it is ignored.
-    let builder = Locks::builder().lease(ms(8_000)).request_timeout(ms(2_000));
+    let builder = crate::help::builder().lease(ms(8_000)).request_timeout(ms(2_000));
     let locks = builder.lazy().connect(&url(proxy.addr())).await.unwrap();
     proxy.set_new(Direction::Both, Flow::Hold);
     let first = tokio::spawn(locks.mutex("first").lock());

@@ -14,7 +14,7 @@ use crate::support::events::Watch;
 const LEASE: Duration = ms(6_000);
 
 async fn node(server: &RedisServer, recovery: Recovery) -> Locks {
-    let builder = Locks::builder().lease(LEASE).recovery(recovery);
+    let builder = crate::help::builder().lease(LEASE).recovery(recovery);
     builder
         .request_timeout(ms(10_000))
         .connect(&server.url())
@@ -181,7 +181,7 @@ async fn the_contract_of_a_process_that_ended_ends_too() {
     soon(wrong.shutdown()).await;
     let url = server.url();
     let right = || {
-        Locks::builder()
+        crate::help::builder()
             .lease(LEASE)
             .recovery(always(LEASE))
             .connect(&url)

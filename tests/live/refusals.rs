@@ -34,7 +34,9 @@ impl World {
         let _: String = Eyes::on(&refuser).text(refusal);
         let proxy = Proxy::start(addr(&server));
         // A server that takes no connections counts as down after this.
-        let far = Locks::builder().lease(ms(60_000)).request_timeout(ms(2_000));
+        let far = crate::help::builder()
+            .lease(ms(60_000))
+            .request_timeout(ms(2_000));
         World {
             near: locks(&server.url(), ms(60_000)).await,
             far: far.connect(&url(proxy.addr())).await.unwrap(),

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use tenure::Tick;
 use tenure::scheduler::Misfire;
-use tenure::{Locks, Tick};
 use tokio::time::sleep;
 use tokio_cron_scheduler::JobScheduler;
 
@@ -45,7 +45,7 @@ fn is_a_replica() {
         .build();
     runtime.unwrap().block_on(async {
         let watch = Watch::of("job=each second ");
-        let locks = Locks::builder()
+        let locks = crate::help::builder()
             .request_timeout(ms(2_000))
             .connect(&url)
             .await

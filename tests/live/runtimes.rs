@@ -379,7 +379,7 @@ async fn callers_in_the_batch_of_an_unpolled_leader_do_not_wait_for_its_deadline
 fn a_thread_without_a_runtime_locks_and_waits() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
-    let [one, other] = [(); 2].map(|()| block_on(Locks::connect(&server.url())).unwrap());
+    let [one, other] = [(); 2].map(|()| block_on(crate::help::connect(&server.url())).unwrap());
     let guard = block_on(one.mutex("k").lock()).unwrap();
     assert!(block_on(other.mutex("k").try_lock()).unwrap().is_none());
     let fence = guard.fence();

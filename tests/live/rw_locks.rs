@@ -60,7 +60,7 @@ async fn reading_costs_what_a_mutex_costs() {
         "a mutex, a writer, a reader, and one after the other"
     );
     // A reader that joins readers of its own process sends nothing. The burst is long, as the machine may be busy.
-    let burst = Locks::builder().lease(ms(60_000)).burst(256, PATIENCE);
+    let burst = crate::help::builder().lease(ms(60_000)).burst(256, PATIENCE);
     let locks = burst.connect(&server.url()).await.unwrap();
     let first = soon(locks.rw_lock("shared").read()).await.unwrap();
     let before = eyes.calls()["evalsha"];

@@ -148,7 +148,7 @@ async fn three_silent_seconds_end_short_leases_and_no_long_one() {
     let proxy = Proxy::start(addr(&server));
     let mut eyes = Eyes::on(&server);
     // The record outlasts the lease by far: a busy machine checks it late.
-    let builder = Locks::builder().lease(ms(30_000)).margin(ms(3_000));
+    let builder = crate::help::builder().lease(ms(30_000)).margin(ms(3_000));
     let locks = builder.connect(&url(proxy.addr())).await.unwrap();
     let long = held(&locks, "long").await;
     let short = soon(async {
@@ -198,7 +198,7 @@ async fn users_of_a_pool_do_not_disturb_locks() {
     let manager = bb8_redis::RedisConnectionManager::new(server.url()).unwrap();
     let pool = bb8::Pool::builder().max_size(2).build(manager).await.unwrap();
     let client = redis::Client::open(server.url()).unwrap();
-    let locks = Locks::builder()
+    let locks = crate::help::builder()
         .lease(ms(4_000))
         .pool(pool.clone(), client)
         .await
@@ -322,7 +322,7 @@ async fn a_demoted_master_is_not_trusted() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     // New callers get an error when the server has not answered for this long.
-    let builder = Locks::builder().lease(ms(8_000)).request_timeout(ms(1_000));
+    let builder = crate::help::builder().lease(ms(8_000)).request_timeout(ms(1_000));
     let locks = builder.connect(&server.url()).await.unwrap();
     let guard = held(&locks, "demoted").await;
     let (about_key, about_node) = (Watch::of("key=demoted "), Watch::of(locks.node_id().to_string()));

@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use tenure::error::{StoreErrorKind, StoreRefusal};
-use tenure::{Error, Locks, Recovery};
+use tenure::{Error, Recovery};
 
 use crate::bad_input::{options, refused, tells};
 use crate::help::{Eyes, behind_sentinels, held, ms, soon};
@@ -77,14 +77,14 @@ async fn unreachable_sentinels_are_an_outage_at_the_start_only() {
     tells(&text, &words);
     // A lazy node starts, and says the same to its callers.
     let like = redis::Client::open(master.url()).unwrap();
-    let lazy = Locks::builder().lazy().sentinel(NAME, &closed, like);
+    let lazy = crate::help::builder().lazy().sentinel(NAME, &closed, like);
     let lazy = lazy.await.unwrap();
     let error: Error = soon(lazy.mutex("a").lock()).await.map(drop).unwrap_err();
     assert!(error.is_unreachable(), "{error:?}");
     tells(&error, &words);
     // A node that knows the master goes on without Sentinels, also on a new connection.
     let mut sentinel = RedisServer::sentinel(NAME, master.port());
-    let builder = Locks::builder().recovery(Recovery::OnEvidence);
+    let builder = crate::help::builder().recovery(Recovery::OnEvidence);
     let like = redis::Client::open(master.url()).unwrap();
     let locks = builder.sentinel(NAME, [sentinel.url()], like).await.unwrap();
     let guard = held(&locks, "a").await;
@@ -110,7 +110,7 @@ async fn a_wrong_password_is_told_of_the_sentinel_or_of_the_master() {
     };
     let connect = async |of_sentinel: &str, of_master: &str| {
         let like = redis::Client::open(at(of_master, &master)).unwrap();
-        let builder = Locks::builder().recovery(Recovery::OnEvidence);
+        let builder = crate::help::builder().recovery(Recovery::OnEvidence);
         builder.sentinel(NAME, [at(of_sentinel, &sentinel)], like).await
     };
     let (of_sentinel, of_master) = (format!(":{}", sentinel.port()), format!(":{}", master.port()));
@@ -155,7 +155,7 @@ async fn processes_with_different_longest_leases_are_refused() {
     let server = RedisServer::start();
     let connect = async |longest: Option<u64>| {
         let recovery = longest.map_or(Recovery::OnEvidence, |longest| always(ms(longest)));
-        let builder = Locks::builder().lease(ms(1_000)).recovery(recovery);
+        let builder = crate::help::builder().lease(ms(1_000)).recovery(recovery);
         builder.connect(&server.url()).await
     };
     let first = connect(Some(10_000)).await.unwrap();
@@ -181,7 +181,7 @@ async fn processes_with_different_longest_leases_are_refused() {
     for mutex in [first.mutex("a").lease(longer), first.mutex("a").fixed(longer)] {
         tells(&soon(mutex.lock()).await.map(drop).unwrap_err(), &words);
     }
-    let builder = Locks::builder().lease(longer).recovery(always(ms(10_000)));
+    let builder = crate::help::builder().lease(longer).recovery(always(ms(10_000)));
     tells(&options(builder.connect(&server.url()).await), &words);
 }
 
@@ -191,17 +191,17 @@ async fn a_user_without_the_right_to_info_is_refused_if_the_server_always_recove
     let mut eyes = Eyes::on(&server);
     let _: String = eyes.text("ACL SETUSER app on >secret ~* &* +@all -info");
     let url = format!("redis://app:secret@127.0.0.1:{}/", server.port());
-    let builder = Locks::builder().lease(ms(1_000));
+    let builder = crate::help::builder().lease(ms(1_000));
     let (text, error) = refused(builder.recovery(always(ms(1_000))).connect(&url).await);
     let kind = StoreErrorKind::Refused(StoreRefusal::NoPermission);
     assert_eq!(error.kind(), &kind, "{text}");
     tells(&text, &["`Recovery::Always`", "allow +info"]);
     assert!(eyes.left_behind().is_empty());
     // On evidence the right is not needed.
-    let locks = Locks::connect(&url).await.unwrap();
+    let locks = crate::help::connect(&url).await.unwrap();
     held(&locks, "a").await.release().await.unwrap();
     let _: String = eyes.text("ACL SETUSER app +info");
-    let builder = Locks::builder().lease(ms(1_000));
+    let builder = crate::help::builder().lease(ms(1_000));
     let locks = builder.recovery(always(ms(1_000))).connect(&url).await;
     soon(locks.unwrap().ping()).await.unwrap();
 }
@@ -218,7 +218,9 @@ async fn the_documented_users_are_enough_with_a_sentinel() {
     let user = format!("ACL SETUSER app on >secret -@all +hello +auth +ping {rights}");
     let _: String = Eyes::on(&sentinel).text(&user);
     let url = |server: &RedisServer| format!("redis://app:secret@127.0.0.1:{}/", server.port());
-    let builder = Locks::builder().lease(ms(1_000)).recovery(always(ms(1_000)));
+    let builder = crate::help::builder()
+        .lease(ms(1_000))
+        .recovery(always(ms(1_000)));
     let like = redis::Client::open(url(&master)).unwrap();
     let locks = builder.sentinel(NAME, [url(&sentinel)], like).await.unwrap();
     soon(locks.ping()).await.unwrap();

@@ -7,7 +7,7 @@ use crate::support::events::Watch;
 use crate::support::proxy::{Direction, Flow, Proxy};
 use std::time::Duration;
 use tenure::error::StoreErrorKind;
-use tenure::{Error, Key, Locks};
+use tenure::{Error, Key};
 
 /// Redis 6.2 runs scripts without the configured number of replicas. Redis 7 refuses them.
 #[tokio::test]
@@ -56,7 +56,7 @@ async fn a_server_that_evicts_is_warned_of_once() {
 async fn lazy_locks_start_while_redis_is_unavailable() {
     let mut server = RedisServer::start();
     server.kill();
-    let locks = Locks::builder()
+    let locks = crate::help::builder()
         .lease(ms(8_000))
         .lazy()
         .connect(&server.url())
@@ -123,7 +123,7 @@ async fn a_probe_finds_a_server_again() {
     locks.ping().await.expect("a probe after a restart");
     // The connection is silent, not broken, as behind a firewall that dropped its state.
     let proxy = Proxy::start(addr(&server));
-    let locks = Locks::builder()
+    let locks = crate::help::builder()
         .request_timeout(ms(2_000))
         .connect(&url(proxy.addr()))
         .await
@@ -244,7 +244,9 @@ async fn an_endless_request_timeout_is_no_panic() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let url = server.url();
-    let builder = Locks::builder().lease(ms(30_000)).request_timeout(Duration::MAX);
+    let builder = crate::help::builder()
+        .lease(ms(30_000))
+        .request_timeout(Duration::MAX);
     let built = tokio::spawn(async move { builder.connect(&url).await });
     let locks = match built.await.expect("no panic") {
         Ok(locks) => locks,

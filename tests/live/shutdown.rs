@@ -16,7 +16,9 @@ use crate::support::proxy::Proxy;
 const LEASE: Duration = ms(3_000);
 
 async fn with_timeout(url: &str, request_timeout: Duration) -> Locks {
-    let builder = Locks::builder().lease(LEASE).request_timeout(request_timeout);
+    let builder = crate::help::builder()
+        .lease(LEASE)
+        .request_timeout(request_timeout);
     builder.connect(url).await.unwrap()
 }
 

@@ -14,7 +14,11 @@ use crate::support::proxy::{Direction, Flow, Proxy};
 
 /// A caller that nothing wakes waits for hours.
 async fn patient(url: &str) -> Locks {
-    Locks::builder().lease(12 * HOUR).connect(url).await.unwrap()
+    crate::help::builder()
+        .lease(12 * HOUR)
+        .connect(url)
+        .await
+        .unwrap()
 }
 
 /// Connections that go silent without an error are replaced by their deadline: those for grants and those for commands.
@@ -40,9 +44,9 @@ async fn a_silent_subscription_delays_a_contended_key_once() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let nodes = [
-        Locks::connect(&url(proxy.addr())).await.unwrap(),
-        Locks::connect(&server.url()).await.unwrap(),
-        Locks::connect(&server.url()).await.unwrap(),
+        crate::help::connect(&url(proxy.addr())).await.unwrap(),
+        crate::help::connect(&server.url()).await.unwrap(),
+        crate::help::connect(&server.url()).await.unwrap(),
     ];
     let keys = ["a".to_owned()];
     let contest = Contest::start([(keys[0].clone(), &nodes[..])], ms(10));
@@ -157,8 +161,8 @@ async fn a_store_that_stops_after_its_first_answer_is_not_contention() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
     let (locks, other) = (
-        Locks::connect(&server.url()).await.unwrap(),
-        Locks::connect(&server.url()).await.unwrap(),
+        crate::help::connect(&server.url()).await.unwrap(),
+        crate::help::connect(&server.url()).await.unwrap(),
     );
     let _guard = held(&other, "a").await;
     let mutex = locks.mutex("a");
@@ -178,8 +182,8 @@ async fn a_store_that_stops_after_its_first_answer_is_not_contention() {
 async fn a_store_that_does_not_answer_is_not_contention() {
     let server = RedisServer::start();
     let (locks, other) = (
-        Locks::connect(&server.url()).await.unwrap(),
-        Locks::connect(&server.url()).await.unwrap(),
+        crate::help::connect(&server.url()).await.unwrap(),
+        crate::help::connect(&server.url()).await.unwrap(),
     );
     let _guard = held(&other, "held").await;
     let busy = soon(locks.mutex("held").lock_timeout(ms(500))).await.map(drop);
@@ -212,8 +216,8 @@ async fn a_store_that_does_not_answer_is_not_contention() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_short_wait_is_no_failure_of_the_server() {
     let server = RedisServer::start();
-    let locks = Locks::connect(&server.url()).await.unwrap();
-    let other = Locks::connect(&server.url()).await.unwrap();
+    let locks = crate::help::connect(&server.url()).await.unwrap();
+    let other = crate::help::connect(&server.url()).await.unwrap();
     let guard = held(&other, "held").await;
     let watch = Watch::of(format!("127.0.0.1:{}", server.port()));
     server.freeze();
@@ -232,7 +236,7 @@ async fn a_short_wait_is_no_failure_of_the_server() {
 async fn short_leases_do_not_fail_callers_with_long_ones() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
-    let locks = Locks::connect(&url(proxy.addr())).await.unwrap();
+    let locks = crate::help::connect(&url(proxy.addr())).await.unwrap();
     let mut tasks = JoinSet::new();
     for n in 0..2 {
         let short = locks.mutex(format!("short {n}")).lease(ms(400));

@@ -46,7 +46,7 @@ impl<'a> Stage<'a> {
         let runtime = runtime.worker_threads(2).enable_all().build().unwrap();
         let prefix = format!("law {number}:");
         let node = async |name| {
-            let builder = Locks::builder()
+            let builder = crate::help::builder()
                 .prefix(&prefix)
                 .node_name(name)
                 .lease(suite.lease);

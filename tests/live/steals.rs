@@ -24,7 +24,7 @@ const LEASE: Duration = ms(1_200);
 const THEIR_LEASE: Duration = ms(4_000);
 
 async fn node(url: &str, lease: Duration) -> Locks {
-    let builder = Locks::builder().lease(lease).request_timeout(ms(10_000));
+    let builder = crate::help::builder().lease(lease).request_timeout(ms(10_000));
     soon(builder.connect(url)).await.unwrap()
 }
 
@@ -61,7 +61,9 @@ async fn leases_of_a_cluster_are_taken_as_in_memory() {
     let cluster = Cluster::start(3, 0);
     let node = async || {
         let like = redis::Client::open(&*cluster.urls()[0]).unwrap();
-        let builder = Locks::builder().lease(ms(60_000)).request_timeout(ms(10_000));
+        let builder = crate::help::builder()
+            .lease(ms(60_000))
+            .request_timeout(ms(10_000));
         builder.cluster(&cluster.urls()[..1], like).await.unwrap()
     };
     let (one, other) = (node().await, node().await);
@@ -168,7 +170,7 @@ async fn steal_from(kind: Kind, url: String, key: String) -> Duration {
             (taken, soon(waiting).await.unwrap(), before + THEIR_LEASE)
         }
         Kind::Silent => {
-            let silent = Locks::builder().lease(LEASE).presence(false);
+            let silent = crate::help::builder().lease(LEASE).presence(false);
             let silent = soon(silent.connect(&url)).await.unwrap();
             let holder = held(&silent, &*key).await;
             let waiting = tokio::spawn(waits);
@@ -392,7 +394,7 @@ async fn nothing_is_handed_over_while_the_server_recovers() {
 async fn a_refused_write_tells_of_a_revoke() {
     let server = RedisServer::start();
     let other = node(&server.url(), ms(60_000)).await;
-    let silent = Locks::builder().lease(ms(60_000)).presence(false);
+    let silent = crate::help::builder().lease(ms(60_000)).presence(false);
     let silent = soon(silent.connect(&server.url())).await.unwrap();
     let guard = held(&silent, "a").await;
     let mut eyes = Eyes::on(&server);
@@ -418,7 +420,7 @@ async fn a_refused_write_tells_of_a_revoke() {
 async fn a_fixed_lease_that_is_told_nothing_ends_by_itself() {
     let server = RedisServer::start();
     let other = node(&server.url(), ms(60_000)).await;
-    let silent = Locks::builder().presence(false);
+    let silent = crate::help::builder().presence(false);
     let silent = soon(silent.connect(&server.url())).await.unwrap();
     let before = now();
     let guard = soon(silent.mutex("a").fixed(LEASE).lock()).await.unwrap();
@@ -443,7 +445,7 @@ async fn a_node_that_does_not_listen_is_not_asked() {
     let server = RedisServer::start();
     let other = node(&server.url(), ms(60_000)).await;
     // Long enough that no renewal comes between the revoke and the look after it.
-    let tries = Locks::builder().lease(ms(9_000)).lazy();
+    let tries = crate::help::builder().lease(ms(9_000)).lazy();
     let tries = soon(tries.connect(&server.url())).await.unwrap();
     let guard = soon(tries.mutex("a").try_lock()).await.unwrap().unwrap();
     until_told(&other, "a").await;
@@ -468,7 +470,7 @@ async fn a_node_that_does_not_listen_is_not_asked() {
 async fn an_outage_does_not_end_a_steal() {
     let mut server = RedisServer::with_args(&["--appendonly", "yes", "--appendfsync", "always"]);
     let other = node(&server.url(), ms(60_000)).await;
-    let silent = Locks::builder().lease(ms(60_000)).presence(false);
+    let silent = crate::help::builder().lease(ms(60_000)).presence(false);
     let silent = soon(silent.connect(&server.url())).await.unwrap();
     let guard = held(&silent, "a").await;
     let entry = show(&other, "a").await.remove(0);
@@ -495,7 +497,7 @@ async fn a_lost_revoke_is_reported() {
         node(&server.url(), ms(60_000)).await,
         node(&server.url(), ms(60_000)).await,
     );
-    let silent = Locks::builder().lease(ms(60_000)).presence(false);
+    let silent = crate::help::builder().lease(ms(60_000)).presence(false);
     let silent = soon(silent.connect(&server.url())).await.unwrap();
     let guard = held(&silent, "a").await;
     let mut eyes = Eyes::on(&server);

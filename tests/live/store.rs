@@ -26,7 +26,7 @@ pub async fn locks_of(server: &RedisServer, user: &str) -> Locks {
     let url = server
         .url()
         .replace("redis://", &format!("redis://{user}:secret@"));
-    let builder = Locks::builder().presence(false).lazy();
+    let builder = crate::help::builder().presence(false).lazy();
     builder.connect(&url).await.unwrap()
 }
 
@@ -435,7 +435,7 @@ async fn questions_and_permits(link: &Arc<dyn Link>, url: &str) {
             (other, verb) => panic!("{verb:?}: {other:?}"),
         }
     }
-    let locks = tenure::Locks::builder().connect(url).await.unwrap();
+    let locks = crate::help::builder().connect(url).await.unwrap();
     leadership(&locks).await;
     let (one, two) = (locks.rw_lock("read").read(), locks.rw_lock("read").read());
     let (one, two) = (one.await.unwrap(), two.await.unwrap());

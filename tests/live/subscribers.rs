@@ -97,7 +97,7 @@ fn a_subscriber_may_look_at_the_locks_as_the_inbox_opens() {
                 let server = RedisServer::start();
                 let proxy = Proxy::start(addr(&server));
                 let clock = Clock::new();
-                let locks = Locks::builder().lease(ms(600_000)).clock(clock.clone());
+                let locks = crate::help::builder().lease(ms(600_000)).clock(clock.clone());
                 let locks = locks.connect(&url(proxy.addr())).await.unwrap();
                 assert!(LOCKS.set(locks.clone()).is_ok());
                 let guard = held(&locks, "a").await;

@@ -15,8 +15,8 @@ use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use tenure::Tick;
 use tenure::scheduler::Misfire;
-use tenure::{Locks, Tick};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 use tokio_cron_scheduler::{Job, JobScheduler};
@@ -51,7 +51,9 @@ fn is_a_replica() {
         say(&format!("clock {} {}", ahead().as_nanos(), now().as_nanos()));
         let untold = Arc::new(Watch::of("job=replicated "));
         let request_timeout = ms(var("TENURE_TIMEOUT_MS").parse().unwrap());
-        let builder = Locks::builder().lease(lease).request_timeout(request_timeout);
+        let builder = crate::help::builder()
+            .lease(lease)
+            .request_timeout(request_timeout);
         let locks = builder.connect(&url).await.unwrap();
         let work = move |tick: Tick| async move {
             let run = format!(

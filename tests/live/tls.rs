@@ -6,7 +6,6 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use tenure::Error;
-use tenure::Locks;
 
 use crate::help::{Eyes, HOUR, Other, held, ms, soon, until};
 use crate::server::RedisServer;
@@ -173,7 +172,10 @@ async fn slow_certificate_files_stop_no_timer() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_untrusted_certificate_is_an_error() {
     let server = TlsServer::start(false);
-    let error = soon(Locks::connect(&server.url())).await.unwrap_err().to_string();
+    let error = soon(crate::help::connect(&server.url()))
+        .await
+        .unwrap_err()
+        .to_string();
     assert!(error.contains("certificate"), "{error}");
 }
 
@@ -182,7 +184,7 @@ async fn an_untrusted_certificate_is_an_error() {
 async fn tls_to_a_plain_port_is_an_error() {
     let server = RedisServer::start();
     let url = format!("rediss://127.0.0.1:{}/", server.port());
-    let error = soon(Locks::connect(&url)).await.unwrap_err().to_string();
+    let error = soon(crate::help::connect(&url)).await.unwrap_err().to_string();
     assert!(error.contains("TLS"), "{error}");
 }
 
@@ -191,7 +193,7 @@ async fn tls_to_a_plain_port_is_an_error() {
 async fn a_plain_connection_to_a_tls_port_is_an_error() {
     let server = TlsServer::start(false);
     let url = format!("redis://127.0.0.1:{}/", server.port);
-    let error = soon(Locks::connect(&url)).await.unwrap_err().to_string();
+    let error = soon(crate::help::connect(&url)).await.unwrap_err().to_string();
     assert!(error.contains("TLS") && error.contains("rediss://"), "{error}");
 }
 
@@ -200,9 +202,11 @@ async fn a_plain_connection_to_a_tls_port_is_an_error() {
 async fn a_client_brings_an_authority() {
     let server = TlsServer::start(false);
     let mut eyes = Eyes::on(&server.plain);
-    let one = Locks::builder().client(server.client(false)).await.unwrap();
+    let one = crate::help::builder().client(server.client(false)).await.unwrap();
     // A timer takes an hour or more.
-    let other = Locks::builder().lease(12 * HOUR).client(server.client(false));
+    let other = crate::help::builder()
+        .lease(12 * HOUR)
+        .client(server.client(false));
     let other = other.await.unwrap();
     let guard = held(&one, "a").await;
     let waiter = tokio::spawn(other.mutex("a").lock());
@@ -218,9 +222,9 @@ async fn a_client_brings_an_authority() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_brings_a_certificate() {
     let server = TlsServer::start(true);
-    let locks = Locks::builder().client(server.client(true)).await.unwrap();
+    let locks = crate::help::builder().client(server.client(true)).await.unwrap();
     held(&locks, "a").await.release().await.unwrap();
-    let error = soon(Locks::builder().client(server.client(false)))
+    let error = soon(crate::help::builder().client(server.client(false)))
         .await
         .unwrap_err();
     assert!(matches!(error, Error::Connect { .. }), "{error}");
@@ -242,7 +246,7 @@ async fn the_authority_and_the_certificate_of_a_client_hold_for_sentinels_and_a_
     let _sentinel = RedisServer::sentinel_with(&lines.iter().map(String::as_str).collect::<Vec<_>>());
     let sentinel = format!("rediss://127.0.0.1:{port}");
     let recovers = tenure::Recovery::OnEvidence;
-    let builder = || Locks::builder().recovery(recovers);
+    let builder = || crate::help::builder().recovery(recovers);
     let locks = builder()
         .sentinel("shop", [&sentinel], server.client(true))
         .await
@@ -267,7 +271,7 @@ async fn the_authority_and_the_certificate_of_a_client_hold_for_sentinels_and_a_
         TlsServer::start(true),
     ];
     let clients = masters.iter().map(|master| master.client(true)).collect();
-    let locks = Locks::builder()
+    let locks = crate::help::builder()
         .lease(ms(1_000))
         .quorum(clients, ms(1_000))
         .await
@@ -288,7 +292,7 @@ async fn the_authority_of_a_builder_holds_for_a_quorum() {
     });
     let hosts = ports.map(|port| format!("127.0.0.1:{port}")).join(",");
     let url = format!("rediss+quorum://{hosts}?longest=1s");
-    let builder = || Locks::builder().lease(ms(1_000));
+    let builder = || crate::help::builder().lease(ms(1_000));
     let locks = soon(builder().tls(authority.certificates(true)).connect(&url))
         .await
         .unwrap();
@@ -302,7 +306,7 @@ async fn the_authority_of_a_builder_holds_for_a_quorum() {
 #[tokio::test]
 async fn certificates_without_effect_are_refused() {
     let authority = Authority::new();
-    let builder = || Locks::builder().lazy().tls(authority.certificates(false));
+    let builder = || crate::help::builder().lazy().tls(authority.certificates(false));
     for url in ["redis://one", "redis+cluster://one", "memory://"] {
         let error = builder().connect(url).await.unwrap_err();
         assert!(
@@ -337,16 +341,19 @@ async fn the_authority_and_the_certificate_of_a_client_hold_for_a_cluster() {
     .await;
     let url = format!("rediss://127.0.0.1:{port}");
     let client = |certified| authority.client(url.clone(), certified);
-    let locks = Locks::builder().cluster([&url], client(true)).await.unwrap();
+    let locks = crate::help::builder()
+        .cluster([&url], client(true))
+        .await
+        .unwrap();
     held(&locks, "a").await.release().await.unwrap();
-    let builder = Locks::builder().tls(authority.certificates(true));
+    let builder = crate::help::builder().tls(authority.certificates(true));
     let locks = builder
         .connect(&format!("rediss+cluster://127.0.0.1:{port}"))
         .await
         .unwrap();
     held(&locks, "b").await.release().await.unwrap();
     assert!(
-        soon(Locks::builder().cluster([&url], client(false)))
+        soon(crate::help::builder().cluster([&url], client(false)))
             .await
             .is_err()
     );
@@ -355,7 +362,7 @@ async fn the_authority_and_the_certificate_of_a_client_hold_for_a_cluster() {
         format!("redis://127.0.0.1:{port}"),
         format!("rediss://u:hunter2@127.0.0.1:{port}"),
     ] {
-        let error = Locks::builder()
+        let error = crate::help::builder()
             .cluster([&other], client(true))
             .await
             .unwrap_err();

@@ -148,7 +148,9 @@ async fn an_unavailable_store_loses_no_transfer() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
     let direct = locks(&server.url(), ms(10_000)).await;
-    let builder = Locks::builder().lease(ms(1_000)).request_timeout(ms(10_000));
+    let builder = crate::help::builder()
+        .lease(ms(1_000))
+        .request_timeout(ms(10_000));
     let behind = builder.connect(&url(proxy.addr())).await.unwrap();
     let transfer = soon(held(&direct, "order").await.into_transfer(MINUTE))
         .await

@@ -1,6 +1,6 @@
 //! `Locks::connect` on real servers: each form of a URL leads to its store, with user, password, database and options.
 
-use tenure::{Error, Locks, Recovery};
+use tenure::{Error, Recovery};
 
 use crate::bad_input::tells;
 use crate::deployment::{Deployment, NAME};
@@ -21,7 +21,7 @@ const PASSWORD: &str = "p@s:s/w%rd";
 const ENCODED: &str = "p%40s%3As%2Fw%25rd";
 
 async fn is_used(url: &str, record: &str, server: &RedisServer, password: Option<&str>) {
-    let locks = soon(Locks::connect(url))
+    let locks = soon(crate::help::connect(url))
         .await
         .unwrap_or_else(|error| panic!("{url}: {error}"));
     let guard = held(&locks, "a").await;
@@ -47,7 +47,9 @@ async fn a_url_leads_to_one_server_with_its_database_and_prefix() {
     let url = format!("redis://default:{ENCODED}@{at}/3?prefix=shop%3A&protocol=resp3");
     is_used(&url, "3 shop:a", &server, password).await;
     let url = format!("redis://:{ENCODED}@{at}?recovery=always&longest=1s&lag=0s");
-    let builder = Locks::builder().lease(ms(1_000)).recovery(Recovery::OnEvidence);
+    let builder = crate::help::builder()
+        .lease(ms(1_000))
+        .recovery(Recovery::OnEvidence);
     let locks = soon(builder.connect(&url)).await.unwrap();
     let mut client = server.client();
     redis::cmd("AUTH").arg(PASSWORD).exec(&mut client).unwrap();
@@ -87,9 +89,9 @@ async fn a_url_leads_to_the_master_behind_sentinels() {
             hosts([&sentinel])
         )
     };
-    let locks = soon(Locks::connect(&url("of-the-sentinel"))).await.unwrap();
+    let locks = soon(crate::help::connect(&url("of-the-sentinel"))).await.unwrap();
     soon(locks.ping()).await.unwrap();
-    let error = soon(Locks::connect(&url("not-right"))).await.unwrap_err();
+    let error = soon(crate::help::connect(&url("not-right"))).await.unwrap_err();
     assert!(matches!(error, Error::Connect { .. }), "{error}");
     tells(&error, &["password"]);
     assert!(!format!("{error} {error:?}").contains("not-right"), "{error:?}");
@@ -104,7 +106,7 @@ async fn two_of_three_sentinels_may_die_while_a_process_runs() {
     let always = format!("{url}?longest=1s&lag=0s");
     let evidence = format!("{url}?recovery=evidence");
     let connect = |url: &str| {
-        let (url, builder) = (url.to_owned(), Locks::builder().lease(ms(1_000)));
+        let (url, builder) = (url.to_owned(), crate::help::builder().lease(ms(1_000)));
         async move { soon(builder.connect(&url)).await.unwrap() }
     };
     let running = connect(&always).await;
@@ -125,7 +127,9 @@ async fn a_url_leads_to_a_quorum() {
         "redis+quorum://:{ENCODED}@{}/0?longest=1s&prefix=q:",
         hosts(&masters)
     );
-    let builder = Locks::builder().lease(ms(1_000)).request_timeout(ms(10_000));
+    let builder = crate::help::builder()
+        .lease(ms(1_000))
+        .request_timeout(ms(10_000));
     let locks = soon(builder.connect(&url)).await.unwrap();
     let guard = held(&locks, "a").await;
     let holders = masters.iter().filter(|master| {
@@ -146,7 +150,7 @@ async fn a_url_leads_to_a_cluster() {
     let urls = cluster.urls();
     let first = urls[0].trim_start_matches("redis://");
     let url = format!("redis+cluster://127.0.0.1:1,{first}");
-    let locks = soon(Locks::connect(&url)).await.unwrap();
+    let locks = soon(crate::help::connect(&url)).await.unwrap();
     for key in ["a", "b", "c"] {
         soon(held(&locks, key).await.release()).await.unwrap();
     }

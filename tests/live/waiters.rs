@@ -2,8 +2,6 @@
 
 use std::sync::{Arc, Mutex};
 
-use tenure::Locks;
-
 use crate::help::{Eyes, addr, held, locks, ms, soon, until, url};
 use crate::server::RedisServer;
 use crate::support::proxy::{Direction, Flow, Proxy};
@@ -13,7 +11,9 @@ use crate::support::proxy::{Direction, Flow, Proxy};
 async fn who_asks_for_a_free_key_is_no_waiter() {
     let server = RedisServer::start();
     let proxy = Proxy::start(addr(&server));
-    let builder = Locks::builder().lease(ms(60_000)).request_timeout(ms(10_000));
+    let builder = crate::help::builder()
+        .lease(ms(60_000))
+        .request_timeout(ms(10_000));
     let locks = builder
         .max_waiters_per_node(5)
         .connect(&url(proxy.addr()))

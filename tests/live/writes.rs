@@ -363,7 +363,9 @@ async fn the_user_of_the_readme_writes_only_with_rights_to_the_keys() {
 /// Returns a proxy, and locks through it.
 pub(crate) async fn behind_a_proxy(server: &RedisServer) -> (Proxy, Locks) {
     let proxy = Proxy::start(addr(server));
-    let builder = Locks::builder().lease(ms(30_000)).request_timeout(ms(1_000));
+    let builder = crate::help::builder()
+        .lease(ms(30_000))
+        .request_timeout(ms(1_000));
     // Nothing else ends a burst.
     let builder = builder.burst(256, ms(60_000));
     let locks = builder.connect(&url(proxy.addr())).await.unwrap();
@@ -751,7 +753,9 @@ async fn a_guard_whose_write_is_refused_is_lost_with_the_answer() {
 async fn a_write_of_too_many_words_is_refused_before_it_is_sent() {
     let server = RedisServer::start();
     let mut eyes = Eyes::on(&server);
-    let builder = Locks::builder().lease(ms(600_000)).request_timeout(ms(30_000));
+    let builder = crate::help::builder()
+        .lease(ms(600_000))
+        .request_timeout(ms(30_000));
     let locks = builder.connect(&server.url()).await.unwrap();
     let guard = held(&locks, "a").await;
     let words = vec!["x"; 1_000_000];

@@ -31,7 +31,10 @@ pub(super) async fn serve(
     if let Err(error) = drained {
         eprintln!("{error}");
     }
-    scheduler.shutdown().await?; // may fire once more, without effect
+    // May fire once more, without effect.
+    if let Err(error) = scheduler.shutdown().await {
+        eprintln!("{error}");
+    }
     // Waits for handlers that run to completion, and for runs that cannot be cancelled.
     let _ = timeout_at(deadline, locks.shutdown()).await;
     Ok(())

@@ -33,7 +33,7 @@ impl Pair {
         let server = RedisServer::start();
         // A lease is renewed, and a waiter asks again, after a third of this time. Both depend on the time that a test takes.
         let lease = ms(600_000);
-        let builder = || Locks::builder().presence(presence).lease(lease);
+        let builder = || crate::help::builder().presence(presence).lease(lease);
         let node = async || {
             let builder = builder().request_timeout(ms(10_000));
             soon(builder.connect(&server.url())).await.unwrap()

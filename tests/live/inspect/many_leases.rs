@@ -46,7 +46,7 @@ fn fill(eyes: &mut Eyes, script: &str, count: u64) {
 
 /// Holds many leases of this length.
 async fn many_held(server: &RedisServer, lease: Duration) -> (Locks, Vec<Guard>) {
-    let builder = Locks::builder().lease(lease).request_timeout(ms(10_000));
+    let builder = crate::help::builder().lease(lease).request_timeout(ms(10_000));
     let locks = builder.connect(&server.url()).await.unwrap();
     let mut taking = JoinSet::new();
     for n in 0..HELD {

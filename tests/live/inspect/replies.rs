@@ -192,7 +192,7 @@ async fn no_answer_is_above_64_kilobytes() {
     crowd(&mut Eyes::on(&server));
     for protocol in ["", "?protocol=resp3"] {
         let meter = ReplyMeter::start(addr(&server)).await;
-        let builder = Locks::builder()
+        let builder = crate::help::builder()
             .presence(false)
             .request_timeout(ms(10_000))
             .lazy();

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tenure::{CancellationToken, Locks};
+use tenure::CancellationToken;
 
 use crate::help::{Eyes, Other, held, ms, now, soon};
 use crate::interop::foreign::{Foreign, Library};
@@ -89,7 +89,9 @@ async fn a_poller_gets_in_beside_a_busy_key_with_a_poll_gap() {
     let mut run = async |poll_gap, polls: bool| {
         let (mut tasks, stop) = (Vec::new(), CancellationToken::new());
         for _ in 0..2 {
-            let builder = Locks::builder().poll_gap(poll_gap).request_timeout(ms(10_000));
+            let builder = crate::help::builder()
+                .poll_gap(poll_gap)
+                .request_timeout(ms(10_000));
             let locks = builder.connect(&server.url()).await.unwrap();
             for _ in 0..2 {
                 let (mutex, stop) = (locks.mutex("busy"), stop.clone());
@@ -149,7 +151,7 @@ async fn leave_each_others_record(library: Library) {
     let mut eyes = Eyes::on(&server);
     let mut theirs = Foreign::runs(library, &server);
     let prefix = library.prefix();
-    let builder = Locks::builder().prefix(prefix).lease(ms(20_000));
+    let builder = crate::help::builder().prefix(prefix).lease(ms(20_000));
     let ours = builder.connect(&server.url()).await.unwrap();
     let record = |key: &str| format!("{prefix}{key}");
     let get = |key: &str| format!("GET {prefix}{key}");

@@ -7,8 +7,8 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::Request;
 use axum::routing::get;
+use tenure::LockLayer;
 use tenure::middleware::{Refused, keys};
-use tenure::{LockLayer, Locks};
 use tower::ServiceExt;
 
 use crate::help::{Eyes, HOUR, addr, ms, soon, until, url};
@@ -26,7 +26,7 @@ fn is_locked(eyes: &mut Eyes) -> bool {
 async fn an_answer_does_not_wait_for_the_release() {
     let server = RedisServer::start();
     let proxy = Arc::new(Proxy::start(addr(&server)));
-    let locks = Locks::builder().lease(HOUR).request_timeout(HOUR);
+    let locks = crate::help::builder().lease(HOUR).request_timeout(HOUR);
     let locks = locks.connect(&url(proxy.addr())).await.unwrap();
     let mut eyes = Eyes::on(&server);
     let layer = || LockLayer::new(&locks, keys::path_param::<u64>("id").named("account")).wait(HOUR);
@@ -74,7 +74,7 @@ async fn an_answer_does_not_wait_for_the_release() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_store_that_says_nothing_is_told_as_one() {
     let server = RedisServer::start();
-    let locks = Locks::connect(&server.url()).await.unwrap();
+    let locks = crate::help::connect(&server.url()).await.unwrap();
     let layer = LockLayer::new(&locks, keys::path_param::<u64>("id").named("account")).wait(ms(300));
     let app = Router::new().route("/{id}", get(async || ())).route_layer(layer);
     let ask = async |path: &str| {

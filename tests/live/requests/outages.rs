@@ -114,7 +114,9 @@ async fn requests_run_unlocked_in_an_outage_if_the_layer_permits_it() {
     server.restart_with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let watch = Watch::of(format!("127.0.0.1:{}", server.port()));
     // Requests wait for a dead server until it has not answered for a request timeout.
-    let builder = Locks::builder().lease(ms(12_000)).request_timeout(ms(3_000));
+    let builder = crate::help::builder()
+        .lease(ms(12_000))
+        .request_timeout(ms(3_000));
     let locks = builder.connect(&server.url()).await.unwrap();
     let permits = Service::new(&locks, StoreFailure::RunUnlocked, WAIT);
     let refuses = Service::new(&locks, StoreFailure::default(), WAIT);

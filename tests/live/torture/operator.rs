@@ -48,7 +48,7 @@ impl Operator {
             let mut output = File::create(path).expect("a file");
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
             let runtime = runtime.expect("a runtime");
-            let locks = Locks::builder().presence(false).lazy().connect(&url);
+            let locks = crate::help::builder().presence(false).lazy().connect(&url);
             let locks = runtime.block_on(locks).expect("locks");
             let mut seen = Seen::default();
             while ended.try_recv() != Err(TryRecvError::Disconnected) {

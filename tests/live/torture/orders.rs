@@ -161,7 +161,7 @@ pub async fn build(orders: &Orders) -> Locks {
     let built = match orders.locked {
         Locked::None => Ok(Locks::memory()),
         Locked::All | Locked::Writers => {
-            let builder = Locks::builder().lease(orders.lease).lazy();
+            let builder = crate::help::builder().lease(orders.lease).lazy();
             let like = redis::Client::open("redis://127.0.0.1/").expect("a good URL");
             if orders.is_quorum() {
                 let clients = orders.quorum.iter().map(|url| redis::Client::open(&**url));
