@@ -2,6 +2,7 @@
 
 use crate::help::{Eyes, HOUR, behind_sentinels, held, locks, ms, soon, until, url};
 use crate::server::RedisServer;
+use crate::support::events::Watch;
 use std::time::Duration;
 use tenure::error::{OptionsError, StoreError, StoreErrorKind, StoreRefusal};
 use tenure::{Error, Locks};
@@ -370,7 +371,6 @@ async fn a_missing_right_is_named() {
     tells(&error, &["NOPERM", "'evalsha'", &port.to_string()]);
 }
 
-/// A node of a cluster takes connections, and each lock would fail by its slot.
 /// Some managed servers do not know ROLE.
 #[tokio::test]
 async fn a_server_without_role_is_asked_for_info() {
@@ -387,6 +387,41 @@ async fn a_server_without_role_is_asked_for_info() {
     assert_eq!(error.kind(), &StoreErrorKind::Refused(StoreRefusal::ReadOnly));
 }
 
+#[tokio::test]
+async fn a_user_without_the_right_to_role_is_told_the_role_by_info() {
+    let (master, replica) = (RedisServer::start(), RedisServer::start());
+    Eyes::on(&replica).text::<()>(&format!("REPLICAOF 127.0.0.1 {}", master.port()));
+    let url = |server: &RedisServer| {
+        let rule = format!("ACL SETUSER app on >secret {} -role", crate::store::acl());
+        Eyes::on(server).text::<()>(&rule);
+        server.url().replace("redis://", "redis://app:secret@")
+    };
+    let watch = Watch::of(format!("127.0.0.1:{}", master.port()));
+    drop(held(&locks(&url(&master), ms(10_000)).await, "a").await);
+    assert_eq!(watch.count("server_warning"), 0, "{:#?}", watch.told());
+    let (_, error) = refused(crate::help::connect(&url(&replica)).await);
+    assert_eq!(error.kind(), &StoreErrorKind::Refused(StoreRefusal::ReadOnly));
+}
+
+/// Neither ROLE nor INFO: the server does not know them, or the user lacks the rights.
+#[tokio::test]
+async fn a_server_that_tells_no_role_is_used_with_a_warning() {
+    let unknown = ["--rename-command", "ROLE", "", "--rename-command", "INFO", ""];
+    for (args, denied) in [(&unknown[..], ""), (&[], "-role -info")] {
+        let server = RedisServer::with_args(args);
+        let rule = format!("ACL SETUSER app on >secret ~* &* +@all {denied}");
+        Eyes::on(&server).text::<()>(rule.trim_end());
+        let watch = Watch::of(format!("127.0.0.1:{} does not tell its role", server.port()));
+        let url = server.url().replace("redis://", "redis://app:secret@");
+        let locks = locks(&url, ms(10_000)).await;
+        held(&locks, "a").await.release().await.unwrap();
+        let told = watch.until("server_warning").await;
+        assert_eq!(told.level, tracing::Level::WARN);
+        tells(&told.text, &["a replica", "+role", "+info"]);
+    }
+}
+
+/// A node of a cluster takes connections, and each lock would fail by its slot.
 #[tokio::test]
 async fn a_cluster_is_refused_as_a_server() {
     let server = RedisServer::with_args(&["--cluster-enabled", "yes"]);

@@ -1,7 +1,7 @@
 //! The list of a quorum's masters is a contract, and one master that is away is one warning.
 
 use tenure::error::{StoreErrorKind, StoreRefusal};
-use tenure::{Error, Recovery};
+use tenure::{Error, Locks, Recovery};
 use tokio::runtime::Runtime;
 use tracing::Level;
 
@@ -133,6 +133,66 @@ async fn a_client_that_one_master_refuses_uses_none() {
     soon(first.shutdown()).await;
     Eyes::on(&servers[2]).text::<u8>("DEL tenure1:masters");
     soon(async { while mutex.lock().await.is_err() {} }).await;
+}
+
+/// Returns locks of a process that tells operators nothing of itself.
+async fn quiet(servers: &[RedisServer]) -> Locks {
+    // A busy machine does not answer within less.
+    let builder = crate::help::builder().request_timeout(ms(10_000)).presence(false);
+    let locks = builder.quorum(clients(&urls(servers)), ms(10_000));
+    locks.await.unwrap()
+}
+
+/// Returns for how many milliseconds a master still keeps the longest lease and the list: negative if it keeps none, or for ever.
+fn contracts_end_in(server: &RedisServer) -> [i64; 2] {
+    ["longest", "masters"].map(|key| Eyes::on(server).text(&format!("PTTL tenure1:{key}")))
+}
+
+/// Lets both contracts of a master end after this time.
+fn end_contracts_in(server: &RedisServer, ms: u32) {
+    for key in ["longest", "masters"] {
+        assert!(Eyes::on(server).text::<bool>(&format!("PEXPIRE tenure1:{key} {ms}")));
+    }
+}
+
+/// A list that no process uses any more refuses other lists for a limited time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_contracts_of_a_quorum_end_and_a_process_that_connects_prolongs_them() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let last_longer_than = |limit| {
+        let mut lives = servers.iter().flat_map(contracts_end_in);
+        lives.all(|left| left > limit)
+    };
+    drop(quiet(&servers).await);
+    assert!(last_longer_than(0));
+    servers.iter().for_each(|server| end_contracts_in(server, 30_000));
+    drop(quiet(&servers).await);
+    assert!(last_longer_than(30_000));
+}
+
+/// One master has lost the contracts, and at another one they end soon. The third one then has another list.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_connected_process_keeps_the_contracts_of_a_quorum_alive_and_obeys_another_list() {
+    let servers: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let locks = quiet(&servers).await;
+    Eyes::on(&servers[0]).text::<()>("FLUSHALL");
+    end_contracts_in(&servers[1], 50_000);
+    until("the contracts last longer again", || {
+        let mut lives = servers[..2].iter().flat_map(contracts_end_in);
+        lives.all(|left| left > 50_000)
+    })
+    .await;
+    Eyes::on(&servers[2]).text::<()>("SET tenure1:masters another");
+    let is_refused = async || {
+        let error = locks.ping().await.err();
+        error.is_some_and(|error| error.to_string().contains("DEL tenure1:masters"))
+    };
+    soon(async {
+        while !is_refused().await {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -179,6 +179,7 @@ async fn the_contract_of_a_process_that_ended_ends_too() {
     let wrong = node(&server, always(2 * LEASE)).await;
     eyes.text::<u8>("DEL tenure1:recovering");
     soon(wrong.shutdown()).await;
+    drop(wrong);
     let url = server.url();
     let right = || {
         crate::help::builder()
@@ -224,9 +225,12 @@ async fn a_connected_process_keeps_its_contract_alive_and_obeys_another() {
             .await
             .is_err_and(|error| error.to_string().contains("DEL tenure1:longest"))
     };
-    while !is_refused().await {
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
+    soon(async {
+        while !is_refused().await {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+    })
+    .await;
 }
 
 /// A tick is not asserted: its next run starts from what the server knows of the job, and that is lost, too.

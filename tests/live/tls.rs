@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use tenure::Error;
+use tenure::{Error, Locks};
 
 use crate::help::{Eyes, HOUR, Other, held, ms, soon, until};
 use crate::server::RedisServer;
@@ -135,6 +135,28 @@ impl TlsServer {
     }
 }
 
+/// Connects, and retries if a busy machine takes too long: the answer of a Sentinel is awaited for 500 ms.
+async fn connect_at_last(connect: impl AsyncFn() -> Result<Locks, Error>) -> Locks {
+    soon(async {
+        loop {
+            match connect().await {
+                Ok(locks) => return locks,
+                Err(error) => println!("{error}"),
+            }
+        }
+    })
+    .await
+}
+
+/// Waits until a process listens for pushed grants.
+async fn until_inbox(server: &RedisServer) {
+    let mut eyes = Eyes::on(server);
+    until("the inbox is open", || {
+        !eyes.text::<Vec<String>>("PUBSUB CHANNELS tenure1:*").is_empty()
+    })
+    .await;
+}
+
 /// A process that trusts the authority like those of its system needs only the URL.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_url_is_enough_where_the_authority_is_trusted() {
@@ -208,6 +230,7 @@ async fn a_client_brings_an_authority() {
         .lease(12 * HOUR)
         .client(server.client(false));
     let other = other.await.unwrap();
+    until_inbox(&server.plain).await;
     let guard = held(&one, "a").await;
     let waiter = tokio::spawn(other.mutex("a").lock());
     until("the caller waits", || eyes.queue("a") == 1).await;
@@ -247,18 +270,17 @@ async fn the_authority_and_the_certificate_of_a_client_hold_for_sentinels_and_a_
     let sentinel = format!("rediss://127.0.0.1:{port}");
     let recovers = tenure::Recovery::OnEvidence;
     let builder = || crate::help::builder().recovery(recovers);
-    let locks = builder()
-        .sentinel("shop", [&sentinel], server.client(true))
-        .await
-        .unwrap();
+    let locks =
+        connect_at_last(async || builder().sentinel("shop", [&sentinel], server.client(true)).await).await;
     held(&locks, "a").await.release().await.unwrap();
+    until_inbox(&server.plain).await;
     // Without the certificate the Sentinel refuses the connection.
     let refused = builder().sentinel("shop", [&sentinel], server.client(false));
     assert!(matches!(soon(refused).await, Err(Error::Connect { .. })));
     // The same by a URL.
     let url = format!("rediss+sentinel://127.0.0.1:{port}/shop");
     let with = |certified| builder().tls(server.authority.certificates(certified));
-    let locks = soon(with(true).connect(&url)).await.unwrap();
+    let locks = connect_at_last(async || with(true).connect(&url).await).await;
     held(&locks, "b").await.release().await.unwrap();
     assert!(matches!(
         soon(with(false).connect(&url)).await,
@@ -341,16 +363,12 @@ async fn the_authority_and_the_certificate_of_a_client_hold_for_a_cluster() {
     .await;
     let url = format!("rediss://127.0.0.1:{port}");
     let client = |certified| authority.client(url.clone(), certified);
-    let locks = crate::help::builder()
-        .cluster([&url], client(true))
-        .await
-        .unwrap();
+    let locks = connect_at_last(async || crate::help::builder().cluster([&url], client(true)).await).await;
     held(&locks, "a").await.release().await.unwrap();
-    let builder = crate::help::builder().tls(authority.certificates(true));
-    let locks = builder
-        .connect(&format!("rediss+cluster://127.0.0.1:{port}"))
-        .await
-        .unwrap();
+    until_inbox(&server).await;
+    let of_cluster = format!("rediss+cluster://127.0.0.1:{port}");
+    let builder = || crate::help::builder().tls(authority.certificates(true));
+    let locks = connect_at_last(async || builder().connect(&of_cluster).await).await;
     held(&locks, "b").await.release().await.unwrap();
     assert!(
         soon(crate::help::builder().cluster([&url], client(false)))

@@ -4,7 +4,7 @@ use tenure::{Error, Recovery};
 
 use crate::bad_input::tells;
 use crate::deployment::{Deployment, NAME};
-use crate::help::{Eyes, held, ms, soon};
+use crate::help::{Eyes, held, ms, soon, until};
 use crate::server::RedisServer;
 
 /// Returns the hosts of these servers, as a URL lists them.
@@ -142,6 +142,67 @@ async fn a_url_leads_to_a_quorum() {
     });
     assert!(holders.count() >= 2);
     soon(guard.release()).await.unwrap();
+}
+
+/// Waits until a server has this number of connections of processes, each with this user and this database.
+async fn until_connected(server: &RedisServer, count: usize, user: &str, database: u8) {
+    let mut eyes = Eyes::on(server);
+    let (user, database) = (format!(" user={user} "), format!(" db={database} "));
+    let is_connected = || {
+        let clients: String = eyes.text("CLIENT LIST");
+        let is_other = |client: &&str| client.contains(" cmd=client") || client.contains(" name=sentinel-");
+        let clients = clients.lines().filter(|client| !is_other(client));
+        let clients = Vec::from_iter(clients);
+        let is_alike = |client: &&str| client.contains(&user) && client.contains(&database);
+        clients.len() == count && clients.iter().all(is_alike)
+    };
+    let what = format!("{count} connections with{user}and{database}");
+    until(&what, is_connected).await;
+}
+
+/// Lets these users in, beside the default user without a password.
+fn add_users<const N: usize>(server: &RedisServer, users: [&str; N]) {
+    for user in users {
+        Eyes::on(server).text::<()>(&format!("ACL SETUSER {user} on >secret ~* &* +@all"));
+    }
+}
+
+/// The addresses are those that the Sentinels and the list of masters give. The inbox has the user and the database, too.
+#[tokio::test]
+async fn each_address_is_used_with_the_user_and_the_database() {
+    // A busy machine does not answer within less.
+    let patient = || crate::help::builder().request_timeout(ms(10_000));
+    let master = RedisServer::start();
+    add_users(&master, ["shop"]);
+    let sentinel = RedisServer::sentinel(NAME, master.port());
+    let at = hosts([&sentinel]);
+    let url = format!("redis+sentinel://shop:secret@{at}/{NAME}/2?recovery=evidence");
+    let locks = soon(patient().connect(&url)).await.unwrap();
+    until_connected(&master, 2, "shop", 2).await;
+    drop(locks);
+
+    let masters = [(); 3].map(|()| RedisServer::start());
+    for master in &masters {
+        add_users(master, ["shop", "first", "second", "third"]);
+    }
+    let url = format!("redis+quorum://shop:secret@{}/2", hosts(&masters));
+    let locks = soon(patient().connect(&url)).await.unwrap();
+    for master in &masters {
+        until_connected(master, 1, "shop", 2).await;
+    }
+    drop(locks);
+
+    // The client of each master has its own.
+    let of_each = [("first", 3), ("second", 4), ("third", 5)];
+    let clients = masters.iter().zip(of_each).map(|(master, (user, database))| {
+        let url = format!("redis://{user}:secret@{}/{database}", hosts([master]));
+        redis::Client::open(url).unwrap()
+    });
+    let of_clients = patient().quorum(clients.collect(), ms(10_000));
+    let _locks = soon(of_clients).await.unwrap();
+    for (master, (user, database)) in masters.iter().zip(of_each) {
+        until_connected(master, 1, user, database).await;
+    }
 }
 
 #[tokio::test]
