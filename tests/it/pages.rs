@@ -161,8 +161,14 @@ fn is_same(page: &Page, github: &str, rustdoc: &str) -> bool {
     let (Some(github), Some(item)) = (github.strip_prefix(API), item.strip_prefix("crate::")) else {
         return false;
     };
-    match item.split_once("::") {
-        Some((of, method)) => github.ends_with(&format!(".{of}.html#method.{method}")),
+    match item.rsplit_once("::") {
+        Some((of, method)) if method.starts_with(char::is_lowercase) => {
+            github.ends_with(&format!(".{of}.html#method.{method}"))
+        }
+        Some((module, item)) => {
+            let is_in_module = github.starts_with(&format!("{}/", module.replace("::", "/")));
+            is_in_module && github.ends_with(&format!(".{item}.html"))
+        }
         None => {
             let (path, on_github) = parts(github);
             let is_item = path.ends_with(&format!(".{item}.html"));
