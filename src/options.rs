@@ -58,57 +58,8 @@ const DEFAULT_LAG: Duration = Duration::from_secs(3);
 /// # Ok(()) }
 /// ```
 ///
-/// # When a recovery begins
-///
-/// With [`Always`](Self::Always) a node compares the run of the server when it opens a connection: the run id, which a restart
-/// changes, and the replication id, which a promotion changes.
-///
-/// * Sentinel closes the connections of the servers that it changes. If you promote by hand (`REPLICAOF NO ONE`, `FAILOVER`),
-///   run `CLIENT KILL TYPE normal` on the new master afterwards.
-/// * Without Sentinels, an address may lead to another server for a while. A process that was not connected to that server
-///   notices nothing. So an address may return only to a server that was restarted or demoted.
-/// * A flush is neither a restart nor a promotion: it begins a recovery only on evidence. Tests that flush Redis between cases
-///   wait for one recovery if their node knows a number.
-/// * The first replica that is attached changes the replication id. So does a replica that was away for longer than
-///   `repl-backlog-ttl`. The next connection then begins a recovery, although no write was lost.
-/// * A snapshot of a virtual machine keeps the ids of its Redis when it is resumed. No recovery begins then.
-///
-/// # Behind Sentinels
-///
-/// With the defaults nothing is granted for 36 s after every restart and failover, and when a Redis is used for the first time:
-/// for the 30 s of a job's lease, a margin of 3 s, and a lag of 3 s. Shorter leases make it shorter.
-///
-/// With [`Always`](Self::Always), the default here, a new connection grants only if a majority of the Sentinels confirms the
-/// master under one epoch. Until then holders renew and release, claims are answered as in a recovery, and a warning each minute
-/// says `1 of 3 Sentinels answers under one epoch, 2 must`.
-///
-/// * List every Sentinel by its own address, not that of a load balancer: the majority is of all that are listed, and of all
-///   that a Sentinel knows.
-/// * Sentinels keep their file. A Sentinel that is set up anew must name the present master, or that server is restarted.
-/// * Run no `SENTINEL RESET` in a partition, and no second `SENTINEL FAILOVER` before all Sentinels agree.
-/// * The user of the Sentinels at the servers needs the right `client|kill`.
-///
-/// # What a failover costs
-///
-/// With [`Always`](Self::Always) no two holders exist although writes were lost, if the old master accepts no write later than
-/// `lag` after the promotion, until it is promoted again.
-///
-/// * With two replicas, `min-replicas-to-write 1` and a `lag` of at least `min-replicas-max-lag` + 2 s meet this condition if
-///   both replicas leave the old master. A master that is cut off *with* a replica needs `min-replicas-to-write 2`. One dead
-///   replica then stops everything.
-/// * Within `lag` a renewal at the new master does not move a deadline, because the old master may still grant the key. So a
-///   lease outlives a failover if it is longer than 3/2 of the time to detect it and `lag` together. A shorter lease is lost, and
-///   its holder is told.
-/// * Fences grow if the clocks of the servers differ by less than a recovery minus `lag`. Within `lag` the old master may grant a
-///   lease with a smaller fence than that of a lease that was passed on at the new master. A resource then refuses its writes.
-/// * A lease that the old master called gone is lost, although the new master may have its record until it ends.
-/// * The run of a tick is told that its lease is lost. A lost end of a tick may run the tick again. Lost counts of a latch stay
-///   lost.
-/// * [`adopt`](crate::Locks::adopt) returns [`Error::Gone`](crate::Error::Gone) if the record of the transfer was lost, and
-///   otherwise [`Error::Store`](crate::Error::Store) until the recovery is over.
-/// * An [observer](crate::Election::observe) may see an earlier leader or value again, until the lease of that leader has ended
-///   or the leader proclaims again. [`is_leader`](crate::Election::is_leader) and the fence are not affected.
-/// * Leases of other libraries on the same records are not asserted, and a recovery does not hold these libraries back.
+/// What a restart may lose stands in the guide of [one server](crate::guide::redis#a-restart-that-loses-writes), and what a failover may lose
+/// and what to set there, in that of [Sentinels](crate::guide::sentinel).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Recovery {
@@ -126,22 +77,21 @@ pub enum Recovery {
     /// that it is used. The default behind Sentinels. It has no effect in memory. A Redis Cluster refuses it, because a slot that
     /// moved looks like a promotion.
     ///
-    /// A recovery lasts for `longest`, its [margin](crate::locks::Builder::margin) and `lag`. Opening a connection takes
-    /// one more round trip. The Redis user needs the right `+info`.
+    /// A recovery lasts for `longest`, its [margin](crate::locks::Builder::margin) and `lag`. A node compares the run of the server
+    /// when it opens a connection, which takes one more round trip: the run id, which a restart changes, and the replication id,
+    /// which a promotion changes. The Redis user needs the right `+info`.
     ///
-    /// Every process of the store needs `Always` with the same `longest`. A process that recovers on evidence is not checked, and
-    /// may hold longer leases.
+    /// Every process of the store needs `Always` with the same times. A process that recovers on evidence is not checked, and may
+    /// hold longer leases.
     Always {
         /// The longest lease that any process uses, fixed leases and leases of jobs included. A longer lease is an
         /// options error. By default the lease of the builder, or that of jobs, 30 s, if that is longer.
         ///
-        /// The server keeps it for a recovery and a minute after the last such process has disconnected, and refuses a process
-        /// with another value. To change it, stop all processes, delete the key `tenure1:longest`, and start them again.
+        /// The server keeps it and the length of a recovery, until a recovery and a minute after the last such process has
+        /// disconnected, and refuses a process with other times.
         longest: Duration,
-        /// How long an old master may accept writes after a replica was promoted; default 3 s.
-        ///
-        /// The default does not cover `SENTINEL FAILOVER`: after it an old master took writes for 10.8 s beside the new one. If
-        /// you use it, choose a `lag` above that, or a `longest` that is so much longer than your leases.
+        /// How long an old master may accept writes after a replica was promoted; default 3 s, which does not cover `SENTINEL
+        /// FAILOVER`.
         lag: Duration,
     },
 }

@@ -88,26 +88,9 @@ impl Locks {
     ///
     /// # The store
     ///
-    /// *One server* is 6.2 or newer, a master, and no node of a cluster. An event of level WARN reports a server that may evict
-    /// keys (`maxmemory-policy`).
-    ///
-    /// *Sentinels.* After a failover the locks are at the new master. The Sentinels are asked for it once a second; while they
-    /// are unreachable, open connections go on. A server that was just promoted [recovers](Recovery#behind-sentinels).
-    ///
-    /// *A cluster.* If the hosts lead to two clusters, that of most hosts is used, and a tie is refused. Each lock lies in the
-    /// slot of its record, `lock:` and the key, or of the text in the first braces of the key. A [multi-lock](Self::multi) takes
-    /// its keys together if they share a slot, for example `{order:7}:stock` and `{order:7}:pay`, and otherwise one after the
-    /// other.
-    ///
-    /// *A quorum.* A lease stands on a majority of the masters, so it outlives the loss of the others, and no replication is
-    /// trusted. This is Redlock (Redis docs, "Distributed Locks with Redis") with fences. A master that was restarted, or is
-    /// used for the first time, has no vote until every earlier lease is over: 11 s with the defaults. A lease lasts 10 s at
-    /// most; `longest` sets another bound. All processes have the same list, in any order. Each master keeps it, and refuses a
-    /// process with another one; a process that one master refuses uses none. In most cases one Redis is enough: see
-    /// [`guide::quorum`](crate::guide::quorum). A quorum serves [`mutex`](Self::mutex), also with a [fixed](Mutex::fixed) lease, and
-    /// [`multi`](Self::multi), whose keys are locked one after the other. Nothing waits in the masters: a waiter claims again
-    /// after 15 to 250 ms, in no order between processes. Everything else answers [`Error::Store`] with
-    /// [`StoreRefusal::Unsupported`](crate::error::StoreRefusal).
+    /// A server is 6.2 or newer, a master, and no node of a cluster. What each store may lose, what is different there and what to
+    /// set stands in its guide: [one server](crate::guide::redis), [Sentinels](crate::guide::sentinel),
+    /// [a cluster](crate::guide::cluster), [a quorum](crate::guide::quorum).
     ///
     /// # Errors
     /// [`Error::Options`] if the URL is wrong; the text says what to write, and has no user, password or text of an option.
@@ -322,14 +305,8 @@ impl Builder {
     /// Leaves a busy key free for `gap` now and then, for other libraries that poll the same record: 100 ms for redis-py. The
     /// default is zero, which never leaves a key free. A gap is 1 ms to 1 min.
     ///
-    /// A release hands the record to the next waiter of tenure. So a library that polls gets nothing while callers of tenure
-    /// always wait for the key. With a gap, a key that was handed on for eight times the gap is left free once.
-    ///
-    /// With 100 ms a library that polls gets a busy key once a second, and tenure loses about an eighth of its throughput on
-    /// that key. Gaps below 30 ms cost more, a third of the throughput at 10 ms, because tenure's waiters poll every 30 ms.
-    /// With a gap they poll as beside a foreign owner: every 30 ms in the first 2 s, every 250 ms after that.
-    ///
-    /// Set the same gap in all processes, on `Locks` for keys that are shared with other libraries.
+    /// The guide [`other_clients`](crate::guide::other_clients#a-busy-key-poll_gap) says what it costs. Gaps below 30 ms cost more, a
+    /// third of the throughput at 10 ms, because tenure's waiters poll every 30 ms.
     pub fn poll_gap(mut self, gap: Duration) -> Self {
         self.options.poll_gap = gap;
         self

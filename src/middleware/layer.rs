@@ -146,7 +146,7 @@ pub enum OnLost {
     /// call [`Lease::run`](crate::Lease::run). Work that the
     /// handler began elsewhere, such as a statement sent to a database, may still happen:
     /// [fence](crate::Lease::fence) it. A handler that [runs to completion](LockLayer::run_to_completion) is not
-    /// dropped. For it, this variant is [`Replace`](Self::Replace).
+    /// dropped: its [`Lease`](crate::Lease) reports the loss, it continues, and its client gets the 500 at once.
     #[default]
     Cancel,
     /// The handler continues, and its [`Lease`](crate::Lease) reports the loss: [`is_held`](crate::Lease::is_held),

@@ -300,15 +300,9 @@ impl Lease {
     ///
     /// # Errors
     ///
-    /// | | |
-    /// |---|---|
-    /// | [`Error::Lost`] | the lease is not current: nothing was written. The guard is lost at once, without another trip |
-    /// | [`Error::Failed`] | the write failed on the server, perhaps in part: what was written before the failure stays. The error has the server's text |
-    /// | [`Error::Unanswered`] | the write was sent, and no answer came: it may have been executed, and may still be executed while this lease is current |
-    /// | [`Error::Store`] | the write was not executed: there was no connection, or the server refused it as a whole |
-    /// | [`Error::Reply`] | the write was executed, and its reply cannot be converted to the requested type |
-    /// | [`Error::Options`] | the write has [too many words](crate::Commands), or its script begins with `#!`: nothing was sent |
-    /// | [`Error::Unsupported`] | the store is in memory or a quorum, which keep no other data, or a key is in another slot: nothing was sent |
+    /// [`Error::Lost`], [`Error::Store`], [`Error::Unanswered`], [`Error::Failed`], [`Error::Reply`], [`Error::Unsupported`], and
+    /// [`Error::Options`] for [too many words](crate::Commands) or a script that begins with `#!`. The guide says of each whether
+    /// [the write was done](crate::guide::writes#was-it-done).
     ///
     /// This waits for the answer as long as a renewal does: a quarter of the lease, at least 100 ms and at most
     /// [`request_timeout`](crate::Builder::request_timeout). A lease with an unanswered write is not handed on within this

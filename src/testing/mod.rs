@@ -1,5 +1,7 @@
 //! Tools for tests of services: losses, operators, ticks of jobs, and whole replicas, without a wait.
 //!
+//! They need `cargo add --dev tenure --features testing`, and tests on a paused clock tokio's `test-util`.
+//!
 //! | in a test | write |
 //! |---|---|
 //! | a lease is lost while the work runs | [`Builder::clock`](crate::Builder::clock) and a [jump](Clock::jump) |

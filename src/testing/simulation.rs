@@ -433,7 +433,8 @@ impl Engine {
 /// [words](crate::scheduler#outcomes) of the event `tick`.
 ///
 /// The time is used in whole milliseconds, whether or not the job's schedule has such a tick. If it is ahead of the store's clock,
-/// the call waits for it.
+/// the call waits for it. If another node runs the tick, the call waits for its end, and notices that on a Redis within a third of
+/// the job's lease: in memory at once.
 ///
 /// ```
 /// # #[tokio::main] async fn main() -> Result<(), Box<dyn std::error::Error>> {

@@ -9,7 +9,7 @@ use tenure::{Error, Recovery};
 use crate::bad_input::{options, refused, tells};
 use crate::help::{Eyes, behind_sentinels, held, ms, soon};
 use crate::server::RedisServer;
-use crate::store::acl;
+use crate::store::{acl, rights_in};
 use crate::support::events::Watch;
 
 const NAME: &str = "stock-db";
@@ -212,10 +212,8 @@ async fn the_documented_users_are_enough_with_a_sentinel() {
     let master = RedisServer::start();
     let _: String = Eyes::on(&master).text(&format!("ACL SETUSER app on >secret {}", acl()));
     let sentinel = RedisServer::sentinel(NAME, master.port());
-    let guide = include_str!("../../docs/redis.md");
-    let (_, rights) = guide.split_once("the user of each Sentinel needs `").unwrap();
-    let rights = rights.split_once('`').unwrap().0;
-    let user = format!("ACL SETUSER app on >secret -@all +hello +auth +ping {rights}");
+    let rights = rights_in(include_str!("../../docs/sentinel.md"), "tenure");
+    let user = format!("ACL SETUSER app on >secret {rights}");
     let _: String = Eyes::on(&sentinel).text(&user);
     let url = |server: &RedisServer| format!("redis://app:secret@127.0.0.1:{}/", server.port());
     let builder = crate::help::builder()

@@ -32,11 +32,16 @@ pub async fn locks_of(server: &RedisServer, user: &str) -> Locks {
 
 /// Returns the rights of a user of the guide.
 pub fn rights_of(user: &str) -> String {
-    let guide = include_str!("../../docs/redis.md");
-    let (_, rule) = guide
-        .split_once(&format!("ACL SETUSER {user} on >password "))
-        .expect("docs/redis.md has a rule");
+    rights_in(include_str!("../../docs/redis.md"), user)
+}
+
+/// Returns the rights that a page gives to a user, in a command of a shell.
+pub fn rights_in(page: &str, user: &str) -> String {
+    let (_, rule) = page
+        .split_once(&format!("ACL SETUSER {user} on '>password' "))
+        .expect("the page has a rule");
     let (rule, _) = rule.split_once("```").expect("its end");
+    let rule = rule.replace(['\'', '\\'], "");
     rule.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
