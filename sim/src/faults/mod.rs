@@ -204,7 +204,7 @@ impl World {
         let node = &self.nodes[slot];
         let unheard = node.live.iter().find(|c| match node.callers[**c].state {
             CallerState::Waiting => true,
-            CallerState::Holding => !node.callers[**c].was_lost && !(runs_go_on && runs.contains(c)),
+            CallerState::Holding => !(node.callers[**c].was_lost || runs_go_on && runs.contains(c)),
             _ => false,
         });
         if let Some(caller) = unheard.copied() {
