@@ -61,7 +61,8 @@ impl Cluster {
         let target = Arc::new(target);
         let opened = timeout(config.timeout / 4, connect(&target)).await;
         let opened = opened.map_err(|_| {
-            let text = format_args!("no connection to {}", target.address());
+            let address = target.address();
+            let text = format_args!("no connection to {address}");
             StoreError::new(StoreErrorKind::Unreachable, text)
         });
         let mut opened = opened??;
@@ -213,7 +214,8 @@ fn no_answer(failures: &[StoreError]) -> StoreError {
     let refusal = failures.iter().find(|failure| is_refusal(failure));
     let kind = refusal.map_or(StoreErrorKind::Unreachable, |failure| failure.kind().clone());
     let texts: Vec<_> = failures.iter().map(ToString::to_string).collect();
-    let text = format_args!("no server of the cluster tells its slots: {}", texts.join("; "));
+    let texts = texts.join("; ");
+    let text = format_args!("no server of the cluster tells its slots: {texts}");
     StoreError::new(kind, text)
 }
 
@@ -230,7 +232,8 @@ fn two_clusters(clusters: [Vec<Address>; 2]) -> StoreError {
 
 /// Returns the error for a server that took the address of another one.
 fn is_another(config: &Config) -> StoreError {
-    let text = format_args!("another server than before answers at {}", config.address());
+    let address = config.address();
+    let text = format_args!("another server than before answers at {address}");
     StoreError::new(StoreErrorKind::Unreachable, text)
 }
 

@@ -214,9 +214,9 @@ pub(super) async fn compare_run(
     }
     if link.run.is_empty() {
         let refusal = StoreErrorKind::Refused(StoreRefusal::NoPermission);
+        let address = store.address();
         let why = format_args!(
-            "{} does not tell its run, by which `Recovery::Always` and a quorum know a restart or a promotion: allow +info",
-            store.address()
+            "{address} does not tell its run, by which `Recovery::Always` and a quorum know a restart or a promotion: allow +info"
         );
         return Err(StoreError::new(refusal, why));
     }
@@ -246,7 +246,8 @@ async fn join(
         return ask(store, connection, &refresh).await.map(drop);
     }
     if !masters.agree_within(store.timeout / 2).await? {
-        let text = format_args!("{} answers, and too few of the other masters do", store.address());
+        let address = store.address();
+        let text = format_args!("{address} answers, and too few of the other masters do");
         return Err(StoreError::new(StoreErrorKind::Unreachable, text));
     }
     let mut questions = redis::pipe();

@@ -30,10 +30,8 @@ pub(super) async fn ask(
     // Without the right, the epoch is unknown.
     let info = text(info).unwrap_or_default();
     read_map(&slots, &info, server).ok_or_else(|| {
-        let text = format_args!(
-            "{} answered CLUSTER SLOTS with no list of slots",
-            server.address()
-        );
+        let address = server.address();
+        let text = format_args!("{address} answered CLUSTER SLOTS with no list of slots");
         StoreError::new(StoreErrorKind::Interrupted, text)
     })
 }
