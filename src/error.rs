@@ -560,7 +560,9 @@ pub enum StoreRefusal {
     #[strum(to_string = "a password is needed (NOAUTH): put user and password into the URL")]
     NoAuth,
     /// `WRONGPASS`: the user or password is wrong.
-    #[strum(to_string = "wrong user or password (WRONGPASS): correct the URL")]
+    #[strum(
+        to_string = "wrong user or password (WRONGPASS): correct the URL, or add the user to this server"
+    )]
     WrongPassword,
     /// `NOPERM`: the user may not do this.
     #[strum(

@@ -1,6 +1,7 @@
 //! Tools for tests of services: losses, operators, ticks of jobs, and whole replicas, without a wait.
 //!
-//! They need `cargo add --dev tenure --features testing`, and tests on a paused clock tokio's `test-util`.
+//! They need `cargo add --dev tenure --features testing`. Tests on a paused clock need `cargo add --dev tokio --features
+//! full,test-util`, too.
 //!
 //! | in a test | write |
 //! |---|---|

@@ -37,11 +37,13 @@ use crate::testing::store::SimulatedStore;
 /// [`Tick::nominal`](crate::Tick::nominal).
 ///
 /// ```
-/// # use std::sync::{Arc, Mutex};
+/// use std::sync::{Arc, Mutex};
 /// use tenure::scheduler::JobError;
 /// use tenure::testing::Simulation;
 /// use tenure::{Locks, Tick};
 /// use tokio_cron_scheduler::JobScheduler;
+///
+/// type Ledger = Arc<Mutex<Vec<u64>>>;
 ///
 /// // As in your service: what it does when it starts.
 /// async fn schedule(locks: Locks, scheduler: JobScheduler, ledger: Ledger) -> Result<(), JobError> {
@@ -53,7 +55,6 @@ use crate::testing::store::SimulatedStore;
 ///     locks.add_job(&scheduler, job).await?;
 ///     Ok(())
 /// }
-/// # type Ledger = Arc<Mutex<Vec<u64>>>;
 ///
 /// # /*
 /// #[tokio::test(start_paused = true)]
