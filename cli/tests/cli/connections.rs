@@ -29,6 +29,15 @@ fn a_master_is_found_behind_sentinels() {
     run(&["ls", "--url", &url("other")]).refuses(3, "`other`");
 }
 
+/// The URL of the services is enough, although no lease of theirs is as long as one by default.
+#[test]
+fn the_longest_lease_of_the_services_may_be_short() {
+    let server = RedisServer::start();
+    set(&server, "lock:a");
+    let url = format!("{}?recovery=always&longest=3s&lag=100ms", server.url());
+    assert_eq!(second(&run(&["ls", "--url", &url]).well()), ["a"]);
+}
+
 #[test]
 fn a_master_may_have_a_password_that_its_sentinels_do_not_have() {
     let master = RedisServer::start();
