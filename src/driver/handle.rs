@@ -66,6 +66,14 @@ impl Handle {
         Ok(())
     }
 
+    /// Gives up everything but the ticks of runs that go on.
+    pub(crate) fn close(&self) {
+        #[cfg(feature = "scheduler")]
+        self.node().close(self.jobs().has_runs());
+        #[cfg(not(feature = "scheduler"))]
+        self.node().close(false);
+    }
+
     /// Returns the jobs of this node.
     #[cfg(feature = "scheduler")]
     pub(crate) fn jobs(&self) -> &Arc<NodeJobs> {

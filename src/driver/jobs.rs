@@ -42,6 +42,8 @@ pub(crate) struct NodeJobs {
     pub(crate) over: Mutex<HashMap<Key, TickTime>>,
     /// The tasks that claim and run ticks.
     pub(crate) pursuits: TaskTracker,
+    /// The threads of runs that block. A thread may outlive the task of its run, and keeps the lease.
+    pub(crate) threads: TaskTracker,
 }
 
 /// A job that a test can fire.
@@ -88,11 +90,22 @@ impl NodeJobs {
         lock(&self.names).values().any(|known| *known == Some(id))
     }
 
-    /// Begins no further tick, and cancels all runs.
-    pub(crate) fn end(&self) {
+    /// Begins no further tick.
+    pub(crate) fn close(&self) {
         self.closing.cancel();
         self.pursuits.close();
-        self.cancel();
+        self.threads.close();
+    }
+
+    /// Resolves when no run goes on, after a [`close`](Self::close).
+    pub(crate) async fn ended(&self) {
+        self.pursuits.wait().await;
+        self.threads.wait().await;
+    }
+
+    /// Returns whether a run goes on.
+    pub(crate) fn has_runs(&self) -> bool {
+        !(self.pursuits.is_empty() && self.threads.is_empty())
     }
 
     /// Cancels all runs. They are told from here, not from their own tasks, because a job may block its task while

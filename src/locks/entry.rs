@@ -237,32 +237,32 @@ impl Locks {
     /// `shutdown` itself.
     pub async fn shutdown(&self) {
         /// Closes the node, also when the future of `shutdown` is dropped.
-        struct Close<'a> {
-            handle: &'a Handle,
-            runs_go_on: bool,
-        }
+        struct Close<'a>(&'a Handle);
         impl Drop for Close<'_> {
             fn drop(&mut self) {
-                self.handle.node().close(self.runs_go_on);
+                self.0.close();
             }
         }
         if self.handle.node().is_forked() {
             return;
         }
-        let mut close = Close {
-            handle: &self.handle,
-            runs_go_on: true,
-        };
+        let close = Close(&self.handle);
         #[cfg(feature = "scheduler")]
-        self.handle.jobs().end();
+        {
+            self.handle.jobs().close();
+            self.handle.jobs().cancel();
+        }
         #[cfg(feature = "tower")]
         {
             self.handle.tasks().close();
             self.handle.tasks().wait().await;
         }
         #[cfg(feature = "scheduler")]
-        self.handle.jobs().pursuits.wait().await;
-        close.runs_go_on = false;
+        {
+            // A run may wait for a lock of this process.
+            self.handle.close();
+            self.handle.jobs().ended().await;
+        }
         drop(close);
         self.idle().await;
         self.handle.node().end_presence().await;

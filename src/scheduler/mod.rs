@@ -243,17 +243,17 @@ impl Locks {
     /// Panics outside of a tokio runtime with time enabled.
     pub async fn drain(&self, timeout: Duration) -> Result<(), StillRunning> {
         let jobs = self.handle().jobs().clone();
-        jobs.closing.cancel();
-        jobs.pursuits.close();
+        jobs.close();
         let whole = timeout.max(GRACE);
         let last = GRACE.min(whole / 3);
         let patience = timeout.min(whole - last);
-        if tokio::time::timeout(patience, jobs.pursuits.wait()).await.is_ok() {
+        if tokio::time::timeout(patience, jobs.ended()).await.is_ok() {
             return Ok(());
         }
         jobs.cancel();
-        let ended = tokio::time::timeout(whole - patience, jobs.pursuits.wait()).await;
-        match jobs.pursuits.len() {
+        let ended = tokio::time::timeout(whole - patience, jobs.ended()).await;
+        // A thread without the task of its run counts, too.
+        match jobs.pursuits.len().max(jobs.threads.len()) {
             jobs if ended.is_err() && jobs > 0 => Err(StillRunning { jobs }),
             _ => Ok(()),
         }

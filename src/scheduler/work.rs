@@ -59,7 +59,10 @@ where
             let Ok(guard) = tick.lease.again() else {
                 return never_started();
             };
+            let running = tick.lease.held.handle.jobs().threads.token();
             let thread = spawn_blocking(move || {
+                // The thread counts until its guard is dropped.
+                let _running = running;
                 // This guard is dropped before the end of the thread is known. So the guard of the run is the last
                 // one.
                 let _guard = guard;

@@ -20,6 +20,8 @@ use crate::store::{Abilities, BoxFuture, Inbox, Link, Ping, ServerId, Sink, Stor
 /// The Redis of a [`Simulation`](crate::testing::Simulation). It answers at once. A test can make it unavailable, restart it
 /// empty or with an older copy of its data, and set its wall clock.
 ///
+/// Its keys have no prefix: replicas with two prefixes exclude each other here.
+///
 /// ```
 /// # #[tokio::main(flavor = "current_thread", start_paused = true)] async fn main() {
 /// # use std::time::Duration;

@@ -9,8 +9,9 @@ use std::time::{Duration, SystemTime};
 use axum::Router;
 use axum::body::{Body, Bytes};
 use axum::routing::get;
+use tenure::scheduler::Retry;
 use tenure::testing::fire_tick;
-use tenure::{LockLayer, Locks, MemoryStore, Tick};
+use tenure::{LockLayer, Locks, MemoryStore, Tick, block_on};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
@@ -239,6 +240,94 @@ async fn a_run_that_goes_on_keeps_its_tick_in_a_shutdown() {
         if let Some(shutdown) = shutdown {
             soon(shutdown).await;
         }
+    }
+}
+
+/// The runtime of a job may end before its thread.
+#[test]
+fn a_thread_keeps_its_tick_when_the_runtime_of_its_job_is_gone() {
+    let runtime = || {
+        tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .enable_all()
+            .build()
+            .unwrap()
+    };
+    let (of_jobs, own) = (runtime(), runtime());
+    let store = MemoryStore::default();
+    let nodes = [(); 2].map(|()| Locks::builder().memory_shared(&store).unwrap());
+    let (ends, end) = std::sync::mpsc::channel::<()>();
+    let (begins, mut begun) = tokio::sync::mpsc::unbounded_channel();
+    let end = std::sync::Mutex::new(end);
+    let _enter = of_jobs.enter();
+    let job = nodes[0]
+        .cron("books", "0 0 0 * * *")
+        .run_blocking(move |tick: Tick| {
+            begins.send(tick).unwrap();
+            let _ = end.lock().unwrap().recv();
+        });
+    let (_job, locks) = (job.unwrap(), nodes[0].clone());
+    let midnight = SystemTime::UNIX_EPOCH + Duration::from_secs(1_792_627_200);
+    of_jobs.spawn(async move { fire_tick(&locks, "books", midnight).await });
+    let tick = own.block_on(soon(begun.recv())).unwrap();
+    drop(_enter);
+    of_jobs.shutdown_background();
+    own.block_on(async {
+        let mut shutdown = Box::pin(nodes[0].shutdown());
+        let ended = tokio::time::timeout(ms(20), &mut shutdown).await;
+        assert!(ended.is_err() && tick.is_held(), "the thread has not ended");
+        drop(ends);
+        soon(shutdown).await;
+    });
+    assert!(!tick.is_held() && store.is_empty());
+}
+
+/// A thread that waits for a lock of its process is told of the end. A run that waits for nothing is cancelled, also in the pause
+/// before its next try, and the tick is left to others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_shutdown_ends_runs_by_itself() {
+    let locks = Locks::memory();
+    let guard = locks.mutex("account").lock().await.unwrap();
+    let midnight = SystemTime::UNIX_EPOCH + Duration::from_secs(1_792_627_200);
+    let (begins, mut begun) = tokio::sync::mpsc::unbounded_channel();
+    let begins = move |what: &'static str| begins.send(what).unwrap();
+    let (waits, tries, hangs) = (begins.clone(), begins.clone(), begins);
+    let account = locks.mutex("account");
+    let waits = move |_| {
+        waits("waits");
+        block_on(account.lock()).map(drop)
+    };
+    let cron = |name: &'static str| locks.cron(name, "0 0 0 * * *");
+    let _jobs = [
+        cron("waits").run_blocking(waits).unwrap(),
+        cron("hangs")
+            .run(move |_| {
+                hangs("hangs");
+                std::future::pending::<()>()
+            })
+            .unwrap(),
+        cron("tries")
+            .retry(Retry::times(3).pauses(Duration::from_secs(600), Duration::from_secs(600)))
+            .run(move |_| {
+                tries("tries");
+                async { Err::<(), _>("not yet") }
+            })
+            .unwrap(),
+    ];
+    let runs: Vec<_> = ["waits", "hangs", "tries"]
+        .map(|name| {
+            let locks = locks.clone();
+            tokio::spawn(async move { fire_tick(&locks, name, midnight).await })
+        })
+        .into();
+    for _ in &runs {
+        soon(begun.recv()).await.unwrap();
+    }
+    until("a thread waits", || locks.waiter_count() == 1).await;
+    soon(locks.shutdown()).await;
+    assert!(!guard.is_held());
+    for run in runs {
+        assert_eq!(soon(run).await.unwrap(), "drained");
     }
 }
 

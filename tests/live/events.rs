@@ -48,7 +48,9 @@ fn an_outage_is_reported_in_a_few_lines() {
 async fn an_outage() {
     let (count, lease, away) = size();
     let server = RedisServer::start();
-    let locks = |name: &str| crate::help::builder().lease(lease).node_name(name.to_owned());
+    // A caller that gives up before a request is late is not refused by the outage.
+    let builder = || crate::help::builder().request_timeout(ms(2_000));
+    let locks = |name: &str| builder().lease(lease).node_name(name.to_owned());
     let one = locks("quiet one").connect(&server.url()).await.unwrap();
     let other = locks("quiet two").connect(&server.url()).await.unwrap();
     let mut taking = JoinSet::new();

@@ -105,12 +105,12 @@ fn is_a_replica() {
             let mut signals = signal(SignalKind::terminate()).unwrap();
             signals.recv().await;
             let drained = of_this.drain(ms(2_000)).await;
-            of_this.shutdown().await;
-            say(if drained.is_ok() {
-                "drained 0 0 0"
+            if drained.is_ok() {
+                of_this.shutdown().await;
+                say("drained 0 0 0");
             } else {
-                "stuck 0 0 0"
-            });
+                say("stuck 0 0 0");
+            }
             std::process::exit(0);
         });
         let skewed = Watch::of("job=replicated ");
