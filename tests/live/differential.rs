@@ -38,25 +38,32 @@ const QUIET: usize = 128;
 /// Few, so that each job has many events.
 const JOBS: usize = 3;
 const NODES: u128 = 5;
-/// Leases are minutes long, so that the few seconds of a run change no reply. No sum of the ages is near two thirds of
+/// Leases are hours long, so that the seconds of a run change no reply, also on a machine that stalls. No sum of the ages is near two thirds of
 /// a lease or a whole lease.
-const LEASES: [u64; 3] = [400_000, 700_000, 1_300_000];
+const LEASES: [u64; 3] = [40_000_000, 70_000_000, 130_000_000];
 const AGES: [f64; 4] = [0.3, 0.45, 0.8, 1.1];
 /// What ages watchers, leaders and latches: [`no_sum_of_ages_is_near_a_moment_that_decides`].
-const AGES_MS: [u64; 3] = [167_000, 333_000, 500_000];
+const AGES_MS: [u64; 3] = [16_700_000, 33_300_000, 50_000_000];
 /// The gap is long for the same reason. The ages are parts and multiples of the gap that are not near 1, 8 or 600.
-const POLL_GAP_MS: u64 = 30_000;
-const POLL_GAP_AGES_MS: [u64; 6] = [17_000, 49_000, 290_000, 290_000, 290_000, 20_000_000];
-const TOLERANCE_MS: u64 = 5_000;
+const POLL_GAP_MS: u64 = 3_000_000;
+const POLL_GAP_AGES_MS: [u64; 6] = [
+    1_700_000,
+    4_900_000,
+    29_000_000,
+    29_000_000,
+    29_000_000,
+    2_000_000_000,
+];
+const TOLERANCE_MS: u64 = 500_000;
 /// Longer than any lease.
-const LONG_MS: u64 = 10_000_000;
+const LONG_MS: u64 = 1_000_000_000;
 const CLOCK: &str = "tenure1:clock";
 
 /// Ages add up. If a sum were near a moment at which replies change, a slow run would cross it.
 #[test]
 fn no_sum_of_ages_is_near_a_moment_that_decides() {
     /// Longer than any run.
-    const ROOM_MS: u64 = 30_000;
+    const ROOM_MS: u64 = 3_000_000;
     let of_leases = LEASES
         .into_iter()
         .flat_map(|lease| [lease / 3, lease * 2 / 3, lease, lease * 11 / 10]);

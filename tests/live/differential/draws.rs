@@ -79,7 +79,7 @@ impl Run {
             12 => job.skipped.map_or(0, |skipped| skipped.0),
             13 => self.now() - self.rng.u64(1..10_000),
             14 => self.now() + self.rng.u64(20..200),
-            15 => self.now() + 10_000_000,
+            15 => self.now() + LONG_MS,
             _ => self.now() - 3 + self.rng.u64(..6),
         };
         // A script reads 0 as no tick.

@@ -18,7 +18,7 @@ use crate::server::RedisServer;
 use crate::tools::{Inbox, claim_id, connect, store};
 
 /// Lifetimes. They are minutes long, so that the few seconds of a run change no reply.
-pub(super) const LIVES: [u64; 3] = [400_000, 700_000, 1_300_000];
+pub(super) const LIVES: [u64; 3] = [40_000_000, 70_000_000, 130_000_000];
 const KEYS: [&[u8]; 5] = [b"a", b"a}b{c}", b"\x00\xff \n", b"clock", b"%s%d"];
 /// Few, so that many are repeated.
 const IDS: [&[u8]; 6] = [b"", b"1", b"2:3:x", b"\x00\n%d", b"left", b"a longer one"];
@@ -179,7 +179,7 @@ impl Run {
             not_after: if self.rng.u8(..20) == 0 { 1 } else { u64::MAX },
             poll_gap_ms: 0,
             is_unconfirmed: self.rng.u8(..8) == 0,
-            recovery_ms: 600_000,
+            recovery_ms: 60_000_000,
             rule: Rule::Each,
             requests,
         };

@@ -7,7 +7,7 @@ use super::{CLOCK, Run, TOLERANCE_MS, at_once, cmd, wall_us};
 
 pub(super) const RECOVERING: &str = "tenure1:recovering";
 /// The lengths of recoveries. They do not end by themselves during a run, and differ by more than the tolerance.
-pub(super) const RECOVERIES_MS: [u64; 3] = [600_000, 1_300_000, 2_900_000];
+pub(super) const RECOVERIES_MS: [u64; 3] = [60_000_000, 130_000_000, 290_000_000];
 
 impl Run {
     pub(super) fn draw_recovery_ms(&mut self) -> u64 {

@@ -262,7 +262,7 @@ impl Run {
                 .to_owned();
                 let mut set = redis::cmd("SET");
                 set.arg(&record).arg(value);
-                let ms = self.rng.bool().then(|| self.rng.u64(100_000..200_000));
+                let ms = self.rng.bool().then(|| self.rng.u64(10_000_000..20_000_000));
                 let now = self.now();
                 if let Some(ms) = ms {
                     set.arg("PX").arg(ms);

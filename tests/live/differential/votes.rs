@@ -19,7 +19,7 @@ use crate::server::RedisServer;
 use crate::tools::{PATIENCE, batch, claim_id};
 
 const RECOVERING: &str = "tenure1:recovering";
-const RECOVERIES_MS: [u64; 3] = [600_000, 1_300_000, 2_900_000];
+const RECOVERIES_MS: [u64; 3] = [60_000_000, 130_000_000, 290_000_000];
 /// The number of contended names.
 const BUSY: usize = 16;
 /// A full batch has as many requests.
@@ -276,7 +276,7 @@ impl Run {
                 let own = own.map(|claim| claim.0.to_string()).unwrap_or_default();
                 let values = [own.as_str(), "nan", "", "foreign", "5f3b:12:ab:7"];
                 let value = values[self.rng.usize(..values.len())];
-                let ms = self.rng.bool().then(|| self.rng.u64(100_000..200_000));
+                let ms = self.rng.bool().then(|| self.rng.u64(10_000_000..20_000_000));
                 let (now, ends) = (wall_us() / 1000, ms.unwrap_or_default().to_string());
                 let words: [&[u8]; 5] = [b"SET", &key, value.as_bytes(), b"PX", ends.as_bytes()];
                 self.ask::<()>(&words[..if ms.is_some() { 5 } else { 3 }]);
@@ -299,7 +299,7 @@ impl Run {
                 let ms = if of == 9 {
                     LONG_MS
                 } else {
-                    self.rng.u64(50_000..90_000)
+                    self.rng.u64(5_000_000..9_000_000)
                 };
                 self.ask::<()>(&[b"PEXPIRE", &key, ms.to_string().as_bytes()]);
                 record.expires = Some(wall_us() / 1000 + ms);
