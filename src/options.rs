@@ -387,17 +387,11 @@ mod tests {
             [(3, 3), (10, 10), (60, 10)].map(|(longest, lease)| (longest * 1_000, lease * 1_000))
         {
             let longest = Duration::from_millis(longest);
-            options.recovery = Some(Recovery::Always {
-                longest,
-                lag: DEFAULT_LAG,
-            });
+            options.recovery = Some(Recovery::Always { longest, lag });
             options.check().unwrap();
             assert_eq!(options.lease(), Duration::from_millis(lease));
         }
-        options.recovery = Some(Recovery::Always {
-            longest,
-            lag: DEFAULT_LAG,
-        });
+        options.recovery = Some(Recovery::Always { longest, lag });
         // A fixed lease and the lease of a call are checked in another place.
         options.check_times(options.times(longer)).unwrap_err();
         options.lease = Some(longer);
