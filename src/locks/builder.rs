@@ -382,8 +382,7 @@ impl Builder {
     }
 
     /// Builds locks on a memory store that other nodes share. Two such nodes exclude each other as two processes on a Redis
-    /// server do: if their [`prefix`](Self::prefix) is the same. An [inspection](crate::inspect::Inspection) of such a store shows the
-    /// nodes of its own prefix.
+    /// server do: if their [`prefix`](Self::prefix) is the same.
     ///
     /// # Errors
     /// [`OptionsError`] for an option out of its bounds.

@@ -21,12 +21,12 @@ mod names;
 /// record and one queue, and only the mode of a claim differs.
 ///
 /// ```
-/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # fn main() -> Result<(), tenure::Error> {
 /// # let locks = tenure::Locks::memory();
-/// use tenure::inspect::Mode;
+/// use tenure::{block_on, inspect::Mode};
 ///
-/// let guard = locks.rw_lock("prices").read().await?;
-/// let entry = locks.inspect().show("prices").await?.entries.remove(0);
+/// let guard = block_on(locks.rw_lock("prices").read())?;
+/// let entry = block_on(locks.inspect().show("prices"))?.entries.remove(0);
 /// match entry.holders[0].mode {
 ///     Mode::Read => println!("readers hold it"),
 ///     Mode::Permits(permits) => println!("{} of {} permits", permits.weight, permits.capacity),
@@ -67,12 +67,12 @@ impl Mode {
 /// The permits that a claim of a [semaphore](crate::Semaphore) asks for.
 ///
 /// ```
-/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # fn main() -> Result<(), tenure::Error> {
 /// # let locks = tenure::Locks::memory();
-/// use tenure::inspect::{Mode, Permits};
+/// use tenure::{block_on, inspect::{Mode, Permits}};
 ///
-/// let guard = locks.semaphore("bank", 10).acquire_many(3).await?;
-/// let entry = locks.inspect().show("bank").await?.entries.remove(0);
+/// let guard = block_on(locks.semaphore("bank", 10).acquire_many(3))?;
+/// let entry = block_on(locks.inspect().show("bank"))?.entries.remove(0);
 /// assert_eq!(entry.holders[0].mode, Mode::Permits(Permits { weight: 3, capacity: 10 }));
 /// # drop(guard);
 /// # Ok(()) }

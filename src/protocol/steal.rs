@@ -63,9 +63,9 @@ pub enum StealReply {
 /// What an operator did by a steal.
 ///
 /// ```
-/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # fn main() -> Result<(), tenure::Error> {
 /// # let locks = tenure::Locks::memory();
-/// for act in locks.inspect().audit().await? {
+/// for act in tenure::block_on(locks.inspect().audit())? {
 ///     println!("{:?}: {} {} {}, because of {}", act.time(), act.by, act.what, act.key, act.why);
 /// }
 /// # Ok(()) }

@@ -32,22 +32,52 @@ use crate::store::{Abilities, BoxFuture, Immediate, Inbox, Inspect, Link, Server
 /// guard.release().await?;
 /// # Ok(()) }
 /// ```
-#[derive(Clone, Default)]
+#[derive(Clone)]
 pub struct MemoryStore {
-    shared: Arc<Mutex<Shared>>,
+    server: Arc<Mutex<MemoryServer>>,
+    /// Which of its `parts` these clones use.
+    part: usize,
 }
 
-#[derive(Default)]
-struct Shared {
-    ledger: Ledger,
+/// What a Redis server keeps.
+struct MemoryServer {
+    parts: Vec<PrefixRecords>,
     inboxes: HashMap<NodeId, Sink>,
     presences: HashMap<NodeId, Presence>,
-    audit: VecDeque<AuditEntry>,
-    /// What has another prefix than the default. The ledger knows keys without their prefix.
-    prefixes: HashMap<Vec<u8>, MemoryStore>,
 }
 
-impl Shared {
+/// The records of one prefix. The ledger knows keys without it.
+#[derive(Default)]
+struct PrefixRecords {
+    prefix: Vec<u8>,
+    ledger: Ledger,
+    audit: VecDeque<AuditEntry>,
+}
+
+impl PrefixRecords {
+    fn new(prefix: &[u8]) -> Self {
+        PrefixRecords {
+            prefix: prefix.to_vec(),
+            ..PrefixRecords::default()
+        }
+    }
+}
+
+impl Default for MemoryStore {
+    fn default() -> Self {
+        let server = MemoryServer {
+            parts: vec![PrefixRecords::new(DEFAULT_PREFIX)],
+            inboxes: HashMap::new(),
+            presences: HashMap::new(),
+        };
+        MemoryStore {
+            server: Arc::new(Mutex::new(server)),
+            part: 0,
+        }
+    }
+}
+
+impl MemoryServer {
     /// Passes pushes to the inboxes of their nodes. A sink only appends to an inbox, so it may run under the mutex.
     fn push(&self, pushes: Vec<Push>) {
         for push in pushes {
@@ -71,18 +101,23 @@ impl MemoryStore {
         MemoryStore::default()
     }
 
-    /// Returns the part of the store whose records have this prefix. Keys of two prefixes are two keys.
+    /// Returns the store for records with this prefix. Keys of two prefixes are two keys.
     pub(crate) fn with_prefix(&self, prefix: &[u8]) -> Self {
-        if prefix == DEFAULT_PREFIX {
-            return self.clone();
+        let mut server = self.lock();
+        let known = server.parts.iter().position(|part| part.prefix == prefix);
+        let part = known.unwrap_or_else(|| {
+            server.parts.push(PrefixRecords::new(prefix));
+            server.parts.len() - 1
+        });
+        MemoryStore {
+            server: self.server.clone(),
+            part,
         }
-        self.lock().prefixes.entry(prefix.to_vec()).or_default().clone()
     }
 
     /// Returns the number of keys with an owner or a waiter, of all prefixes.
     pub fn len(&self) -> usize {
-        let shared = self.lock();
-        shared.ledger.len() + shared.prefixes.values().map(MemoryStore::len).sum::<usize>()
+        self.lock().parts.iter().map(|part| part.ledger.len()).sum()
     }
 
     /// Returns whether no key has an owner or a waiter.
@@ -94,12 +129,12 @@ impl MemoryStore {
     #[cfg(any(test, feature = "testing"))]
     #[doc(hidden)]
     pub fn with_ledger<T>(&self, f: impl FnOnce(&mut Ledger, u64) -> T) -> T {
-        f(&mut self.lock().ledger, now_us())
+        f(&mut self.lock().parts[self.part].ledger, now_us())
     }
 
-    fn lock(&self) -> MutexGuard<'_, Shared> {
+    fn lock(&self) -> MutexGuard<'_, MemoryServer> {
         // A panic under this mutex is a bug in the ledger. Even then, the ledger is better than a poisoned store.
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
+        self.server.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -170,20 +205,19 @@ fn needs_no(what: &str) -> StoreError {
 impl Immediate for MemoryStore {
     fn apply(&self, batch: &Batch, replies: Vec<Reply>) -> BatchReply {
         let (mut pushes, mut branches) = (Vec::new(), Vec::new());
-        let mut shared = self.lock();
+        let mut server = self.lock();
+        let ledger = &mut server.parts[self.part].ledger;
         // Only ticks are compared with the date.
         if batch.kind() == Some(Kind::Job) {
-            shared.ledger.set_date(date_ms());
+            ledger.set_date(date_ms());
         }
-        let reply = shared
-            .ledger
-            .apply_into(now_us(), batch, replies, (&mut pushes, &mut branches));
-        shared.push(pushes);
+        let reply = ledger.apply_into(now_us(), batch, replies, (&mut pushes, &mut branches));
+        server.push(pushes);
         reply
     }
 
     fn act(&self, name: &Name, action: &Action) -> Reply {
-        self.lock().ledger.act(name, action, now_us())
+        self.lock().parts[self.part].ledger.act(name, action, now_us())
     }
 
     fn time(&self) -> u64 {
@@ -191,21 +225,21 @@ impl Immediate for MemoryStore {
     }
 
     fn tell(&self, node: NodeId, presence: Option<Presence>) {
-        let mut shared = self.lock();
+        let mut server = self.lock();
         match presence {
-            Some(presence) => shared.presences.insert(node, presence),
-            None => shared.presences.remove(&node),
+            Some(presence) => server.presences.insert(node, presence),
+            None => server.presences.remove(&node),
         };
     }
 
     fn listen(&self, node: NodeId, sink: Option<Sink>) {
-        let mut shared = self.lock();
-        shared.ledger.set_listening(node, sink.is_some());
+        let mut server = self.lock();
+        server.parts[self.part].ledger.set_listening(node, sink.is_some());
         match sink {
-            Some(sink) => shared.inboxes.insert(node, sink),
+            Some(sink) => server.inboxes.insert(node, sink),
             None => {
-                shared.presences.remove(&node);
-                shared.inboxes.remove(&node)
+                server.presences.remove(&node);
+                server.inboxes.remove(&node)
             }
         };
     }
@@ -219,8 +253,8 @@ impl Inspect for MemoryStore {
         let (names, at) = match query {
             InspectQuery::List(_, Some(Position::Name(names, at))) => (names, at),
             InspectQuery::List(prefix, _) => {
-                let shared = self.lock();
-                let names = shared.ledger.names();
+                let server = self.lock();
+                let names = server.parts[self.part].ledger.names();
                 let names = names.filter(|name| name.key.as_bytes().starts_with(&prefix));
                 (names.cloned().collect(), 0)
             }
@@ -239,10 +273,10 @@ impl Inspect for MemoryStore {
             nodes: BTreeMap::new(),
         };
         for chunk in names[at..end].chunks(CHUNK) {
-            let shared = self.lock();
+            let server = self.lock();
             let views = chunk
                 .iter()
-                .filter_map(|name| shared.ledger.view(name, view.now_us));
+                .filter_map(|name| server.parts[self.part].ledger.view(name, view.now_us));
             view.keys.extend(views);
         }
         view.nodes = self.nodes(nodes_of(&view.keys));
@@ -254,7 +288,7 @@ impl Inspect for MemoryStore {
     }
 
     fn recovering(&self) -> BoxFuture<'static, Vec<(Arc<str>, u64)>> {
-        let left = self.lock().ledger.recovering(now_us());
+        let left = self.lock().parts[self.part].ledger.recovering(now_us());
         Box::pin(ready(
             left.map(|left| ("memory".into(), left)).into_iter().collect(),
         ))
@@ -265,14 +299,14 @@ impl Inspect for MemoryStore {
     }
 
     fn note(&self, entry: AuditEntry) -> BoxFuture<'static, Result<(), StoreError>> {
-        let mut shared = self.lock();
-        shared.audit.push_front(entry);
-        shared.audit.truncate(MAX_AUDIT);
+        let mut server = self.lock();
+        server.parts[self.part].audit.push_front(entry);
+        server.parts[self.part].audit.truncate(MAX_AUDIT);
         Box::pin(ready(Ok(())))
     }
 
     fn audit(&self) -> BoxFuture<'static, Result<Vec<AuditEntry>, StoreError>> {
-        let audit = self.lock().audit.iter().cloned().collect();
+        let audit = self.lock().parts[self.part].audit.iter().cloned().collect();
         Box::pin(ready(Ok(audit)))
     }
 }
@@ -280,24 +314,25 @@ impl Inspect for MemoryStore {
 impl MemoryStore {
     fn take(&self, steal: &StealRequest) -> StealReply {
         let (mut pushes, mut branches) = (Vec::new(), Vec::new());
-        let mut shared = self.lock();
-        let reply = shared.ledger.steal(now_us(), steal, &mut pushes, &mut branches);
+        let mut server = self.lock();
+        let ledger = &mut server.parts[self.part].ledger;
+        let reply = ledger.steal(now_us(), steal, &mut pushes, &mut branches);
         if let (StealAct::HandOver, StealReply::Done(claim)) = (&steal.act, &reply) {
-            shared.ledger.set_date(date_ms());
-            shared.ledger.apply(now_us(), &steal.leave(*claim), &mut pushes);
+            ledger.set_date(date_ms());
+            ledger.apply(now_us(), &steal.leave(*claim), &mut pushes);
         }
-        shared.push(pushes);
+        server.push(pushes);
         reply
     }
 
     /// Returns what is known of these nodes, or of all that told of themselves if there are none.
     fn nodes(&self, named: BTreeSet<NodeId>) -> BTreeMap<NodeId, NodeView> {
-        let shared = self.lock();
+        let server = self.lock();
         let node = |id: NodeId| NodeView {
-            presence: shared.presences.get(&id).cloned(),
-            listens: shared.inboxes.contains_key(&id),
+            presence: server.presences.get(&id).cloned(),
+            listens: server.inboxes.contains_key(&id),
         };
-        let all = named.is_empty().then(|| shared.presences.keys().copied());
+        let all = named.is_empty().then(|| server.presences.keys().copied());
         named
             .into_iter()
             .chain(all.into_iter().flatten())

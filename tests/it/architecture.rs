@@ -43,6 +43,10 @@ fn walk(tokens: TokenStream, paths: &mut Paths) {
                 }
             }
             TokenTree::Ident(first) => path(vec![first.to_string()], &mut tokens, paths),
+            // The examples of a documentation are a literal.
+            TokenTree::Literal(text) if text.to_string().contains("tokio::") => {
+                paths.insert(vec!["tokio".to_owned()]);
+            }
             _ => {}
         }
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tenure::error::LostCause;
-use tenure::{Error, Locks, MemoryStore};
+use tenure::{Error, Key, Locks, MemoryStore};
 
 use crate::help::{ms, soon, two};
 
@@ -155,6 +155,20 @@ async fn prefixes_are_apart() {
     let permit = plain.semaphore("a", 1).acquire().await.unwrap();
     assert!(same.mutex("a").try_lock().await.unwrap().is_none());
     assert_eq!(store.len(), 2);
+    // A look shows the nodes of all prefixes, as on a Redis server. A node tells of itself soon after its first request.
+    let has_told = async |prefix: &str| {
+        let nodes = shop.inspect().nodes().await.unwrap();
+        let mut told = nodes.iter().filter_map(|node| node.presence.as_ref());
+        told.any(|told| told.prefix == Key::from(prefix))
+    };
+    for prefix in ["lock:", "shop:"] {
+        soon(async {
+            while !has_told(prefix).await {
+                tokio::task::yield_now().await
+            }
+        })
+        .await;
+    }
     drop(plain.mutex("a").try_lock().await.unwrap().expect("another key"));
     let other = shop.semaphore("a", 1).try_acquire().await.unwrap();
     drop((guard, permit, other.expect("another key")));

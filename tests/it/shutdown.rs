@@ -14,13 +14,15 @@ use tenure::testing::fire_tick;
 use tenure::{LockLayer, Locks, MemoryStore, Tick, block_on};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::oneshot;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep};
 use tokio_cron_scheduler::{Job, JobScheduler};
 
 use self::recipe::serve;
-use crate::help::{ms, soon, until};
+use crate::help::{ms, poll_once, soon, until};
 use crate::support::jobs::ByHand;
+
+const MIDNIGHT: &str = "0 0 0 * * *";
 
 /// An endless stream of events, such as a dashboard in a browser reads.
 async fn events() -> Body {
@@ -194,46 +196,55 @@ async fn a_drain_does_not_wait_for_a_job_that_blocks() {
     soon(pursuit).await.unwrap();
 }
 
+/// Fires the job for a midnight that is over, and returns what says how the tick ended here.
+fn fire(locks: &Locks, job: &'static str) -> tokio::task::JoinHandle<&'static str> {
+    let (locks, midnight) = (
+        locks.clone(),
+        SystemTime::UNIX_EPOCH + Duration::from_secs(1_792_627_200),
+    );
+    tokio::spawn(async move { fire_tick(&locks, job, midnight).await })
+}
+
+/// Returns the work of a job that blocks its thread, its runs, and what lets the thread go when it is dropped.
+fn blocking() -> (
+    impl Fn(Tick) + Send + Sync + 'static,
+    mpsc::UnboundedReceiver<Tick>,
+    impl Sized,
+) {
+    let (ends, end) = std::sync::mpsc::channel::<()>();
+    let (begins, begun) = mpsc::unbounded_channel();
+    let end = std::sync::Mutex::new(end);
+    let work = move |tick: Tick| {
+        begins.send(tick).unwrap();
+        let _ = end.lock().unwrap().recv();
+    };
+    (work, begun, ends)
+}
+
 /// A thread cannot be cancelled. So no other node begins its tick, neither while `shutdown` waits for the thread nor after the caller
 /// gave `shutdown` up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_run_that_goes_on_keeps_its_tick_in_a_shutdown() {
-    let midnight = SystemTime::UNIX_EPOCH + Duration::from_secs(1_792_627_200);
     for is_given_up in [false, true] {
         let store = MemoryStore::default();
         let nodes = [(); 2].map(|()| Locks::builder().memory_shared(&store).unwrap());
-        let (ends, end) = std::sync::mpsc::channel::<()>();
-        let (begins, mut begun) = tokio::sync::mpsc::unbounded_channel();
-        let end = std::sync::Mutex::new(end);
-        let blocks = move |tick: Tick| {
-            begins.send(tick).unwrap();
-            let _ = end.lock().unwrap().recv();
-        };
-        let _blocks = nodes[0]
-            .cron("books", "0 0 0 * * *")
-            .run_blocking(blocks)
-            .unwrap();
-        let _stands_by = nodes[1].cron("books", "0 0 0 * * *").run(async |_| {}).unwrap();
-        let fire = |locks: &Locks| {
-            let locks = locks.clone();
-            tokio::spawn(async move { fire_tick(&locks, "books", midnight).await })
-        };
-        let runs = fire(&nodes[0]);
+        let (work, mut begun, ends) = blocking();
+        let _blocks = nodes[0].cron("books", MIDNIGHT).run_blocking(work).unwrap();
+        let _stands_by = nodes[1].cron("books", MIDNIGHT).run(async |_| {}).unwrap();
+        let runs = fire(&nodes[0], "books");
         let tick = soon(begun.recv()).await.unwrap();
-        let stands_by = fire(&nodes[1]);
+        let stands_by = fire(&nodes[1], "books");
         until("the other node stands by", || nodes[1].waiter_count() == 1).await;
 
         assert!(soon(nodes[0].drain(Duration::ZERO)).await.is_err());
         let mut shutdown = Some(Box::pin(nodes[0].shutdown()));
-        let ended = tokio::time::timeout(ms(20), shutdown.as_mut().unwrap()).await;
-        assert!(ended.is_err(), "the thread has not ended");
+        let ended = poll_once(shutdown.as_mut().unwrap()).await;
+        assert_eq!(ended, None, "the thread has not ended");
         if is_given_up {
             shutdown = None;
         }
-        assert!(
-            tick.is_held() && nodes[1].waiter_count() == 1,
-            "given up: {is_given_up}"
-        );
+        let stands_by_still = nodes[1].waiter_count() == 1;
+        assert!(tick.is_held() && stands_by_still, "given up: {is_given_up}");
         drop(ends);
         assert_eq!(soon(runs).await.unwrap(), "done");
         assert_eq!(soon(stands_by).await.unwrap(), "elsewhere");
@@ -246,36 +257,20 @@ async fn a_run_that_goes_on_keeps_its_tick_in_a_shutdown() {
 /// The runtime of a job may end before its thread.
 #[test]
 fn a_thread_keeps_its_tick_when_the_runtime_of_its_job_is_gone() {
-    let runtime = || {
-        tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .enable_all()
-            .build()
-            .unwrap()
-    };
-    let (of_jobs, own) = (runtime(), runtime());
-    let store = MemoryStore::default();
-    let nodes = [(); 2].map(|()| Locks::builder().memory_shared(&store).unwrap());
-    let (ends, end) = std::sync::mpsc::channel::<()>();
-    let (begins, mut begun) = tokio::sync::mpsc::unbounded_channel();
-    let end = std::sync::Mutex::new(end);
-    let _enter = of_jobs.enter();
-    let job = nodes[0]
-        .cron("books", "0 0 0 * * *")
-        .run_blocking(move |tick: Tick| {
-            begins.send(tick).unwrap();
-            let _ = end.lock().unwrap().recv();
-        });
-    let (_job, locks) = (job.unwrap(), nodes[0].clone());
-    let midnight = SystemTime::UNIX_EPOCH + Duration::from_secs(1_792_627_200);
-    of_jobs.spawn(async move { fire_tick(&locks, "books", midnight).await });
+    let runtimes = [(); 2].map(|()| tokio::runtime::Runtime::new().unwrap());
+    let [of_jobs, own] = runtimes;
+    let (store, (work, mut begun, ends)) = (MemoryStore::default(), blocking());
+    let locks = Locks::builder().memory_shared(&store).unwrap();
+    let (_job, _pursuit) = of_jobs.block_on(async {
+        let job = locks.cron("books", MIDNIGHT).run_blocking(work).unwrap();
+        (job, fire(&locks, "books"))
+    });
     let tick = own.block_on(soon(begun.recv())).unwrap();
-    drop(_enter);
     of_jobs.shutdown_background();
     own.block_on(async {
-        let mut shutdown = Box::pin(nodes[0].shutdown());
-        let ended = tokio::time::timeout(ms(20), &mut shutdown).await;
-        assert!(ended.is_err() && tick.is_held(), "the thread has not ended");
+        let mut shutdown = Box::pin(locks.shutdown());
+        assert_eq!(poll_once(&mut shutdown).await, None, "the thread has not ended");
+        assert!(tick.is_held());
         drop(ends);
         soon(shutdown).await;
     });
@@ -288,38 +283,29 @@ fn a_thread_keeps_its_tick_when_the_runtime_of_its_job_is_gone() {
 async fn a_shutdown_ends_runs_by_itself() {
     let locks = Locks::memory();
     let guard = locks.mutex("account").lock().await.unwrap();
-    let midnight = SystemTime::UNIX_EPOCH + Duration::from_secs(1_792_627_200);
-    let (begins, mut begun) = tokio::sync::mpsc::unbounded_channel();
-    let begins = move |what: &'static str| begins.send(what).unwrap();
+    let (begins, mut begun) = mpsc::unbounded_channel();
+    let begins = move || begins.send(()).unwrap();
     let (waits, tries, hangs) = (begins.clone(), begins.clone(), begins);
     let account = locks.mutex("account");
     let waits = move |_| {
-        waits("waits");
+        waits();
         block_on(account.lock()).map(drop)
     };
-    let cron = |name: &'static str| locks.cron(name, "0 0 0 * * *");
+    let hangs = move |_| {
+        hangs();
+        std::future::pending::<()>()
+    };
+    let tries = move |_| {
+        tries();
+        async { Err::<(), _>("not yet") }
+    };
+    let pauses = Retry::times(3).pauses(ms(600_000), ms(600_000));
     let _jobs = [
-        cron("waits").run_blocking(waits).unwrap(),
-        cron("hangs")
-            .run(move |_| {
-                hangs("hangs");
-                std::future::pending::<()>()
-            })
-            .unwrap(),
-        cron("tries")
-            .retry(Retry::times(3).pauses(Duration::from_secs(600), Duration::from_secs(600)))
-            .run(move |_| {
-                tries("tries");
-                async { Err::<(), _>("not yet") }
-            })
-            .unwrap(),
+        locks.cron("waits", MIDNIGHT).run_blocking(waits).unwrap(),
+        locks.cron("hangs", MIDNIGHT).run(hangs).unwrap(),
+        locks.cron("tries", MIDNIGHT).retry(pauses).run(tries).unwrap(),
     ];
-    let runs: Vec<_> = ["waits", "hangs", "tries"]
-        .map(|name| {
-            let locks = locks.clone();
-            tokio::spawn(async move { fire_tick(&locks, name, midnight).await })
-        })
-        .into();
+    let runs = ["waits", "hangs", "tries"].map(|job| fire(&locks, job));
     for _ in &runs {
         soon(begun.recv()).await.unwrap();
     }

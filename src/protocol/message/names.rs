@@ -271,11 +271,13 @@ impl FromStr for ClaimId {
 /// holders that shared the grant. A token is a `u64` above 2^53: write it as a string in JSON.
 ///
 /// ```
-/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # fn main() -> Result<(), tenure::Error> {
 /// # let locks = tenure::Locks::memory();
+/// use tenure::block_on;
+///
 /// let account = locks.mutex("account:42");
-/// let first = account.with(async |lease| lease.fence()).await?;
-/// let second = account.with(async |lease| lease.fence()).await?;
+/// let first = block_on(account.lock())?.fence();
+/// let second = block_on(account.lock())?.fence();
 /// assert!(second > first);
 /// println!(r#"{{"amount":10,"fence":"{second}"}}"#);
 /// # Ok(()) }
