@@ -55,11 +55,16 @@
 //! | event | what happened | what to do |
 //! |---|---|---|
 //! | `lost`, level ERROR | a holder lost its lease while it worked | its `cause` says why; check the writes that have no fence |
-//! | `store_failing`, without `store_recovered` within your longest lease | no lock is granted, and the leases have ended | look at the server that it names |
+//! | `store_failing`, without `store_recovered` within your longest lease | that server grants nothing, and its leases have ended; a quorum goes on with a majority | look at the server that it names |
+//! | `server_recovering` | for the time that it says nothing is granted | expected after a restart and a failover; otherwise its `why` says which writes were lost |
 //! | `store_refuses` | requests are refused until something is corrected, such as a right | the error names it |
 //! | `tick` with the outcome `missed`, `tick_given_up`, `job_skips` | a tick of a job did not run, or a run does not end | run the work by hand, or look at the run |
 //! | `job_differs` | two services, or two expressions for long, use one job's name | give the job another name, or end the old release |
 //! | `process_paused` | the process stood still for long, and its leases may have ended | more CPU, or no suspend |
+//!
+//! The same as metrics: `tenure_losses_total` with the cause `deadline` or `gone`, `tenure_store_errors_total`,
+//! `tenure_ticks_total` with the outcome `missed`, `tenure_job_alarms_total`, `tenure_unlocked_total`, and as the only early warning
+//! `tenure_renewal_slack_seconds` near zero.
 //!
 //! # Metrics
 //!

@@ -81,7 +81,8 @@
 //! | an option is invalid, or the route lacks the path parameter, or the request lacks an extension | 500 | | [`BadOptions`](Refused::BadOptions) |
 //! | the key closure returns an `Err`, or an extractor fails | that of the error | that of the error | |
 //!
-//! After a 429 or 503 of this table, nothing was done, and a proxy may repeat the request. After a 500 *outcome
+//! After each refusal of this table but *outcome unknown* nothing was done, and a proxy may repeat a 429 or a 503. A 503 of the
+//! handler itself is not in this table. After a 500 *outcome
 //! unknown*, the work may have been done, in part or completely. So that response has no `Retry-After`. A proxy that
 //! repeats every 5xx, such as Envoy with `retry_on: 5xx`, repeats it nevertheless: configure `gateway-error` or a
 //! list of statuses. A busy key is never answered with 503, because load balancers eject replicas that answer 503
@@ -109,18 +110,10 @@
 //! wait, under the lock. So authorize in a layer outside, or in `LockLayer::from_extractors` with the user first:
 //! if that extractor fails, nothing is locked. A client that names many keys blocks all of their owners: limit how many it may name.
 //!
-//! *A key is a resource, not a spelling.* Build it from the value that the handler uses, such as a `u64` or a `Uuid`.
-//! A lock per text has another key for `/accounts/042` than for `/accounts/42`, and lets both requests run at once.
-//! The sources in [`keys`] parse values by type: a path parameter, a header, a query parameter. Other sources are the
-//! host, the user that an outer layer has authenticated, `Idempotency-Key`, the whole path, and a fixed key. Each
-//! source can be [scoped by another](KeySource::per) and be [hashed](KeySource::hashed). For closures, a tuple is a
-//! key; its parts are escaped, so that no part can contain a separator. Limit the length of values that clients
-//! choose: a key has at most [`max_key`](crate::Builder::max_key) bytes, and a longer key gets 400.
-//!
-//! *Keys and job names are a contract between releases.* During a rollout, old and new replicas exclude each other
-//! only if both build the same key. Renaming `{id}` in a route changes the key of a path parameter without a name.
-//! The account then has two locks until the rollout ends. So [name](keys::Header::named) what a value stands for. A
-//! renamed job has the same problem.
+//! A key is a resource and not a spelling, and it is a contract between releases: the module [`keys`] has the sources, what each
+//! does with two spellings and with a missing value, and what must not change in a deploy. For closures, a tuple is a key; its
+//! parts are escaped, so that no part can contain a separator. Limit the length of values that clients choose: a key has at most
+//! [`max_key`](crate::Builder::max_key) bytes, and a longer key gets 400.
 //!
 //! # Several keys, readers and permits
 //! A source may name several keys, each to be written or [read](crate::MultiKey::read): an array, a `Vec<MultiKey>`, or two sources
