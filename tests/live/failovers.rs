@@ -34,9 +34,9 @@ fn a_replica_is_promoted_and_what_was_written_without_replication_is_lost() {
     assert_eq!(reads(&deployment, second), [true, false]);
 
     deployment.rejoin(first);
-    assert_eq!(info(&deployment.servers[first], "role"), "slave");
+    // It has what it lacked, and lost what no other server has. Its role is not judged: on a busy machine the Sentinels may have
+    // replaced the master meanwhile, even by this one.
     assert_eq!(reads(&deployment, first), [true, false]);
-    // On a busy machine the Sentinels may have replaced the master meanwhile.
     let second = deployment.fail_over();
     let third = deployment.promoted(second);
     assert_eq!(reads(&deployment, third), [true, false]);
