@@ -13,12 +13,12 @@ test *args:
 
 # Run the live tests, which start their own redis-servers
 live *args:
-    cargo test --all-features --test live {{args}}
+    cargo test --features full,testing --test live {{args}}
 
 # Check the format, clippy and licences
 lint:
     cargo fmt --all --check
-    cargo clippy --all-targets --all-features --test live -- -D warnings
+    cargo clippy --all-targets --features full,testing --test live -- -D warnings
     cargo clippy -p tenure-sim --all-targets -- -D warnings
     cargo clippy -p tenure-reconcile-sqlite --all-targets -- -D warnings
     cargo clippy -p tenure-fenced-ledger --all-targets -- -D warnings
@@ -26,18 +26,18 @@ lint:
 
 # Build the documentation; a broken link is an error
 docs *args:
-    RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --all-features {{args}}
+    RUSTDOCFLAGS="-D warnings" cargo doc --no-deps --features full,testing {{args}}
 
 # Run every example, in memory unless TENURE_URL is set
 examples:
-    for main in examples/*/main.rs; do cargo run --all-features --example "$(basename "$(dirname "$main")")" || exit 1; done
+    for main in examples/*/main.rs; do cargo run --features full,testing --example "$(basename "$(dirname "$main")")" || exit 1; done
     cargo run -p tenure-reconcile-sqlite
     cargo run -p tenure-fenced-ledger
     cargo run -p tenure-fenced-ledger -- --without-fence
 
 # Run the benches
 bench *args:
-    cargo bench --all-features {{args}}
+    cargo bench --features full,testing {{args}}
 
 # Run all checks that a change must pass
 ci:
@@ -49,7 +49,7 @@ sim seconds="60":
 
 # Run real processes, servers and faults for the given seconds
 torture seconds="60":
-    TENURE_TORTURE_SECONDS={{seconds}} cargo test --all-features --test live torture -- --nocapture
+    TENURE_TORTURE_SECONDS={{seconds}} cargo test --features full,testing --test live torture -- --nocapture
 
 # Run the simulator, then torture, each for the given seconds
 soak seconds="3600": (sim seconds) (torture seconds)

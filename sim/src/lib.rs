@@ -8,7 +8,7 @@
 //! checks both.
 //!
 //! 1. Values: `time`, [`violation`] (what must never happen), [`coverage`] (what must happen), [`setup`] (input and result of
-//!    a world), [`planted`], `log`, `profile` (the kind of world that a seed makes).
+//!    a world), `log`, `profile` (the kind of world that a seed makes).
 //! 2. `world`: the state of all parts, the queue of events, and what the laws remember.
 //! 3. `network`: connections, inboxes and the server.
 //! 4. `nodes`: processes, with the shard and the session of each.
@@ -34,7 +34,6 @@ mod laws;
 mod log;
 mod network;
 mod nodes;
-pub mod planted;
 mod profile;
 pub mod run;
 pub mod setup;

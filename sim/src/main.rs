@@ -86,6 +86,9 @@ fn arguments() -> Result<Command, String> {
         };
         return Ok(Command::One(setup, history));
     }
+    if !flaws.is_empty() && !cfg!(feature = "planted") {
+        return Err("this build has no planted mistakes: it needs the feature `planted`".to_owned());
+    }
     if !flaws.is_empty() {
         limits.from = from.unwrap_or(1);
         return Ok(Command::Flaws(flaws, only, limits));

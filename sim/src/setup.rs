@@ -1,6 +1,6 @@
 //! What is simulated, and the result.
 
-use tenure::protocol::flaw::Flaw;
+use tenure::protocol::flaw::{Flaw, Plant};
 
 use crate::coverage::Coverage;
 use crate::violation::Violation;
@@ -24,6 +24,16 @@ pub struct Setup {
     pub only: Option<Violation>,
     /// Records the history.
     pub history: bool,
+}
+
+impl Setup {
+    /// Returns the mistake for the machines.
+    pub fn plant(&self) -> Plant {
+        #[cfg(feature = "planted")]
+        return Plant::new(self.flaw);
+        #[cfg(not(feature = "planted"))]
+        return Plant::NONE;
+    }
 }
 
 /// The result of one world.

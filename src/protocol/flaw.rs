@@ -1,26 +1,44 @@
 //! Planted mistakes, by which the simulator shows that it finds them.
 //!
-//! Every machine has a type parameter for the planted mistake. Its default, [`Sound`], plants none, and the compiler
-//! removes the checks. Only the simulator plants mistakes.
-
-use std::fmt::Debug;
+//! Every machine has a [`Plant`]. It is empty in a build without the feature `_sim`, so the compiler removes the checks.
 
 use strum::VariantArray;
 
-/// The planted mistake of a machine.
-pub trait Plant: Copy + Default + Debug + Send + Sync + 'static {
-    /// Returns whether this mistake is planted.
-    fn planted(self, flaw: Flaw) -> bool;
+/// The planted mistake of a machine, or none.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Plant {
+    #[cfg(feature = "_sim")]
+    flaw: Option<Flaw>,
 }
 
-/// A machine without a planted mistake.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Sound;
+impl Plant {
+    /// No mistake.
+    pub const NONE: Plant = Plant {
+        #[cfg(feature = "_sim")]
+        flaw: None,
+    };
 
-impl Plant for Sound {
+    /// Plants this mistake, if there is one.
+    #[cfg(feature = "_sim")]
+    pub fn new(flaw: Option<Flaw>) -> Self {
+        Plant { flaw }
+    }
+
+    /// Returns whether this mistake is planted.
     #[inline(always)]
-    fn planted(self, _: Flaw) -> bool {
-        false
+    pub fn is(self, flaw: Flaw) -> bool {
+        self.planted() == Some(flaw)
+    }
+
+    #[cfg(feature = "_sim")]
+    fn planted(self) -> Option<Flaw> {
+        self.flaw
+    }
+
+    #[cfg(not(feature = "_sim"))]
+    #[inline(always)]
+    fn planted(self) -> Option<Flaw> {
+        None
     }
 }
 

@@ -124,9 +124,9 @@ pub fn after_alone(at: Side, said: SlotRefusal) -> Fallback {
 /// not executed.
 ///
 /// The source may lack the record because the target has it. And a leave may be that of a waiter, which has no record.
-pub fn is_believed(at: Side, reply: &Reply, plant: impl Plant) -> bool {
+pub fn is_believed(at: Side, reply: &Reply, plant: Plant) -> bool {
     match reply {
-        Reply::Gone => at == Side::Target || plant.planted(Flaw::GoneBelievedFromSource),
+        Reply::Gone => at == Side::Target || plant.is(Flaw::GoneBelievedFromSource),
         Reply::NotThere => false,
         _ => true,
     }

@@ -71,15 +71,15 @@ impl<A> NamedMaster<A> {
     }
 
     /// Returns the reign of a link to the named address that asks now.
-    pub fn reign(&self, plant: impl Plant) -> Reign {
-        let is_confirmed = self.votes >= self.majority() || plant.planted(Flaw::OneSentinelBelieved);
+    pub fn reign(&self, plant: Plant) -> Reign {
+        let is_confirmed = self.votes >= self.majority() || plant.is(Flaw::OneSentinelBelieved);
         let epoch = self.epoch.filter(|_| is_confirmed);
         epoch.map_or(Reign::Unconfirmed, Reign::Confirmed)
     }
 
     /// Returns whether a link to the named address, which was opened in `reign`, ends: another reign has begun, or the link can
     /// be confirmed now.
-    pub fn ends(&self, reign: Reign, plant: impl Plant) -> bool {
+    pub fn ends(&self, reign: Reign, plant: Plant) -> bool {
         match reign {
             Reign::Ignored => false,
             Reign::Unconfirmed => self.reign(plant) != Reign::Unconfirmed,
@@ -192,7 +192,7 @@ impl<A: Clone + Ord> KnownMaster<A> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::protocol::flaw::Sound;
+    use crate::protocol::flaw::Plant;
 
     fn answer((address, epoch): (&'static str, u64)) -> SentinelAnswer<&'static str> {
         SentinelAnswer {
@@ -269,21 +269,24 @@ mod tests {
         assert_eq!(known.decide(&[], 3), None);
         // Before the first answer every epoch counts.
         let found = known.decide(&[answer(("a", 0))], 3).unwrap();
-        assert_eq!((found.address, found.reign(Sound).epoch()), ("a", None));
+        assert_eq!((found.address, found.reign(Plant::NONE).epoch()), ("a", None));
     }
 
     #[test]
     fn a_link_is_confirmed_by_a_majority_under_the_highest_epoch() {
-        assert_eq!(name([("a", 3), ("a", 3)], 3).reign(Sound).epoch(), Some(3));
+        assert_eq!(name([("a", 3), ("a", 3)], 3).reign(Plant::NONE).epoch(), Some(3));
         // Two spellings of one address.
-        assert_eq!(name([("a", 3), ("b", 3)], 3).reign(Sound).epoch(), Some(3));
+        assert_eq!(name([("a", 3), ("b", 3)], 3).reign(Plant::NONE).epoch(), Some(3));
         // One witness, silent Sentinels, and a majority that differs.
-        assert_eq!(name([("a", 3)], 3).reign(Sound).epoch(), None);
-        assert_eq!(name([("a", 3), ("a", 3)], 4).reign(Sound).epoch(), None);
-        assert_eq!(name([("a", 3), ("a", 3), ("a", 4)], 3).reign(Sound).epoch(), None);
+        assert_eq!(name([("a", 3)], 3).reign(Plant::NONE).epoch(), None);
+        assert_eq!(name([("a", 3), ("a", 3)], 4).reign(Plant::NONE).epoch(), None);
+        assert_eq!(
+            name([("a", 3), ("a", 3), ("a", 4)], 3).reign(Plant::NONE).epoch(),
+            None
+        );
         // All Sentinels were replaced.
-        assert_eq!(name([("a", 0), ("a", 0)], 3).reign(Sound).epoch(), Some(0));
-        assert_eq!(name([], 3).reign(Sound).epoch(), None);
+        assert_eq!(name([("a", 0), ("a", 0)], 3).reign(Plant::NONE).epoch(), Some(0));
+        assert_eq!(name([], 3).reign(Plant::NONE).epoch(), None);
         for (answers, is_enough) in [([("a", 3), ("a", 3)], true), ([("a", 3), ("a", 4)], false)] {
             assert_eq!(has_majority(&answers.map(answer), 3), is_enough);
         }
@@ -294,13 +297,17 @@ mod tests {
         let mut answer = answer(("a", 3));
         let mut known = linked_to_a();
         assert_eq!(
-            known.decide(&[answer.clone()], 1).unwrap().reign(Sound).epoch(),
+            known
+                .decide(&[answer.clone()], 1)
+                .unwrap()
+                .reign(Plant::NONE)
+                .epoch(),
             Some(3)
         );
         answer.others = 2;
         let named = known.decide(&[answer], 1).unwrap();
         assert_eq!(
-            (named.votes, named.majority(), named.reign(Sound).epoch()),
+            (named.votes, named.majority(), named.reign(Plant::NONE).epoch()),
             (1, 2, None)
         );
     }

@@ -204,14 +204,14 @@ fn needs_no(what: &str) -> StoreError {
 
 impl Immediate for MemoryStore {
     fn apply(&self, batch: &Batch, replies: Vec<Reply>) -> BatchReply {
-        let (mut pushes, mut branches) = (Vec::new(), Vec::new());
+        let mut pushes = Vec::new();
         let mut server = self.lock();
         let ledger = &mut server.parts[self.part].ledger;
         // Only ticks are compared with the date.
         if batch.kind() == Some(Kind::Job) {
             ledger.set_date(date_ms());
         }
-        let reply = ledger.apply_into(now_us(), batch, replies, (&mut pushes, &mut branches));
+        let reply = ledger.apply_into(now_us(), batch, replies, &mut pushes);
         server.push(pushes);
         reply
     }
@@ -313,10 +313,10 @@ impl Inspect for MemoryStore {
 
 impl MemoryStore {
     fn take(&self, steal: &StealRequest) -> StealReply {
-        let (mut pushes, mut branches) = (Vec::new(), Vec::new());
+        let mut pushes = Vec::new();
         let mut server = self.lock();
         let ledger = &mut server.parts[self.part].ledger;
-        let reply = ledger.steal(now_us(), steal, &mut pushes, &mut branches);
+        let reply = ledger.steal(now_us(), steal, &mut pushes);
         if let (StealAct::HandOver, StealReply::Done(claim)) = (&steal.act, &reply) {
             ledger.set_date(date_ms());
             ledger.apply(now_us(), &steal.leave(*claim), &mut pushes);

@@ -630,11 +630,8 @@ impl Run {
             .collect();
         let queued = self.queued(&batch);
         let mut pushes = Vec::new();
-        let mut branches = Vec::new();
-        let model = self
-            .ledger
-            .apply_traced(real.time, &batch, &mut pushes, &mut branches);
-        for branch in branches {
+        let model = self.ledger.apply(real.time, &batch, &mut pushes);
+        for branch in self.ledger.branches().to_vec() {
             self.saw(match branch {
                 Branch::TickTakenOver => "taken over",
                 Branch::TickOvertaken => "overtaken",

@@ -1,10 +1,9 @@
 //! Changes of a cluster: slots move, at once or in steps, and servers are cut off from each other.
 
-use tenure::protocol::flaw::{Flaw, Plant};
+use tenure::protocol::flaw::Flaw;
 use tenure::protocol::message::GrantNumber;
 
 use crate::coverage::Case;
-use crate::planted::Planted;
 use crate::time::MS;
 use crate::world::World;
 use crate::world::cluster::{HalfMove, LaggingCopy};
@@ -142,7 +141,7 @@ impl World {
         self.cluster.epoch += 1;
         slot.left.insert(from);
         let has_returned = slot.left.contains(&target);
-        if Planted(self.setup.flaw).planted(Flaw::ClockLeftBehind) {
+        if self.setup.plant().is(Flaw::ClockLeftBehind) {
             slot.ledger.set_last(GrantNumber::default());
         }
         if has_returned {

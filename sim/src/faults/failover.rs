@@ -4,7 +4,6 @@ use tenure::error::StoreErrorKind;
 use tenure::protocol::ledger::Ledger;
 
 use crate::coverage::Case;
-use crate::planted::Planted;
 use crate::time::MS;
 use crate::world::World;
 use crate::world::connection::error;
@@ -80,13 +79,13 @@ impl World {
     }
 
     /// Adds a replica with this data, which becomes a master. Returns its index.
-    fn add_replica(&mut self, ledger: Ledger<Planted>) -> usize {
+    fn add_replica(&mut self, ledger: Ledger) -> usize {
         self.runs += 1;
         // The clocks of two servers differ by less than the longest lease, which `docs/sentinel.md` demands for growing fences.
         let longest = self.profile.terms.iter().map(|term| term.lease_ms).max();
         let band = [0, 200, longest.unwrap_or_default() as i64][self.rng.usize(0..3)] * 1000;
         let offset = self.rng.i64(-band / 2..=band / 2);
-        let mut server = Server::new(Planted(self.setup.flaw));
+        let mut server = Server::new(self.setup.plant());
         server.ledger = ledger;
         (server.run, server.offset) = (self.runs, offset);
         self.servers.push(server);

@@ -6,7 +6,6 @@ use tenure::protocol::ledger::RecordOwner;
 use tenure::protocol::message::{Asking, GrantNumber, Mode};
 use tenure::protocol::steal::{StealAct, StealReply, StealRequest, StealTarget};
 
-use crate::coverage::Case;
 use crate::time::MS;
 use crate::world::World;
 use crate::world::event::Event;
@@ -63,12 +62,10 @@ impl World {
             self.extend_fault(self.now + self.profile.longest().as_nanos() as u64);
         }
         let us = self.server_us();
-        let (mut pushes, mut branches) = (Vec::new(), Vec::new());
-        let reply = self.server.ledger.steal(us, &steal, &mut pushes, &mut branches);
+        let mut pushes = Vec::new();
+        let reply = self.server.ledger.steal(us, &steal, &mut pushes);
         self.note(None, Some(key), || format!("operator: {steal:?} -> {reply:?}"));
-        branches
-            .into_iter()
-            .for_each(|branch| self.cover(Case::branch(branch)));
+        self.cover_branches();
         pushes.into_iter().for_each(|push| self.push(push));
         if let StealReply::Done(claim) = reply {
             let is_revoked = !matches!(steal.act, StealAct::Ask(_));

@@ -3,7 +3,6 @@
 use tenure::protocol::ledger::Ledger;
 use tenure::protocol::message::{Batch, ClaimId, ClaimNumber, GrantNumber, Mode, Request, Rule, Verb};
 
-use crate::planted::Planted;
 use crate::time::MS;
 use crate::violation::Violation;
 use crate::world::World;
@@ -112,7 +111,7 @@ impl World {
         let engines = self.nodes.iter().any(|node| node.alive && !node.shard.is_empty());
         let records = (0..self.keys.len())
             .any(|key| !self.key_records(&self.keys[key]).is_free() || !self.owners(key).is_empty());
-        let lives = |(ledger, us): (&Ledger<Planted>, u64)| {
+        let lives = |(ledger, us): (&Ledger, u64)| {
             let mut entries = ledger.entries();
             entries.any(|(_, _, dies)| us / 1000 <= dies)
         };

@@ -3,7 +3,6 @@
 use tenure::protocol::ledger::{Ledger, RecordOwner};
 use tenure::protocol::message::ClaimId;
 
-use crate::planted::Planted;
 use crate::time::MS;
 use crate::violation::Violation;
 use crate::world::World;
@@ -41,7 +40,7 @@ impl World {
     /// Returns the owner of each record of a key, at whatever server.
     pub(crate) fn owners(&self, key: usize) -> Vec<ClaimId> {
         let name = &self.keys[key];
-        let of = |(ledger, us): (&Ledger<Planted>, u64)| {
+        let of = |(ledger, us): (&Ledger, u64)| {
             let owner = match ledger.record(name, us).map(|record| &record.owner) {
                 Some(RecordOwner::Claim(claim_id, _)) => Some(*claim_id),
                 _ => None,

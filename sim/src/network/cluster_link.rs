@@ -2,7 +2,7 @@
 //! alone while a slot is on its way. It never sends a script to another server.
 
 use tenure::error::StoreErrorKind;
-use tenure::protocol::flaw::{Flaw, Plant};
+use tenure::protocol::flaw::Flaw;
 use tenure::protocol::message::{
     Batch, BatchReply, Executed, Failure, GrantNumber, Redirect, Reply, Request, Rule, Verb,
 };
@@ -10,7 +10,6 @@ use tenure::protocol::redirects::{Fallback, Side, SlotRefusal, after_alone, afte
 use tenure::protocol::session::step::BatchId;
 
 use crate::coverage::Case;
-use crate::planted::Planted;
 use crate::time::MS;
 use crate::world::World;
 use crate::world::cluster::Join;
@@ -133,7 +132,7 @@ impl World {
         if said == SlotRefusal::Moved {
             parts.moved.push((hash, named));
         }
-        let forwards = Planted(self.setup.flaw).planted(Flaw::ForwardedByLink);
+        let forwards = self.setup.plant().is(Flaw::ForwardedByLink);
         for &at in at {
             let request = &batch.requests[at];
             if let Fallback::Report(redirect) = after_script(request, said)
@@ -199,7 +198,7 @@ impl World {
             .enumerate()
             .filter_map(|(at, reply)| reply.is_none().then_some(at))
             .collect();
-        if Planted(self.setup.flaw).planted(Flaw::ForwardedByLink) {
+        if self.setup.plant().is(Flaw::ForwardedByLink) {
             return self.forward(join, &indices);
         }
         for index in indices {
@@ -359,7 +358,7 @@ impl World {
                 },
             );
         }
-        let (slot, plant) = (of.slot, Planted(self.setup.flaw));
+        let (slot, plant) = (of.slot, self.setup.plant());
         let name = &self.cluster.joins[join].batch.requests[index].name;
         let hash = self.hash_slot(self.key_index(name)).expect("a cluster");
         let failed = |failure| Reply::Failed(Box::new(failure));

@@ -9,7 +9,6 @@ use tenure::protocol::sentinels::Reign;
 use tenure::protocol::session::step::{Attempt, Opened, Place, SessionInput};
 
 use crate::coverage::Case;
-use crate::planted::Planted;
 use crate::time::MS;
 use crate::violation::Violation;
 use crate::world::World;
@@ -230,7 +229,7 @@ impl World {
         if !self.is_cluster() {
             return true;
         }
-        let (name, plant) = (self.node_id(conn), Planted(self.setup.flaw));
+        let (name, plant) = (self.node_id(conn), self.setup.plant());
         let Connection { slot, to, .. } = self.conns[conn];
         let map = &mut self.nodes[slot].map;
         let known = map.at(&Cluster::member(to).address);

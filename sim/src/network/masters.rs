@@ -1,13 +1,12 @@
 //! Which server a node connects to, and what happens when its connection opens at a server that may have lost grants.
 
 use tenure::error::StoreErrorKind;
-use tenure::protocol::flaw::{Flaw, Plant};
+use tenure::protocol::flaw::Flaw;
 use tenure::protocol::message::{LinkRequest, RecoveryCause};
 use tenure::protocol::sentinels::{NamedMaster, Reign};
 use tenure::protocol::session::step::SessionInput;
 
 use crate::coverage::Case;
-use crate::planted::Planted;
 use crate::time::MS;
 use crate::violation::Violation;
 use crate::world::World;
@@ -26,7 +25,7 @@ impl World {
             return (self.supposed_master(), Reign::Ignored);
         };
         self.nodes[slot].sentinels.known.note_link(named.address);
-        (named.address, named.reign(Planted(self.setup.flaw)))
+        (named.address, named.reign(self.setup.plant()))
     }
 
     /// Returns the server of a node's next subscription: where the node took the master to be.
@@ -62,13 +61,13 @@ impl World {
         if !client || of.silent.is_some() {
             return;
         }
-        if self.sentinels.is_some() && !Planted(self.setup.flaw).planted(Flaw::SentinelsAskedBefore) {
+        if self.sentinels.is_some() && !self.setup.plant().is(Flaw::SentinelsAskedBefore) {
             let named = self.ask_sentinels(slot);
             if named.as_ref().is_some_and(|named| named.address != to) {
                 self.cover(Case::LinkElsewhere);
                 return self.connect_failed(conn, error(StoreErrorKind::Unreachable));
             }
-            let reign = named.map_or(Reign::Unconfirmed, |named| named.reign(Planted(self.setup.flaw)));
+            let reign = named.map_or(Reign::Unconfirmed, |named| named.reign(self.setup.plant()));
             self.conns[conn].reign = reign;
         }
         if self.conns[conn].reign == Reign::Unconfirmed {
@@ -164,7 +163,7 @@ impl World {
             return;
         };
         let of = &self.conns[conn];
-        if named.address != of.to || named.ends(of.reign, Planted(self.setup.flaw)) {
+        if named.address != of.to || named.ends(of.reign, self.setup.plant()) {
             self.end_link(conn);
         }
     }

@@ -1,7 +1,6 @@
 //! The server executes batches with the ledger as it ships.
 
 use tenure::error::StoreRefusal;
-use tenure::protocol::ledger::Branch;
 use tenure::protocol::message::{Batch, BatchReply, Push, Reply, Rule, Verb};
 
 use crate::coverage::Case;
@@ -50,21 +49,15 @@ impl World {
         self.memory.is_unconfirmed = effective.is_unconfirmed;
         let before = self.records_of_batch(effective);
         let knows_number = effective.highest > self.server.ledger.last_number();
+        let recovers = self.server.ledger.recovering(now_us);
         let mut pushes = std::mem::take(&mut self.server.pushes);
-        let mut branches = std::mem::take(&mut self.server.branches);
-        let mut answer = self
-            .server
-            .ledger
-            .apply_traced(now_us, effective, &mut pushes, &mut branches);
+        let mut answer = self.server.ledger.apply(now_us, effective, &mut pushes);
         let is_grant = |push: &Push| matches!(push, Push::Granted(_));
         let grants =
             answer.replies.iter().any(|reply| reply.number().is_some()) || pushes.iter().any(is_grant);
-        let asserts = branches.contains(&Branch::RecoveryByOwner);
-        self.note_evidence(knows_number || asserts, grants);
-        for branch in branches.drain(..) {
-            self.cover(Case::branch(branch));
-        }
-        self.server.branches = branches;
+        let recovers_longer = self.server.ledger.recovering(now_us) > recovers;
+        self.note_evidence(knows_number || recovers_longer, grants);
+        self.cover_branches();
         for (request, reply) in effective.requests.iter().zip(&answer.replies) {
             self.log.mix(match (reply.number(), reply) {
                 (Some(number), _) => number.0,

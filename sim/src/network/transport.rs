@@ -1,12 +1,11 @@
 //! The way of a batch: to the server, and back with its replies.
 
 use tenure::error::{StoreError, StoreRefusal};
-use tenure::protocol::flaw::{Flaw, Plant};
+use tenure::protocol::flaw::Flaw;
 use tenure::protocol::message::{Batch, BatchReply, Call, Executed, Failure, Request, Verb};
 use tenure::protocol::session::step::{Attempt, BatchId, SessionInput};
 
 use crate::coverage::Case;
-use crate::planted::Planted;
 use crate::time::MS;
 use crate::world::World;
 use crate::world::connection::Connection;
@@ -303,7 +302,7 @@ impl World {
             return self.at(stall, Event::NoScript { conn, id, batch });
         }
         self.cover(Case::Reload);
-        if Planted(self.setup.flaw).planted(Flaw::ReloadWithoutBound) {
+        if self.setup.plant().is(Flaw::ReloadWithoutBound) {
             batch.not_after = u64::MAX;
         }
         if self.conns[conn].up > self.now {

@@ -9,7 +9,6 @@ use tenure::protocol::message::NodeId;
 use tenure::protocol::session::Session;
 use tenure::protocol::session::step::{SessionOptions, SessionRole};
 
-use crate::planted::Planted;
 use crate::time::MS;
 use crate::world::World;
 use crate::world::event::Event;
@@ -79,7 +78,7 @@ impl World {
         } else {
             self.rng.i64(-2000..=2000)
         };
-        let plant = Planted(self.setup.flaw);
+        let plant = self.setup.plant();
         let options = SessionOptions {
             request_timeout: self.profile.request_timeout,
             server: "the server".into(),

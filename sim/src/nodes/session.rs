@@ -1,11 +1,10 @@
 //! The session of a node, and how its effects are carried out.
 
-use tenure::protocol::flaw::{Flaw, Plant};
+use tenure::protocol::flaw::Flaw;
 use tenure::protocol::session::step::{InboxEffect, SessionEffect, SessionEvent, SessionInput};
 use tenure::protocol::time::Instant;
 
 use crate::coverage::Case;
-use crate::planted::Planted;
 use crate::time::MS;
 use crate::violation::Violation;
 use crate::world::World;
@@ -31,7 +30,7 @@ impl World {
 
     /// Tells the session that has the inbox what another session of the node found out.
     fn tell_inbox(&mut self, slot: usize, input: SessionInput) {
-        if !Planted(self.setup.flaw).planted(Flaw::InboxNotTold) && !self.is_quorum() {
+        if !self.setup.plant().is(Flaw::InboxNotTold) && !self.is_quorum() {
             self.tell_session(slot, self.nodes[slot].inbox_session(), input);
         }
     }

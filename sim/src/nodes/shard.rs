@@ -6,7 +6,6 @@ use tenure::protocol::session::step::SessionInput;
 use tenure::protocol::step::{Effect, InboxState, Input, Outgoing, OutgoingAction};
 
 use crate::coverage::Case;
-use crate::planted::Planted;
 use crate::violation::Violation;
 use crate::world::World;
 use crate::world::signal::Signal;
@@ -40,7 +39,7 @@ impl World {
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
         let mut woken = 0;
-        let mut keep = |(name, woke): (Name, Effects<'_, Planted>)| {
+        let mut keep = |(name, woke): (Name, Effects<'_>)| {
             effects.extend_from_slice(&woke);
             name
         };

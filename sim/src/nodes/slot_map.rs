@@ -7,7 +7,6 @@ use tenure::protocol::message::Name;
 use tenure::protocol::time::Instant;
 
 use crate::coverage::Case;
-use crate::planted::Planted;
 use crate::time::MS;
 use crate::world::World;
 use crate::world::cluster::Cluster;
@@ -32,7 +31,7 @@ impl World {
     /// A node reads the map from servers that answer.
     pub(crate) fn read_map(&mut self, slot: usize) {
         let (now, urls) = (self.local(slot), self.server_addresses());
-        let (mut rng, plant) = (self.cluster.rng.fork(), Planted(self.setup.flaw));
+        let (mut rng, plant) = (self.cluster.rng.fork(), self.setup.plant());
         let map = &mut self.nodes[slot].map;
         let mut reading = MapReading::begin(map, (now, &urls), &mut rng, plant);
         while let Some(address) = reading.next_server() {
@@ -104,7 +103,7 @@ impl World {
         }
         let now = Instant::default();
         let url = [Cluster::member(0).address];
-        let (mut rng, plant) = (self.cluster.rng.fork(), Planted(self.setup.flaw));
+        let (mut rng, plant) = (self.cluster.rng.fork(), self.setup.plant());
         let mut reading = MapReading::begin(&mut map, (now, &url), &mut rng, plant);
         let asked = reading.next_server().expect("a URL");
         // The others are known as replicas are.

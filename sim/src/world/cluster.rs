@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use tenure::protocol::cluster::ClusterServer;
+use tenure::protocol::flaw::Plant;
 use tenure::protocol::ledger::Ledger;
 use tenure::protocol::message::{Batch, Reply};
 use tenure::protocol::session::step::BatchId;
 
-use crate::planted::Planted;
 use crate::time::MS;
 
 /// The clocks of two servers are never apart by more than twice this.
@@ -39,7 +39,7 @@ pub(crate) struct Cluster {
 /// A hash slot: its keys, its clock and its recovery move from server to server.
 #[derive(Debug)]
 pub(crate) struct HashSlot {
-    pub(crate) ledger: Ledger<Planted>,
+    pub(crate) ledger: Ledger,
     /// The server that serves it.
     pub(crate) server: usize,
     /// Where it moves to, while it is on its way.
@@ -64,7 +64,7 @@ pub(crate) struct HalfMove {
 #[derive(Debug)]
 pub(crate) struct LaggingCopy {
     pub(crate) server: usize,
-    pub(crate) ledgers: Vec<(usize, Ledger<Planted>)>,
+    pub(crate) ledgers: Vec<(usize, Ledger)>,
 }
 
 /// A batch whose replies the link collects.
@@ -79,7 +79,7 @@ pub(crate) struct Join {
 
 impl Cluster {
     /// Creates the hash slots for a number of keys; `None`: a world with one server.
-    pub(crate) fn new(seed: u64, keys: Option<usize>, plant: Planted) -> Self {
+    pub(crate) fn new(seed: u64, keys: Option<usize>, plant: Plant) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed ^ 0x5107);
         let mut servers = 0;
         let mut slots = Vec::new();

@@ -3,7 +3,6 @@
 use tenure::protocol::ledger::Ledger;
 use tenure::protocol::message::Name;
 
-use crate::planted::Planted;
 use crate::world::World;
 
 impl World {
@@ -55,7 +54,7 @@ impl World {
     }
 
     /// Returns the ledger of a key, and what the wall clock of its server shows, in µs.
-    pub(crate) fn ledger_of(&self, key: usize) -> (&Ledger<Planted>, u64) {
+    pub(crate) fn ledger_of(&self, key: usize) -> (&Ledger, u64) {
         match self.hash_slot(key) {
             None => (&self.server.ledger, self.server_us()),
             Some(hash) if self.cluster.in_hand == Some(hash) => (&self.server.ledger, self.server_us()),
@@ -68,7 +67,7 @@ impl World {
     }
 
     /// Returns all ledgers, each with what the wall clock of its server shows, in µs.
-    pub(crate) fn ledgers(&self) -> impl Iterator<Item = (&Ledger<Planted>, u64)> {
+    pub(crate) fn ledgers(&self) -> impl Iterator<Item = (&Ledger, u64)> {
         // The first keys have the first hash slots, one each.
         let slots = match self.is_quorum() {
             true => 0,

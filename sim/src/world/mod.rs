@@ -30,7 +30,6 @@ use tenure::protocol::step::Effect;
 
 use crate::coverage::{Case, Coverage};
 use crate::log::Log;
-use crate::planted::Planted;
 use crate::profile::Profile;
 use crate::setup::{Failure, Setup};
 use crate::time::MS;
@@ -148,7 +147,7 @@ impl World {
             keys.extend(elections.map(|e| Name::election(Key::from(format!("e{e}")))));
         }
         let elections = first..keys.len();
-        let plant = Planted(setup.flaw);
+        let plant = setup.plant();
         let mut cluster = Cluster::new(setup.seed, profile.cluster.then_some(keys.len()), plant);
         if profile.quorum > 0 {
             cluster.servers = profile.quorum;
@@ -260,6 +259,13 @@ impl World {
     pub(crate) fn cover(&mut self, case: Case) {
         self.log.mix(case as u64);
         self.coverage.add_one(case);
+    }
+
+    /// Counts the branches that the server's ledger took in its latest step.
+    pub(crate) fn cover_branches(&mut self) {
+        for at in 0..self.server.ledger.branches().len() {
+            self.cover(Case::branch(self.server.ledger.branches()[at]));
+        }
     }
 
     /// Adds a line to the history.

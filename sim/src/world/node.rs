@@ -10,7 +10,6 @@ use tenure::protocol::session::step::{Attempt, Probe};
 use tenure::protocol::step::Tag;
 use tenure::protocol::time::Instant;
 
-use crate::planted::Planted;
 use crate::world::caller::Caller;
 use crate::world::event::Event;
 use crate::world::inbox::Inbox;
@@ -22,7 +21,7 @@ pub(crate) struct Node {
     pub(crate) id: NodeId,
     /// The number of the process in this slot. Events for an earlier one are void.
     pub(crate) life: u32,
-    pub(crate) shard: Shard<Planted>,
+    pub(crate) shard: Shard,
     /// The session of each server, and in a cluster one more, which has the inbox.
     pub(crate) sessions: Vec<NodeSession>,
     /// The server that the node takes each hash slot to be at. A session belongs to an address.
@@ -84,7 +83,7 @@ pub(crate) struct Node {
 /// A session of a node with its connections.
 #[derive(Debug)]
 pub(crate) struct NodeSession {
-    pub(crate) session: Session<Planted>,
+    pub(crate) session: Session,
     /// The clock reading at the session's last input or step.
     pub(crate) at: Instant,
     /// The connections that the session opened and did not close.
@@ -94,7 +93,7 @@ pub(crate) struct NodeSession {
 }
 
 impl NodeSession {
-    pub(crate) fn new(session: Session<Planted>) -> Self {
+    pub(crate) fn new(session: Session) -> Self {
         NodeSession {
             session,
             at: Instant::default(),

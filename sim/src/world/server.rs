@@ -2,11 +2,11 @@
 
 use std::collections::HashMap;
 
-use tenure::protocol::ledger::{Branch, JobRecord, Ledger};
+use tenure::protocol::flaw::Plant;
+use tenure::protocol::ledger::{JobRecord, Ledger};
 use tenure::protocol::message::{LinkRequest, Push};
 use tenure::protocol::session::step::Attempt;
 
-use crate::planted::Planted;
 use crate::time::{EPOCH_US, MS};
 
 /// The end of a stall while the process is stopped.
@@ -17,7 +17,7 @@ const STOPPED_LOOK: u64 = 20 * MS;
 /// A server's process and its wall clock.
 #[derive(Debug)]
 pub(crate) struct Server {
-    pub(crate) ledger: Ledger<Planted>,
+    pub(crate) ledger: Ledger,
     /// The number of its run.
     pub(crate) run: u64,
     /// The error of the wall clock, in µs.
@@ -49,17 +49,15 @@ pub(crate) struct Server {
     /// The nodes that are cut off this master, each until a time.
     pub(crate) cut_links: HashMap<usize, u64>,
     /// An older copy of the data.
-    pub(crate) saved: Option<Ledger<Planted>>,
+    pub(crate) saved: Option<Ledger>,
     /// A backup of the jobs.
     pub(crate) copy: Vec<(usize, JobRecord)>,
     /// A buffer for pushes, kept for its memory.
     pub(crate) pushes: Vec<Push>,
-    /// A buffer for branches, kept for its memory.
-    pub(crate) branches: Vec<Branch>,
 }
 
 impl Server {
-    pub(crate) fn new(plant: Planted) -> Self {
+    pub(crate) fn new(plant: Plant) -> Self {
         Server {
             ledger: Ledger::with_plant(plant),
             run: 0,
@@ -80,7 +78,6 @@ impl Server {
             saved: None,
             copy: Vec::new(),
             pushes: Vec::new(),
-            branches: Vec::new(),
         }
     }
 
@@ -115,7 +112,7 @@ impl Server {
 #[derive(Debug)]
 pub(crate) enum Replica {
     /// A replica with this copy of its master's data.
-    Copy(Box<Ledger<Planted>>),
+    Copy(Box<Ledger>),
     /// A former master that was cut off and never demoted, with its own data.
     Returning(usize),
 }

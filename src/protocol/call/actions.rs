@@ -10,14 +10,13 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::call::calls::Calls;
 use crate::protocol::call::pending_call::PendingAction;
 use crate::protocol::failed_request::FailedRequest;
-use crate::protocol::flaw::Plant;
 use crate::protocol::key::context::StepContext;
 use crate::protocol::message::{Reply, WriteAnswer};
 use crate::protocol::redirects::AskAgain;
 use crate::protocol::step::{AcquireError, CallAnswer, Effect, OutgoingAction, Tag, Ticket};
 use crate::protocol::write::Action;
 
-impl<P: Plant> Calls<P> {
+impl Calls {
     pub(crate) fn act(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, lease: Duration, action: Action) {
         let claim = cx.shard.next_claim_id().claim;
         self.actions.push(PendingAction {

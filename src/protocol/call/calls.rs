@@ -25,8 +25,8 @@ enum RequestSender {
 
 /// The calls of one key, and the callers that wait for answers.
 #[derive(Debug, Default)]
-pub(crate) struct Calls<P> {
-    pub(crate) plant: P,
+pub(crate) struct Calls {
+    pub(crate) plant: Plant,
     pub(crate) pending: Vec<PendingCall>,
     /// The actions, which are sent once.
     pub(crate) actions: Vec<PendingAction>,
@@ -40,8 +40,8 @@ pub(crate) struct Calls<P> {
     redirects: Redirects,
 }
 
-impl<P: Plant> Calls<P> {
-    pub(crate) fn new(plant: P) -> Self {
+impl Calls {
+    pub(crate) fn new(plant: Plant) -> Self {
         Calls {
             plant,
             ..Calls::default()
@@ -118,7 +118,7 @@ impl<P: Plant> Calls<P> {
     // What callers do.
 
     fn call(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, options: CallOptions) {
-        if options.rests && !self.plant.planted(Flaw::NeverRests) {
+        if options.rests && !self.plant.is(Flaw::NeverRests) {
             let until = cx.now + cx.shard.jittered(ms(options.term.lease_ms) / 3);
             self.resting.push((until, ticket, options));
         } else {
@@ -189,7 +189,7 @@ impl<P: Plant> Calls<P> {
     fn send(&mut self, cx: &mut StepContext<'_>, at: usize) {
         let call = &mut self.pending[at];
         let term = call.term();
-        let is_mistaken = self.plant.planted(Flaw::RepeatedUnderFreshId) && call.seq > 0;
+        let is_mistaken = self.plant.is(Flaw::RepeatedUnderFreshId) && call.seq > 0;
         let id = match call.id {
             Some(id) if !call.is_watch() && !is_mistaken => id,
             _ => {
@@ -202,7 +202,7 @@ impl<P: Plant> Calls<P> {
         }
         call.seq += 1;
         (call.is_in_flight, call.recheck_on_answer) = (true, false);
-        let class = if self.plant.planted(Flaw::SavedAfterLeave) {
+        let class = if self.plant.is(Flaw::SavedAfterLeave) {
             Class::Claim
         } else {
             Class::of_call(call.options.call)
@@ -244,7 +244,7 @@ impl<P: Plant> Calls<P> {
 
     /// Handles the answer to a request that was sent at `sent`.
     fn answered(&mut self, cx: &mut StepContext<'_>, mut at: usize, sent: Instant, reply: Reply) {
-        if self.plant.planted(Flaw::AnswerToAnotherCall) {
+        if self.plant.is(Flaw::AnswerToAnotherCall) {
             let first = self.pending.iter().position(|call| call.is_in_flight);
             at = first.unwrap_or(at);
         }
@@ -263,8 +263,8 @@ impl<P: Plant> Calls<P> {
         }
         self.error = None;
         let (takes_all, takes_one) = (
-            self.plant.planted(Flaw::OldLookBelieved),
-            !self.plant.planted(Flaw::SenderClockBelieved),
+            self.plant.is(Flaw::OldLookBelieved),
+            !self.plant.is(Flaw::SenderClockBelieved),
         );
         let call = &mut self.pending[at];
         if let Reply::Watching(version) = reply {
@@ -303,8 +303,8 @@ impl<P: Plant> Calls<P> {
     fn failed(&mut self, cx: &mut StepContext<'_>, at: usize, mut failure: FailedRequest) {
         let now = cx.now;
         self.error = Some(failure.error.clone());
-        let believes_all = self.plant.planted(Flaw::RefusalBelieved);
-        let forgets = self.plant.planted(Flaw::WatchLostWithConnection);
+        let believes_all = self.plant.is(Flaw::RefusalBelieved);
+        let forgets = self.plant.is(Flaw::WatchLostWithConnection);
         let call = &mut self.pending[at];
         failure.note_first(&mut call.unanswered, believes_all);
         if failure.may_be_executed() {

@@ -7,13 +7,13 @@
 
 use crate::protocol::call::calls::{Calls, NEVER};
 use crate::protocol::call::pending_call::PendingCall;
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::key::context::StepContext;
 use crate::protocol::message::Version;
 use crate::protocol::step::{AcquireError, CallOptions, InboxState};
 use crate::protocol::time::Instant;
 
-impl<P: Plant> Calls<P> {
+impl Calls {
     /// Returns why one more caller may not watch, or `None` if it may.
     pub(crate) fn refuses(&self, options: &CallOptions) -> Option<AcquireError> {
         let watches = self.pending.iter().filter(|call| call.is_watch());
@@ -49,8 +49,8 @@ impl<P: Plant> Calls<P> {
     ) {
         // The store answered, so a caller whose wait ends now has not met an outage.
         self.no_news_at = Some(cx.now);
-        let takes_all = self.plant.planted(Flaw::OldLookBelieved);
-        let push_alone = self.plant.planted(Flaw::WatchedByPushAlone);
+        let takes_all = self.plant.is(Flaw::OldLookBelieved);
+        let push_alone = self.plant.is(Flaw::WatchedByPushAlone);
         let call = &mut self.pending[at];
         let pause = cx.shard.jittered(call.lease() / 3);
         let next = if push_alone { NEVER } else { cx.now + pause };

@@ -88,7 +88,7 @@ impl ClusterMap {
 
     /// Returns whether the server that answers at the address of `id` is the one of the map. An unknown name counts as
     /// equal, and is learned.
-    pub fn confirm(&mut self, id: ServerId, name: &ClusterNodeId, plant: impl Plant) -> bool {
+    pub fn confirm(&mut self, id: ServerId, name: &ClusterNodeId, plant: Plant) -> bool {
         let known = usize::from(id.0).checked_sub(1);
         let Some(known) = known.and_then(|at| self.servers.get_mut(at)) else {
             return true;
@@ -96,7 +96,7 @@ impl ClusterMap {
         if known.node_id.is_empty() {
             known.node_id = name.clone();
         }
-        name.is_empty() || known.node_id == *name || plant.planted(Flaw::StrangerUsed)
+        name.is_empty() || known.node_id == *name || plant.is(Flaw::StrangerUsed)
     }
 
     /// Returns whether slots stay where `MOVED` said they are, whatever a reading says.

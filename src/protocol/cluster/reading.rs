@@ -5,7 +5,7 @@ use std::collections::{HashSet, VecDeque};
 
 use crate::protocol::cluster::map::ClusterMap;
 use crate::protocol::cluster::{Address, ClusterNodeId, ClusterServer, MapAnswer};
-use crate::protocol::flaw::{Flaw, Plant, Sound};
+use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::time::Instant;
 
 /// How many servers a reading asks at once, if it knows a map.
@@ -16,7 +16,7 @@ const WITNESSES: usize = 3;
 /// With a known map it asks two masters of the map and a URL, and another server for each that tells nothing that counts.
 /// The URLs find a cluster of which all servers have moved. Without a known map it asks all URLs.
 #[derive(Debug)]
-pub struct MapReading<P: Plant = Sound> {
+pub struct MapReading {
     /// The node ids of the known map. Empty: none is known.
     known: HashSet<ClusterNodeId>,
     /// The servers that were not asked yet.
@@ -24,7 +24,7 @@ pub struct MapReading<P: Plant = Sound> {
     /// The number of servers that were asked and have not answered.
     open: usize,
     answers: Vec<(Address, MapAnswer)>,
-    plant: P,
+    plant: Plant,
 }
 
 /// Why an answer does not count, or not beside others.
@@ -47,13 +47,13 @@ pub enum Undecided {
     TwoClusters([Vec<Address>; 2]),
 }
 
-impl<P: Plant> MapReading<P> {
+impl MapReading {
     /// Begins a reading. A map of which no server has answered for a minute is forgotten first.
     pub fn begin(
         map: &mut ClusterMap,
         (now, urls): (Instant, &[Address]),
         rng: &mut fastrand::Rng,
-        plant: P,
+        plant: Plant,
     ) -> Self {
         map.begin_reading(now);
         let known = map.names();
@@ -77,7 +77,7 @@ impl<P: Plant> MapReading<P> {
     /// Returns the next server to ask, if one must be asked now.
     pub fn next_server(&mut self) -> Option<Address> {
         let enough = match self.known.is_empty() {
-            _ if self.plant.planted(Flaw::OneWitnessBelieved) => 1,
+            _ if self.plant.is(Flaw::OneWitnessBelieved) => 1,
             true => usize::MAX,
             false => WITNESSES,
         };
@@ -109,7 +109,7 @@ impl<P: Plant> MapReading<P> {
             |member: &ClusterServer| self.known.contains(&member.node_id) || member.node_id.is_empty();
         if answer.ranges.is_empty() {
             Some(Doubt::NoSlots)
-        } else if self.plant.planted(Flaw::OneWitnessBelieved) {
+        } else if self.plant.is(Flaw::OneWitnessBelieved) {
             None
         } else if !self.known.is_empty() && !answer.members().any(shares) {
             Some(Doubt::Stranger)

@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::map::{ANY, ClusterMap};
 use super::reading::{Doubt, MapReading, Undecided};
 use super::{Address, ClusterNodeId, ClusterServer, MapAnswer, ServerId, SlotRange};
-use crate::protocol::flaw::Sound;
+use crate::protocol::flaw::Plant;
 use crate::protocol::time::Instant;
 
 const SLOTS: usize = 16;
@@ -49,7 +49,7 @@ fn read(
 ) -> (Vec<String>, Result<bool, Undecided>) {
     let urls: Vec<_> = urls.iter().map(|url| at(url)).collect();
     let mut rng = fastrand::Rng::with_seed(7);
-    let mut reading = MapReading::begin(map, (later(seconds), &urls), &mut rng, Sound);
+    let mut reading = MapReading::begin(map, (later(seconds), &urls), &mut rng, Plant::NONE);
     let mut asked = Vec::new();
     while let Some(address) = reading.next_server() {
         asked.push(address.0.clone());
@@ -330,7 +330,8 @@ fn a_slot_stays_where_moved_said_for_two_seconds() {
 
 #[test]
 fn a_server_is_a_node_id_at_an_address() {
-    let confirm = |map: &mut ClusterMap, id, name: &str| map.confirm(id, &ClusterNodeId::from(name), Sound);
+    let confirm =
+        |map: &mut ClusterMap, id, name: &str| map.confirm(id, &ClusterNodeId::from(name), Plant::NONE);
     let mut map = known();
     let first = map.server(0);
     assert!(confirm(&mut map, first, "a") && confirm(&mut map, first, ""));
@@ -359,7 +360,7 @@ fn a_server_is_a_node_id_at_an_address() {
 fn doubts_are_told() {
     let mut map = known();
     let mut rng = fastrand::Rng::with_seed(1);
-    let mut reading = MapReading::begin(&mut map, (later(1), &[]), &mut rng, Sound);
+    let mut reading = MapReading::begin(&mut map, (later(1), &[]), &mut rng, Plant::NONE);
     let mut doubt = |answer| {
         let from = reading.next_server().expect("a server to ask");
         reading.answered(from, answer)

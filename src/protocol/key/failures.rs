@@ -2,7 +2,7 @@
 
 use crate::error::StoreError;
 use crate::protocol::failed_request::{FailedRequest, MAX_RETRY_PAUSE};
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claim::{Claimant, Phase, RequestKind};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::{KeyState, Reclaim};
@@ -11,7 +11,7 @@ use crate::protocol::message::{ClaimNumber, Kind, Reply, Unanswered};
 use crate::protocol::step::{AcquireError, KeyEvent, Outcome, Tag};
 use crate::protocol::time::Instant;
 
-impl<P: Plant> KeyState<P> {
+impl KeyState {
     /// Notes a failed request of a claim. If an earlier request has no answer either, the callers get that error. The
     /// earlier request may have been executed, whatever the store says of its repeat.
     fn note_failure(
@@ -24,7 +24,7 @@ impl<P: Plant> KeyState<P> {
         if !matches!(kind, RequestKind::Leave) {
             self.error = Some(failure.error.clone());
         }
-        let believes_all = self.plant.planted(Flaw::RefusalBelieved);
+        let believes_all = self.plant.is(Flaw::RefusalBelieved);
         failure.note_first(&mut self.claims[number].unanswered, believes_all);
         failure
     }
@@ -285,9 +285,7 @@ impl<P: Plant> KeyState<P> {
                 // A fixed lease is renewed for its caller only, which is told of the failure. No caller waits for an
                 // assertion.
                 let claim = &mut self.claims[number];
-                if claim.fixed
-                    && kind != RequestKind::Assert
-                    && !self.plant.planted(Flaw::FixedLeaseRenewedAlone)
+                if claim.fixed && kind != RequestKind::Assert && !self.plant.is(Flaw::FixedLeaseRenewedAlone)
                 {
                     (claim.next_request, claim.is_retry) = (None, false);
                 }

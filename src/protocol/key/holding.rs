@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::error::LostCause;
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claim::{Claimant, HeldLease, Holders, LocalHolder, Phase};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
@@ -12,7 +12,7 @@ use crate::protocol::step::{Effect, KeyEvent, Outcome, Ticket};
 use crate::protocol::time::Instant;
 use crate::protocol::write::Precondition;
 
-impl<P: Plant> KeyState<P> {
+impl KeyState {
     /// Starts a grant: the caller of the claim holds the lease. The claim is left if it has no caller, and given away if
     /// the lease does not suit the caller.
     pub(crate) fn start(
@@ -107,20 +107,20 @@ impl<P: Plant> KeyState<P> {
         let Phase::Held(held) = &mut claim.phase else {
             return;
         };
-        let is_shared = claim.claimant == Claimant::LineHead || self.plant.planted(Flaw::SoloHandedOn);
+        let is_shared = claim.claimant == Claimant::LineHead || self.plant.is(Flaw::SoloHandedOn);
         let next = self.line.front().filter(|_| is_shared);
         let Some(next) = next.copied() else {
             return self.leave(cx, number, release);
         };
         let rules = &cx.shard.rules;
         let in_burst = held.index < u64::from(rules.burst) && cx.now.since(held.since) < rules.burst_time;
-        let checks_mode = !self.plant.planted(Flaw::PermitHandedToMany);
+        let checks_mode = !self.plant.is(Flaw::PermitHandedToMany);
         let has_same_mode =
             next.options.mode == claim.mode || matches!(claim.mode, Mode::Permits(_)) && !checks_mode;
         // With less than a third of the lease left, the renewals are failing. The next caller should not inherit
         // that.
         let is_short = next.lease() > lease || held.deadline.since(cx.now) < lease / 3;
-        let may_be_written = held.writes > 0 && !self.plant.planted(Flaw::HandedOnUnanswered);
+        let may_be_written = held.writes > 0 && !self.plant.is(Flaw::HandedOnUnanswered);
         if !in_burst || is_short || !has_same_mode || may_be_written || held.is_asked_for {
             return self.give_way(cx, number, release);
         }
@@ -158,7 +158,7 @@ impl<P: Plant> KeyState<P> {
             number: held.number,
         };
         let lease = claim.lease();
-        let is_counted = !self.plant.planted(Flaw::UncountedWrite);
+        let is_counted = !self.plant.is(Flaw::UncountedWrite);
         self.held_under(&precondition)?.writes += u32::from(is_counted);
         Some((precondition, lease))
     }

@@ -18,8 +18,8 @@ use crate::protocol::time::Instant;
 
 /// The state of one key: its line, its claims and its calls.
 #[derive(Debug, Default)]
-pub(crate) struct KeyState<P> {
-    pub(crate) plant: P,
+pub(crate) struct KeyState {
+    pub(crate) plant: Plant,
     pub(crate) line: Line,
     /// The callers of the line that hold as readers.
     pub(crate) readers: Readers,
@@ -36,7 +36,7 @@ pub(crate) struct KeyState<P> {
     /// The values of callers that campaign in an election. Each is sent with the requests of its caller's claim until that is granted.
     pub(crate) values: Vec<(Ticket, Payload)>,
     /// The calls of the key; `None` while there are none, which is usual.
-    pub(crate) calls: Option<Box<Calls<P>>>,
+    pub(crate) calls: Option<Box<Calls>>,
     /// When to claim again for the callers that have no claim.
     pub(crate) reclaim: Option<Reclaim>,
     /// How many claims for the line failed in a row.
@@ -79,7 +79,7 @@ pub(crate) struct Renewal {
     pub(crate) caller: Ticket,
 }
 
-impl<P: Plant> KeyState<P> {
+impl KeyState {
     #[inline]
     pub(crate) fn handle(&mut self, cx: &mut StepContext<'_>, mut input: Input) {
         if self.calls.is_some() || matches!(input, Input::Call(..) | Input::Act(..)) {
@@ -157,7 +157,7 @@ impl<P: Plant> KeyState<P> {
     pub(crate) fn step_calls(
         &mut self,
         cx: &mut StepContext<'_>,
-        step: impl FnOnce(&mut Calls<P>, &mut StepContext<'_>),
+        step: impl FnOnce(&mut Calls, &mut StepContext<'_>),
     ) {
         let Some(calls) = &mut self.calls else { return };
         step(calls, cx);
@@ -286,7 +286,7 @@ impl<P: Plant> KeyState<P> {
             behind: false,
             failed_claims: 0,
         };
-        if options.rests && !self.plant.planted(Flaw::NeverRests) {
+        if options.rests && !self.plant.is(Flaw::NeverRests) {
             // A holder that loses its lease again and again, because its machine lacks some resource, leaves time to
             // others.
             caller.entered = cx.now + cx.shard.jittered(caller.lease() / 3);
@@ -389,7 +389,7 @@ impl<P: Plant> KeyState<P> {
         for number in self.claims.all() {
             let claim = &mut self.claims[number];
             match (&mut claim.phase, claim.claimant) {
-                (Phase::Held(_), _) if keeps_held && !self.plant.planted(Flaw::RunGivenUpAtClose) => {}
+                (Phase::Held(_), _) if keeps_held && !self.plant.is(Flaw::RunGivenUpAtClose) => {}
                 (Phase::Held(_), _) => self.lose(cx, number, LostCause::Shutdown),
                 (Phase::Leaving(leaving), _) => {
                     leaving.until = leaving.until.min(leaving.ends);

@@ -1,13 +1,13 @@
 //! Asks again for requests that a server did not execute because it does not serve the key.
 
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claim::{Claimant, Phase, RequestKind};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::message::ClaimNumber;
 use crate::protocol::redirects::AskAgain;
 
-impl<P: Plant> KeyState<P> {
+impl KeyState {
     /// Asks again for a request that was not executed. The store is then asked again which server serves the key. A
     /// claim is asked for under a fresh number, because each number is claimed once.
     pub(crate) fn ask_elsewhere(
@@ -17,7 +17,7 @@ impl<P: Plant> KeyState<P> {
         kind: RequestKind,
         when: AskAgain,
     ) {
-        if self.plant.planted(Flaw::RedirectTakenForGone) && kind == RequestKind::Renew {
+        if self.plant.is(Flaw::RedirectTakenForGone) && kind == RequestKind::Renew {
             return self.gone(cx, number);
         }
         let is_asked = matches!(self.claims[number].phase, Phase::Asked);

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::protocol::call::calls::Calls;
 use crate::protocol::failed_request::MAX_RETRY_PAUSE;
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claim::{Holders, Leaving, LocalHolder, Phase, RequestKind};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::{KeyState, Renewal};
@@ -27,7 +27,7 @@ const FOREIGN_LATE_PERIOD: Duration = Duration::from_millis(250);
 /// How long a wait for a foreign owner counts as early.
 const FOREIGN_EARLY_WAIT: Duration = Duration::from_secs(2);
 
-impl<P: Plant> KeyState<P> {
+impl KeyState {
     #[inline]
     pub(crate) fn next_due(&mut self) -> Option<Instant> {
         let mut due = self.claims.next_due();
@@ -90,7 +90,7 @@ impl<P: Plant> KeyState<P> {
     /// renewed any more. The rest of the lease is the holder's time to finish. Also reports a holder that has held
     /// for long.
     pub(crate) fn check_overdue(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> bool {
-        let renews_all = self.plant.planted(Flaw::OverdueRenewed);
+        let renews_all = self.plant.is(Flaw::OverdueRenewed);
         let claim = &mut self.claims[number];
         let Phase::Held(held) = &mut claim.phase else {
             return false;
@@ -188,7 +188,7 @@ impl<P: Plant> KeyState<P> {
         if self.timer.is_none_or(|due| due > cx.now) {
             return;
         }
-        let late_renewal_revives = self.plant.planted(Flaw::LateRenewalRevives);
+        let late_renewal_revives = self.plant.is(Flaw::LateRenewalRevives);
         for number in self.claims.due(cx.now) {
             let claim = &self.claims[number];
             let Phase::Held(held) = claim.phase else { continue };

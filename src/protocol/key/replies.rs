@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::failed_request::FailedRequest;
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claim::{Claimant, Leaving, Origin, Phase, RequestKind, Yielded};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::{KeyState, Reclaim};
@@ -65,7 +65,7 @@ impl Queued {
     }
 }
 
-impl<P: Plant> KeyState<P> {
+impl KeyState {
     /// Removes and returns the request in flight that the tag names. Returns `None` if its claim is over, or sent a later
     /// request.
     pub(crate) fn take_in_flight(&mut self, tag: Tag) -> Option<RequestKind> {
@@ -180,8 +180,8 @@ impl<P: Plant> KeyState<P> {
         (sent, time): (Instant, u64),
         grant: GrantNumber,
     ) {
-        let moves = cx.shard.beside_former_master(sent).is_none()
-            || self.plant.planted(Flaw::RenewedBesideFormerMaster);
+        let moves =
+            cx.shard.beside_former_master(sent).is_none() || self.plant.is(Flaw::RenewedBesideFormerMaster);
         let deadline = self.deadline_by_answer(cx, number, (sent, moves));
         self.finish_yield(cx, number);
         let claim = &mut self.claims[number];
@@ -250,7 +250,7 @@ impl<P: Plant> KeyState<P> {
         number: ClaimNumber,
         (sent, moves): (Instant, bool),
     ) -> Instant {
-        let from_reply = self.plant.planted(Flaw::DeadlineFromReply);
+        let from_reply = self.plant.is(Flaw::DeadlineFromReply);
         let claim = &self.claims[number];
         let deadline = if from_reply { cx.now } else { sent } + claim.lease();
         let is_certain =
@@ -265,8 +265,7 @@ impl<P: Plant> KeyState<P> {
     /// a grant is the server's clock at the grant, so both times are of one clock. A grant that was given to the
     /// renewal itself is not pushed; it is as young as its answer.
     fn note_missed_push(&mut self, cx: &mut StepContext<'_>, time: u64, grant: GrantNumber) {
-        if time.saturating_sub(grant.0) >= MIN_MISSED_PUSH_US && !self.plant.planted(Flaw::SilentInboxTrusted)
-        {
+        if time.saturating_sub(grant.0) >= MIN_MISSED_PUSH_US && !self.plant.is(Flaw::SilentInboxTrusted) {
             cx.effects.push(Effect::PushMissed);
         }
     }
@@ -375,8 +374,7 @@ impl<P: Plant> KeyState<P> {
             }
             RequestKind::Claim { .. } | RequestKind::Renew
                 if self.claims[number].is_held_back(cx.now + ms(left))
-                    && !(self.claims[number].tick.is_some()
-                        && self.plant.planted(Flaw::TickWaitsForRecovery)) =>
+                    && !(self.claims[number].tick.is_some() && self.plant.is(Flaw::TickWaitsForRecovery)) =>
             {
                 self.hold_back(cx, number, kind, ms(left));
             }
@@ -518,7 +516,7 @@ impl<P: Plant> KeyState<P> {
             claim.executable_until = None;
         }
         // The renewal may still write the lease again.
-        if self.claims[number].overtakable.is_none() || self.plant.planted(Flaw::AssertedAfterLeave) {
+        if self.claims[number].overtakable.is_none() || self.plant.is(Flaw::AssertedAfterLeave) {
             self.end_number(cx, number);
         }
     }
@@ -557,7 +555,7 @@ impl<P: Plant> KeyState<P> {
 
     /// Handles a claim that the store does not know. Its number is over.
     pub(crate) fn gone(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        let number_twice = self.plant.planted(Flaw::NumberTwice);
+        let number_twice = self.plant.is(Flaw::NumberTwice);
         match self.claims[number].phase {
             Phase::Held(_) => self.lose(cx, number, LostCause::Gone),
             Phase::Leaving(_) => {}
@@ -577,7 +575,7 @@ impl<P: Plant> KeyState<P> {
     /// Ends a number that the store does not know, and returns its callers. If an unanswered request of the number may
     /// still be executed, the number is left when it no longer can be.
     pub(crate) fn end_number(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Claimant {
-        let forgets = self.plant.planted(Flaw::AssertedAfterLeave);
+        let forgets = self.plant.is(Flaw::AssertedAfterLeave);
         let claim = &mut self.claims[number];
         let claimant = std::mem::replace(&mut claim.claimant, Claimant::Abandoned);
         let assertable = claim.assertable(cx.now).filter(|_| !forgets);
@@ -610,7 +608,7 @@ impl<P: Plant> KeyState<P> {
             } else {
                 // The push does not name the mode. A share of permits stays until it ends.
                 self.leave_unknown(cx, grant.claim_id, (grant.lease_ms, Mode::Exclusive));
-                if self.plant.planted(Flaw::UnknownKept) {
+                if self.plant.is(Flaw::UnknownKept) {
                     self.claims[number].claimant = Claimant::LineHead;
                     self.start(cx, number, grant.number, cx.now + ms(grant.lease_ms));
                 }
@@ -637,8 +635,7 @@ impl<P: Plant> KeyState<P> {
         let lease = claim.lease().min(ms(grant.lease_ms));
         let deadline = t0 + lease;
         // The successor of a master may have answered "queued" after the former master pushed a grant.
-        let is_of_former =
-            grant.number <= cx.shard.former.highest && !self.plant.planted(Flaw::FormerPushUsed);
+        let is_of_former = grant.number <= cx.shard.former.highest && !self.plant.is(Flaw::FormerPushUsed);
         // A fixed lease starts with an answer, so that its holder gets the full length.
         let confirm = claim.fixed || !cx.shard.rules.final_push || is_of_former;
         if confirm || deadline.since(cx.now) < lease / 3 {

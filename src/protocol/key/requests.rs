@@ -1,7 +1,7 @@
 //! The claims that the callers of a key need, and the requests of each claim.
 
 use crate::error::StoreError;
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claim::{Claim, Claimant, Leaving, Origin, Phase, RequestKind, Yielded};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::{KeyState, Renewal};
@@ -16,7 +16,7 @@ const MAX_FINISH_LEASES: u32 = 8;
 /// The greatest number of callers of a line with claims at one time, while there are permits.
 const MAX_LINE_CLAIMS: usize = 16;
 
-impl<P: Plant> KeyState<P> {
+impl KeyState {
     /// Reports a grant that came because the previous owner did not renew, as far as this node can know. Fixed leases
     /// run out as they should.
     pub(crate) fn note_inheritance(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
@@ -47,7 +47,7 @@ impl<P: Plant> KeyState<P> {
                 Phase::Asked if claim.in_flight.is_some() => {}
                 Phase::Leaving(_) => {}
                 _ if claim.is_in_flight(RequestKind::Leave) => {}
-                _ if self.plant.planted(Flaw::CancelledForgotten) => {
+                _ if self.plant.is(Flaw::CancelledForgotten) => {
                     self.claims.end(number);
                 }
                 _ => self.leave(cx, number, None),
@@ -120,7 +120,7 @@ impl<P: Plant> KeyState<P> {
     /// Leaves a claim. Its number is dead here from now on, whatever the store answers.
     pub(crate) fn leave(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, release: Option<Ticket>) {
         let is_closed = cx.shard.is_closed;
-        let keeps_number = self.plant.planted(Flaw::LeaveKeepsNumber);
+        let keeps_number = self.plant.is(Flaw::LeaveKeepsNumber);
         let claim = &mut self.claims[number];
         let latest = claim.executable_until.unwrap_or(cx.now).max(cx.now) + claim.record_lifetime();
         let ends = match &claim.phase {
@@ -173,7 +173,7 @@ impl<P: Plant> KeyState<P> {
             return;
         };
         let mut claim_id = cx.shard.next_claim_id();
-        if self.plant.planted(Flaw::YieldKeepsNumber) {
+        if self.plant.is(Flaw::YieldKeepsNumber) {
             claim_id = old.claim_id;
         }
         let mut claim = Claim::new(claim_id, Claimant::LineHead, &options, cx.now);
@@ -224,8 +224,7 @@ impl<P: Plant> KeyState<P> {
             let held = self.held_by(renewal.holder);
             held.is_some_and(|(claim, ..)| claim.claim_id.claim == number)
         };
-        let is_asked_for =
-            self.renewals.iter().any(is_its) || self.plant.planted(Flaw::FixedLeaseRenewedAlone);
+        let is_asked_for = self.renewals.iter().any(is_its) || self.plant.is(Flaw::FixedLeaseRenewedAlone);
         let claim = &mut self.claims[number];
         // A fixed lease is lengthened for its caller only.
         let asserts = claim.fixed && claim.held().is_some() && !is_asked_for;
@@ -277,7 +276,7 @@ impl<P: Plant> KeyState<P> {
             class,
             called: cx.now,
         }));
-        if self.plant.planted(Flaw::UnansweredRefresh)
+        if self.plant.is(Flaw::UnansweredRefresh)
             && let Phase::Queued { t0, .. } = &mut self.claims[number].phase
         {
             *t0 = cx.now;

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use crate::error::LostCause;
-use crate::protocol::flaw::Plant;
 use crate::protocol::key::claim::{Claimant, Holders, Phase, RequestKind};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
@@ -13,7 +12,7 @@ use crate::protocol::step::{AcquireError, Effect, KeyEvent, Ticket, ms};
 /// The lease of a claim that this node does not know, such as one that it transferred. A leave is repeated for so long.
 const UNKNOWN_LEASE_MS: u64 = 10_000;
 
-impl<P: Plant> KeyState<P> {
+impl KeyState {
     /// Tells the holders of a lease that an operator asks for it. The next release then goes to the store, and not to the
     /// next caller of this process.
     pub(crate) fn asked(&mut self, cx: &mut StepContext<'_>, claim_id: ClaimId, asking: &Arc<Asking>) {

@@ -8,7 +8,7 @@ use foldhash::quality::RandomState;
 
 use crate::error::StoreError;
 use crate::protocol::failed_request::FailedRequest;
-use crate::protocol::flaw::{Flaw, Plant, Sound};
+use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::Holding;
 use crate::protocol::key::context::{Seed, ShardContext, StepContext};
 use crate::protocol::key::key_state::KeyState;
@@ -24,17 +24,17 @@ const MAX_KEPT_EFFECTS: usize = 64;
 
 /// The keys whose hash falls to this shard. Shards share no state, so that no lock is global.
 #[derive(Debug)]
-pub struct Shard<P = Sound> {
-    plant: P,
-    keys: HashMap<Name, Box<KeyState<P>>, RandomState>,
+pub struct Shard {
+    plant: Plant,
+    keys: HashMap<Name, Box<KeyState>, RandomState>,
     /// The empty state of a forgotten key, which keeps its memory for the next key.
-    spare: Option<Box<KeyState<P>>>,
+    spare: Option<Box<KeyState>>,
     timers: Timers,
     last_key: u64,
     context: ShardContext,
     last_ticket: u64,
     /// Between the keys and the masters of a quorum.
-    quorum: Option<Box<Quorum<P>>>,
+    quorum: Option<Box<Quorum>>,
     /// The effects of the current step. Empty between steps: see [`Effects`].
     effects: Vec<Effect>,
 }
@@ -43,12 +43,12 @@ pub struct Shard<P = Sound> {
 /// effects of another.
 #[derive(Debug)]
 #[must_use = "effects must be carried out"]
-pub struct Effects<'a, P: Plant = Sound> {
+pub struct Effects<'a> {
     effects: &'a mut Vec<Effect>,
-    plant: P,
+    plant: Plant,
 }
 
-impl<P: Plant> Deref for Effects<'_, P> {
+impl Deref for Effects<'_> {
     type Target = [Effect];
 
     #[inline]
@@ -57,10 +57,10 @@ impl<P: Plant> Deref for Effects<'_, P> {
     }
 }
 
-impl<P: Plant> Drop for Effects<'_, P> {
+impl Drop for Effects<'_> {
     #[inline]
     fn drop(&mut self) {
-        if !self.plant.planted(Flaw::EffectsLeft) {
+        if !self.plant.is(Flaw::EffectsLeft) {
             self.effects.clear();
         }
         if self.effects.capacity() > MAX_KEPT_EFFECTS {
@@ -69,18 +69,16 @@ impl<P: Plant> Drop for Effects<'_, P> {
     }
 }
 
-impl Shard<Sound> {
+impl Shard {
     /// Returns shard `index` of `of` shards of `node`. The shards share one sequence of claim numbers, dealt out in
     /// turn.
     pub fn new(node: NodeId, index: u64, of: u64, seed: Seed, rules: Rules) -> Self {
-        Shard::with_plant(node, index, of, seed, rules, Sound)
+        Shard::with_plant(node, index, of, seed, rules, Plant::NONE)
     }
-}
 
-impl<P: Plant> Shard<P> {
     /// Returns a shard with a planted mistake.
     #[doc(hidden)]
-    pub fn with_plant(node: NodeId, index: u64, of: u64, seed: Seed, rules: Rules, plant: P) -> Self {
+    pub fn with_plant(node: NodeId, index: u64, of: u64, seed: Seed, rules: Rules, plant: Plant) -> Self {
         Shard {
             plant,
             keys: HashMap::default(),
@@ -101,7 +99,7 @@ impl<P: Plant> Shard<P> {
     }
 
     /// Handles one input of the key `name` at `now`, and returns the effects.
-    pub fn handle(&mut self, now: Instant, name: &Name, input: Input) -> Effects<'_, P> {
+    pub fn handle(&mut self, now: Instant, name: &Name, input: Input) -> Effects<'_> {
         self.begin();
         match input {
             Input::Lock(ticket, _)
@@ -120,7 +118,7 @@ impl<P: Plant> Shard<P> {
 
     /// Handles one input of the key `name`. `master` is the index of the quorum's master that an answer comes from; without
     /// a quorum it has no meaning.
-    pub fn handle_from(&mut self, master: usize, now: Instant, name: &Name, input: Input) -> Effects<'_, P> {
+    pub fn handle_from(&mut self, master: usize, now: Instant, name: &Name, input: Input) -> Effects<'_> {
         let mut out = QuorumOutput::default();
         match (&mut self.quorum, input) {
             (
@@ -220,15 +218,15 @@ impl<P: Plant> Shard<P> {
             }),
             Input::Release(ticket) | Input::Finish(ticket, _) => match self.keys.get_mut(name) {
                 Some(key) => key,
-                None => return effects.push(KeyState::<P>::released_too_late(ticket)),
+                None => return effects.push(KeyState::released_too_late(ticket)),
             },
             Input::Downgrade(ticket, to) | Input::Transfer(ticket, to, _) => match self.keys.get_mut(name) {
                 Some(key) => key,
-                None => return effects.extend(KeyState::<P>::passed_too_late(ticket, to)),
+                None => return effects.extend(KeyState::passed_too_late(ticket, to)),
             },
             Input::Renew(_, caller) => match self.keys.get_mut(name) {
                 Some(key) => key,
-                None => return effects.push(KeyState::<P>::renewed_too_late(caller)),
+                None => return effects.push(KeyState::renewed_too_late(caller)),
             },
             _ => match self.keys.get_mut(name) {
                 Some(key) => key,
@@ -254,7 +252,7 @@ impl<P: Plant> Shard<P> {
     /// This is no step: it happens for every grant, and has no effects.
     pub fn take_up(&mut self, now: Instant, name: &Name, ticket: Ticket) -> Option<Instant> {
         let deadline = self.keys.get_mut(name).and_then(|key| key.take_up(now, ticket));
-        if self.plant.planted(Flaw::LostGrantReturned) {
+        if self.plant.is(Flaw::LostGrantReturned) {
             return deadline.or(Some(now));
         }
         debug_assert!(
@@ -281,7 +279,7 @@ impl<P: Plant> Shard<P> {
 
     /// Does what is due for one key: reports losses, renews, asks again. Returns the key and the effects, or `None`
     /// if nothing is due.
-    pub fn wake_next(&mut self, now: Instant) -> Option<(Name, Effects<'_, P>)> {
+    pub fn wake_next(&mut self, now: Instant) -> Option<(Name, Effects<'_>)> {
         let mut out = QuorumOutput::default();
         if let Some(quorum) = &mut self.quorum
             && let Some(name) = quorum.wake(now, &mut out)
@@ -321,7 +319,7 @@ impl<P: Plant> Shard<P> {
     ) {
         // A master of a quorum that restarted has no vote for now, so there is nothing to assert.
         let is_elsewhere = is_elsewhere && self.quorum.is_none();
-        let step = |key: &mut KeyState<P>, cx: &mut StepContext<'_>| {
+        let step = |key: &mut KeyState, cx: &mut StepContext<'_>| {
             if is_served(cx.name) {
                 key.reachable(cx, is_elsewhere);
             }
@@ -433,7 +431,7 @@ impl<P: Plant> Shard<P> {
     fn each(
         &mut self,
         now: Instant,
-        step: impl Fn(&mut KeyState<P>, &mut StepContext<'_>),
+        step: impl Fn(&mut KeyState, &mut StepContext<'_>),
         mut perform: impl FnMut(&Name, &Effect),
     ) {
         // The order of names makes a simulation independent of the layout of a map.
@@ -446,7 +444,7 @@ impl<P: Plant> Shard<P> {
     }
 
     /// Takes one step of a key that has a state.
-    fn step(&mut self, now: Instant, name: &Name, step: impl FnOnce(&mut KeyState<P>, &mut StepContext<'_>)) {
+    fn step(&mut self, now: Instant, name: &Name, step: impl FnOnce(&mut KeyState, &mut StepContext<'_>)) {
         self.begin();
         let Some(key) = self.keys.get_mut(name) else {
             return;
@@ -467,13 +465,13 @@ impl<P: Plant> Shard<P> {
     /// Begins a step. Drops the effects of a step that panicked.
     #[inline]
     fn begin(&mut self) {
-        if !self.effects.is_empty() && !self.plant.planted(Flaw::EffectsLeft) {
+        if !self.effects.is_empty() && !self.plant.is(Flaw::EffectsLeft) {
             self.effects.clear();
         }
     }
 
     #[inline]
-    fn effects(&mut self) -> Effects<'_, P> {
+    fn effects(&mut self) -> Effects<'_> {
         Effects {
             effects: &mut self.effects,
             plant: self.plant,
@@ -482,7 +480,7 @@ impl<P: Plant> Shard<P> {
 
     /// Sets the timer of a key after a step. Returns whether the key is idle, and its state can be forgotten.
     #[inline]
-    fn settle(key: &mut KeyState<P>, name: &Name, timers: &mut Timers) -> bool {
+    fn settle(key: &mut KeyState, name: &Name, timers: &mut Timers) -> bool {
         let due = key.next_due();
         timers.change(name, key.number, &mut key.timer, due);
         debug_assert!(due.is_none() || !key.is_idle(), "an idle key has no timer");

@@ -5,14 +5,13 @@
 //! the order of the line, so no reader passes a writer of this process.
 
 use crate::error::LostCause;
-use crate::protocol::flaw::Plant;
 use crate::protocol::key::claim::{HeldLease, Holders, LocalHolder, Phase};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimNumber, Fence, Mode};
 use crate::protocol::step::{Effect, KeyEvent, Outcome, Ticket};
 
-impl<P: Plant> KeyState<P> {
+impl KeyState {
     /// Lets in the readers at the head of the line, by the claim that is open to them.
     pub(crate) fn let_readers_in(&mut self, cx: &mut StepContext<'_>) {
         while self.line.mode() == Some(Mode::Read)

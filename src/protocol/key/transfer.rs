@@ -6,7 +6,7 @@
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::failed_request::FailedRequest;
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claim::{
     Claim, Claimant, HeldLease, Holders, LocalHolder, Origin, Pass, Phase, RequestKind,
 };
@@ -17,7 +17,7 @@ use crate::protocol::message::{ClaimId, ClaimNumber, Fence, LeaseTimes, Mode};
 use crate::protocol::step::{AcquireError, Effect, LockOptions, Outcome, Ticket, ms};
 use crate::protocol::time::Instant;
 
-impl<P: Plant> KeyState<P> {
+impl KeyState {
     /// Returns whether other callers read by the lease of this holder. If not, no other caller is let in by it from
     /// now on.
     pub(crate) fn reads_with_others(&mut self, ticket: Ticket) -> bool {
@@ -195,7 +195,7 @@ impl<P: Plant> KeyState<P> {
         late_after: Instant,
         failure: &FailedRequest,
     ) {
-        let gives_up = self.plant.planted(Flaw::DowngradeGivesUp);
+        let gives_up = self.plant.is(Flaw::DowngradeGivesUp);
         let claim = &mut self.claims[number];
         if failure.may_be_executed() {
             claim.executable_until = Some(late_after.max(cx.now));

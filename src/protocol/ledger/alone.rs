@@ -1,13 +1,13 @@
 //! Requests that are executed with the record of their key alone, because other names of the key are on another server.
 
 use crate::error::StoreRefusal;
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::ledger::Ledger;
 use crate::protocol::ledger::record::{Record, RecordOwner};
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{Batch, GrantNumber, Reply, Request, Rule, Verb};
 
-impl<P: Plant> Ledger<P> {
+impl Ledger {
     /// Executes a request that [needs its record only](Request::needs_record_only).
     ///
     /// An owner's lease is extended or released. Nothing is created, no key is handed over, and nothing of the clock is
@@ -22,17 +22,18 @@ impl<P: Plant> Ledger<P> {
             rule: Rule::Each,
             requests: Vec::new(),
         };
-        let unused = (&mut Vec::new(), &mut Vec::new());
-        self.transact(now_us, &batch, request, unused, |transaction| {
+        let mut unused = Vec::new();
+        self.branches.begin_step();
+        self.transact(now_us, &batch, request, &mut unused, |transaction| {
             transaction.execute_alone(request)
         })
     }
 }
 
-impl<P: Plant> Transaction<'_, P> {
+impl Transaction<'_> {
     fn execute_alone(&mut self, request: &Request) -> Reply {
         let claim_id = request.claim_id;
-        if self.planted(Flaw::AloneCreates)
+        if self.plant.is(Flaw::AloneCreates)
             && let Verb::Renew { number: Some(number) } = request.verb
             && self.is_free()
         {

@@ -1,6 +1,40 @@
 //! The rare branches of a store's rules.
 
-/// A rare branch that a request took. The simulator counts them.
+/// The rare branches that the latest step of a ledger took. The simulator and the differential tests count them; every
+/// other build notes none.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Branches {
+    #[cfg(any(feature = "_sim", feature = "testing"))]
+    list: Vec<Branch>,
+}
+
+#[cfg(any(feature = "_sim", feature = "testing"))]
+impl Branches {
+    pub(crate) fn begin_step(&mut self) {
+        self.list.clear();
+    }
+
+    pub(crate) fn note(&mut self, branch: Branch) {
+        self.list.push(branch);
+    }
+
+    pub(crate) fn as_slice(&self) -> &[Branch] {
+        &self.list
+    }
+}
+
+#[cfg(not(any(feature = "_sim", feature = "testing")))]
+impl Branches {
+    pub(crate) fn begin_step(&mut self) {}
+
+    pub(crate) fn note(&mut self, _: Branch) {}
+
+    pub(crate) fn as_slice(&self) -> &[Branch] {
+        &[]
+    }
+}
+
+/// A rare branch that a request took.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[doc(hidden)]
 pub enum Branch {

@@ -3,13 +3,13 @@
 //! A call makes no claim, and its answer may be outdated when it arrives. What the caller then does needs a claim,
 //! which the store checks again.
 
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::{CheckpointRecord, Expression};
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{Call, JobReport, MIN_POLL_MS, Payload, Reply};
 
-impl<P: Plant> Transaction<'_, P> {
+impl Transaction<'_> {
     /// Answers a call about a job or a semaphore.
     pub(crate) fn answer_call(&mut self, call: Call, lease_ms: u64, data: Option<&Payload>) -> Reply {
         let lost = self.mend_lost_mark(call);
@@ -43,7 +43,7 @@ impl<P: Plant> Transaction<'_, P> {
             }
             Call::Reset if report.ahead_ms > 0 => {
                 job.reset(now);
-                self.branches.push(Branch::MarkReset);
+                self.branches.note(Branch::MarkReset);
             }
             Call::Reset
             | Call::InUse
@@ -55,7 +55,7 @@ impl<P: Plant> Transaction<'_, P> {
             | Call::Zero { .. }
             | Call::Leader { .. }
             | Call::Proclaim { .. } => {}
-            Call::Verify { .. } if !report.owns => self.branches.push(Branch::NotOwner),
+            Call::Verify { .. } if !report.owns => self.branches.note(Branch::NotOwner),
             Call::Verify { .. } => {}
             Call::Recall { .. } => self.report_checkpoint(&mut report),
             Call::Save { seq, .. } => self.save_checkpoint(&report, seq, data),
@@ -65,16 +65,21 @@ impl<P: Plant> Transaction<'_, P> {
 
     /// Reports a tick whose winner and waiters are all gone: only the store knows of it.
     fn report_open_tick(&mut self, report: &mut JobReport, within_ms: u64) {
-        let (now, untold) = (report.now_ms, self.planted(Flaw::OpenTickUntold));
+        let (now, untold) = (report.now_ms, self.plant.is(Flaw::OpenTickUntold));
         let Some(job) = self.job.as_deref_mut() else {
             return;
         };
         let open = job.unfinished(now);
         report.open = open.filter(|tick| !untold && within_ms >= now - tick.0);
-        self.branches.extend(open.map(|_| match report.open {
-            Some(_) => Branch::OpenTold,
-            None => Branch::OpenTooOld,
-        }));
+        if open.is_some() {
+            let is_told = report.open.is_some();
+            let branch = if is_told {
+                Branch::OpenTold
+            } else {
+                Branch::OpenTooOld
+            };
+            self.branches.note(branch);
+        }
     }
 
     /// Notes the caller's expression, and reports since when the store knows it.
@@ -84,7 +89,7 @@ impl<P: Plant> Transaction<'_, P> {
     /// in between.
     fn note_expression(&mut self, report: &mut JobReport, fingerprint: u64, lease_ms: u64) {
         let now = report.now_ms;
-        let is_renewed = self.planted(Flaw::FirstSeenRenewed);
+        let is_renewed = self.plant.is(Flaw::FirstSeenRenewed);
         let Some(job) = self.job.as_deref_mut().filter(|_| fingerprint > 0) else {
             return;
         };
@@ -104,38 +109,42 @@ impl<P: Plant> Transaction<'_, P> {
         if let Some(other) = other.filter(|other| other.fingerprint != fingerprint) {
             job.former = Some((other, now));
             report.differs = true;
-            self.branches.push(Branch::OtherFingerprint);
-            self.branches.extend(former.map(|_| Branch::ExpressionReturned));
+            self.branches.note(Branch::OtherFingerprint);
+            if former.is_some() {
+                self.branches.note(Branch::ExpressionReturned);
+            }
         }
     }
 
     /// Reports the checkpoint of the tick, to its owner only.
     fn report_checkpoint(&mut self, report: &mut JobReport) {
         if !report.owns {
-            return self.branches.push(Branch::NotOwner);
+            return self.branches.note(Branch::NotOwner);
         }
-        let outlives = self.planted(Flaw::CheckpointOutlivesTick);
+        let outlives = self.plant.is(Flaw::CheckpointOutlivesTick);
         let saved = self.job.as_deref().and_then(|job| job.saved.as_ref());
         let saved = saved.filter(|saved| Some(saved.tick) == self.mark || outlives);
         report.saved = saved.map(|saved| saved.data.clone());
-        self.branches.extend(saved.map(|_| Branch::Resumed));
+        if report.saved.is_some() {
+            self.branches.note(Branch::Resumed);
+        }
     }
 
     /// Saves a checkpoint if the run still owns the tick. Both happen in one step, so a run that lost the job leaves
     /// nothing.
     fn save_checkpoint(&mut self, report: &JobReport, seq: u64, data: Option<&Payload>) {
-        let by_anyone = self.planted(Flaw::CheckpointOfLoser);
+        let by_anyone = self.plant.is(Flaw::CheckpointOfLoser);
         let (Some(job), Some(tick), Some(data)) = (self.job.as_deref_mut(), self.mark, data) else {
             return;
         };
         if !report.owns && !by_anyone {
-            return self.branches.push(Branch::NotOwner);
+            return self.branches.note(Branch::NotOwner);
         }
         let is_later =
             |saved: &CheckpointRecord| (saved.tick, saved.attempt) == (tick, job.attempt) && saved.seq >= seq;
         if job.saved.as_ref().is_some_and(is_later) {
             // The request was slow, and a later checkpoint was saved before it.
-            return self.branches.push(Branch::SavedBefore);
+            return self.branches.note(Branch::SavedBefore);
         }
         let (attempt, data) = (job.attempt, data.clone());
         job.saved = Some(CheckpointRecord {
@@ -144,7 +153,7 @@ impl<P: Plant> Transaction<'_, P> {
             seq,
             data,
         });
-        self.branches.push(Branch::Saved);
+        self.branches.note(Branch::Saved);
     }
 
     /// Repairs a job record that went back to an older copy, and returns whether that was so.
@@ -158,14 +167,14 @@ impl<P: Plant> Transaction<'_, P> {
         };
         let now = self.date_ms;
         // A tick in the future was reported by a wrong clock, and may have been reset since.
-        let over = over.filter(|over| over.0 <= now && !self.planted(Flaw::LossBelieved));
+        let over = over.filter(|over| over.0 <= now && !self.plant.is(Flaw::LossBelieved));
         let Some(job) = self.job.as_deref_mut() else {
             return false;
         };
         let lost = over.is_some() && job.mark.is_some() && job.is_open(over);
         if lost {
             (job.mark, job.done) = (over, true);
-            self.branches.push(Branch::LossMended);
+            self.branches.note(Branch::LossMended);
         }
         lost
     }

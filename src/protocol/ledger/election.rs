@@ -1,7 +1,7 @@
 //! Elections in the store. An election is a lock of its own kind; the owner leads. This file answers what observers
 //! ask about the leader.
 
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::Proclaimed;
 use crate::protocol::ledger::transaction::Transaction;
@@ -9,7 +9,7 @@ use crate::protocol::message::{
     Call, ClaimId, GrantNumber, Kind, LeaderReport, NodeId, Payload, Reply, Request, Verb, Version,
 };
 
-impl<P: Plant> Transaction<'_, P> {
+impl Transaction<'_> {
     /// Returns the node that leads and its grant, if this is an election.
     pub(crate) fn current_leader(&self) -> Option<(NodeId, GrantNumber)> {
         let owner = self.state.owner().filter(|_| self.name.kind == Kind::Election);
@@ -23,7 +23,7 @@ impl<P: Plant> Transaction<'_, P> {
         };
         let claim_id = request.claim_id;
         self.state.candidate_values.retain(|(of, _)| *of != claim_id);
-        let waits = self.is_queued(claim_id) && !self.planted(Flaw::QueuedValueForgotten);
+        let waits = self.is_queued(claim_id) && !self.plant.is(Flaw::QueuedValueForgotten);
         let is_new_leader = self.current_leader() != led && self.owned_by(claim_id).is_some();
         if self.name.kind == Kind::Election && (waits || is_new_leader) {
             self.state.candidate_values.push((claim_id, value.clone()));
@@ -41,7 +41,7 @@ impl<P: Plant> Transaction<'_, P> {
         if let Some((leader, number)) = self.state.owner()
             && let Some(at) = values.iter().position(|(of, _)| *of == leader)
         {
-            self.branches.push(Branch::ProclaimedByWinner);
+            self.branches.note(Branch::ProclaimedByWinner);
             self.state.proclaimed = Some(Box::new(Proclaimed {
                 number,
                 version: Version(number.0),
@@ -57,7 +57,7 @@ impl<P: Plant> Transaction<'_, P> {
     /// which the new leader campaigned is proclaimed now.
     pub(crate) fn leader_changed(&mut self) {
         let leads = self.current_leader().map(|(_, number)| number);
-        if !self.planted(Flaw::ProclaimedOutlivesLeader) {
+        if !self.plant.is(Flaw::ProclaimedOutlivesLeader) {
             let proclaimed = &mut self.state.proclaimed;
             proclaimed.take_if(|proclaimed| Some(proclaimed.number) != leads);
         }
@@ -81,7 +81,7 @@ impl<P: Plant> Transaction<'_, P> {
         let version = report.as_ref().map_or(Version(0), |report| report.version);
         match call {
             Call::Leader { known: Some(known) } if known == version => {
-                self.branches.push(Branch::LeaderWatched);
+                self.branches.note(Branch::LeaderWatched);
                 self.watch(request);
                 Reply::Watching(version)
             }
@@ -92,7 +92,7 @@ impl<P: Plant> Transaction<'_, P> {
     /// Returns what observers learn of the present leader.
     fn leader_report(&self) -> Option<LeaderReport> {
         let (node, number) = self.current_leader()?;
-        let outlives = self.planted(Flaw::ProclaimedOutlivesLeader);
+        let outlives = self.plant.is(Flaw::ProclaimedOutlivesLeader);
         let proclaimed = self.state.proclaimed.as_deref();
         let proclaimed = proclaimed.filter(|proclaimed| proclaimed.number == number || outlives);
         Some(LeaderReport {
@@ -107,13 +107,13 @@ impl<P: Plant> Transaction<'_, P> {
     /// value.
     fn proclaim(&mut self, of: ClaimId, seq: u64, value: Option<&Payload>) -> Reply {
         let (Some(number), Some(value)) = (self.owned_by(of), value) else {
-            self.branches.push(Branch::ProclaimRefused);
+            self.branches.note(Branch::ProclaimRefused);
             return Reply::Gone;
         };
         let is_later = |kept: &Proclaimed| kept.number == number && kept.seq >= seq;
-        if self.state.proclaimed.as_deref().is_some_and(is_later) && !self.planted(Flaw::ProclaimedLate) {
+        if self.state.proclaimed.as_deref().is_some_and(is_later) && !self.plant.is(Flaw::ProclaimedLate) {
             // The request was slow, or is a retry.
-            self.branches.push(Branch::ProclaimedBefore);
+            self.branches.note(Branch::ProclaimedBefore);
             return Reply::Done;
         }
         let version = Version(self.next_number().0);
@@ -123,7 +123,7 @@ impl<P: Plant> Transaction<'_, P> {
             seq,
             value: value.clone(),
         }));
-        self.branches.push(Branch::Proclaimed);
+        self.branches.note(Branch::Proclaimed);
         self.tell_watchers();
         Reply::Done
     }

@@ -1,16 +1,16 @@
 //! The queue of a key in the store, and the choice of the next owner.
 
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::{LeftFree, QueueEntry, Search};
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{ClaimId, Grant, Mode, Push};
 
-impl<P: Plant> Transaction<'_, P> {
+impl Transaction<'_> {
     /// Settles a key without an exclusive owner. Grants a free key to the first live waiter, and a shared key to
     /// waiters that can share it. The `caller`'s own grant is not pushed.
     pub(crate) fn settle(&mut self, caller: Option<ClaimId>) -> Search {
-        if self.state.record.is_none() && !self.planted(Flaw::NeverSettled) {
+        if self.state.record.is_none() && !self.plant.is(Flaw::NeverSettled) {
             self.hand_over_or_free(caller, false)
         } else {
             Search::NoWaiter
@@ -35,15 +35,15 @@ impl<P: Plant> Transaction<'_, P> {
         }
         let (mut now, known) = (self.now(), self.state.left_free);
         if let Some(left) = known
-            && self.planted(Flaw::LeftFreeForEver)
+            && self.plant.is(Flaw::LeftFreeForEver)
         {
             now = now.min(left.until(self.poll_gap).saturating_sub(1));
         }
-        let gives_up = gives && !self.planted(Flaw::NeverLeftFree);
+        let gives_up = gives && !self.plant.is(Flaw::NeverLeftFree);
         let (is_free, known) = LeftFree::check(known, now, self.poll_gap, gives_up);
         self.state.left_free = known;
         if is_free {
-            self.branches.push(if gives {
+            self.branches.note(if gives {
                 Branch::LeftFree
             } else {
                 Branch::MetLeftFree
@@ -78,7 +78,7 @@ impl<P: Plant> Transaction<'_, P> {
         let before = self.state.queue.len();
         self.state.queue.retain(|entry| now <= entry.dies);
         if self.state.queue.len() < before {
-            self.branches.push(Branch::DeadRemoved);
+            self.branches.note(Branch::DeadRemoved);
         }
         if !self
             .state
@@ -101,20 +101,20 @@ impl<P: Plant> Transaction<'_, P> {
     /// must not be handed to a waiter for it, nor a tick before its time.
     fn remove_dead_or_over(&mut self, at: usize) -> bool {
         let entry = &self.state.queue[at];
-        let is_told = !self.planted(Flaw::FinishedTickHandedOver) && !self.planted(Flaw::StandbyNeverTold);
+        let is_told = !self.plant.is(Flaw::FinishedTickHandedOver) && !self.plant.is(Flaw::StandbyNeverTold);
         let branch = if self.now() > entry.dies {
             Branch::DeadRemoved
         } else if is_told && self.job.as_ref().is_some_and(|job| !job.is_open(entry.mark)) {
             Branch::StandbyDropped
         } else if let Some(job) = &self.job
             && job.is_brought_back(entry.mark, self.date_ms)
-            && !self.planted(Flaw::TickBroughtBackGranted)
+            && !self.plant.is(Flaw::TickBroughtBackGranted)
         {
             Branch::StandbyEarly
         } else {
             return false;
         };
-        self.branches.push(branch);
+        self.branches.note(branch);
         self.state.queue.remove(at);
         true
     }
@@ -123,8 +123,8 @@ impl<P: Plant> Transaction<'_, P> {
     fn can_be_granted(&mut self, at: usize, caller: Option<ClaimId>) -> bool {
         let entry = &self.state.queue[at];
         let is_kept_waiting = self.job.as_ref().is_some_and(|job| {
-            self.planted(Flaw::StandbyNeverGranted) && job.mark == entry.mark
-                || self.planted(Flaw::StandbyNeverTold) && !job.is_open(entry.mark)
+            self.plant.is(Flaw::StandbyNeverGranted) && job.mark == entry.mark
+                || self.plant.is(Flaw::StandbyNeverTold) && !job.is_open(entry.mark)
         });
         if is_kept_waiting {
             return false;
@@ -132,15 +132,15 @@ impl<P: Plant> Transaction<'_, P> {
         if caller == Some(entry.claim_id) {
             return true;
         }
-        if !entry.is_fresh(self.now()) && !self.planted(Flaw::DeadHeadGranted) {
-            self.branches.push(Branch::StalePassedOver);
+        if !entry.is_fresh(self.now()) && !self.plant.is(Flaw::DeadHeadGranted) {
+            self.branches.note(Branch::StalePassedOver);
             return false;
         }
         let is_heard = self
             .listening
             .is_none_or(|listening| listening.contains(&entry.claim_id.node));
         if !is_heard {
-            self.branches.push(Branch::DeafPassedOver);
+            self.branches.note(Branch::DeafPassedOver);
         }
         is_heard
     }
@@ -164,7 +164,7 @@ impl<P: Plant> Transaction<'_, P> {
                 continue;
             }
             if !self.is_free_for(self.state.queue[at].mode) {
-                if self.planted(Flaw::ReaderJoinsPastWriter) {
+                if self.plant.is(Flaw::ReaderJoinsPastWriter) {
                     at += 1;
                     continue;
                 }
@@ -185,12 +185,12 @@ impl<P: Plant> Transaction<'_, P> {
     /// Grants the key to a waiter. Every waiter except the caller is told by a push.
     fn grant_waiter(&mut self, entry: &QueueEntry, caller: Option<ClaimId>) {
         let number = self.grant(entry);
-        self.branches.push(Branch::HandedOver);
+        self.branches.note(Branch::HandedOver);
         if caller == Some(entry.claim_id) {
             return;
         }
         if caller.is_some() {
-            self.branches.push(Branch::SettledForAnother);
+            self.branches.note(Branch::SettledForAnother);
         }
         self.pushes.push(Push::Granted(Grant {
             name: self.name.clone(),

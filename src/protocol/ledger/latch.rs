@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::LatchRecord;
 use crate::protocol::ledger::transaction::Transaction;
@@ -16,7 +16,7 @@ use crate::protocol::message::{Call, CallTime, LatchReport, Reply, Request, Vers
 /// The id of a call.
 type CallId = Arc<[u8]>;
 
-impl<P: Plant> Transaction<'_, P> {
+impl Transaction<'_> {
     /// Answers a call about a latch.
     pub(crate) fn ask_latch(&mut self, request: &Request, call: Call) -> Reply {
         let now = self.now();
@@ -46,14 +46,14 @@ impl<P: Plant> Transaction<'_, P> {
     /// Sets the latch if it is not set. A latch at zero stays at zero until its life ends, so a restarted worker does
     /// not set it again.
     fn set_count(&mut self, id: CallId, count: u32, life_ms: u64) -> LatchReport {
-        let sets_again = self.planted(Flaw::LatchSetAgain);
+        let sets_again = self.plant.is(Flaw::LatchSetAgain);
         if let Some(latch) = self.state.latch.as_ref().filter(|l| l.left > 0 || !sets_again) {
             if latch.setter == id {
-                self.branches.push(Branch::LatchSetBefore);
+                self.branches.note(Branch::LatchSetBefore);
                 return LatchReport::Set;
             }
             if latch.left == 0 {
-                self.branches.push(Branch::LatchSetOnce);
+                self.branches.note(Branch::LatchSetOnce);
             }
             return LatchReport::Left(latch.left);
         }
@@ -70,12 +70,12 @@ impl<P: Plant> Transaction<'_, P> {
 
     /// Counts the latch down, unless this call was counted before or is refused.
     fn count_down(&mut self, id: CallId, called: CallTime) -> LatchReport {
-        let counts_again = self.planted(Flaw::CountedAgain);
+        let counts_again = self.plant.is(Flaw::CountedAgain);
         let Some(latch) = &self.state.latch else {
             return LatchReport::Unset;
         };
         if let Some(left) = latch.counted.get(&id).filter(|_| !counts_again) {
-            self.branches.push(Branch::LatchCountedBefore);
+            self.branches.note(Branch::LatchCountedBefore);
             return LatchReport::Left(*left);
         }
         let (generation, Some(left)) = (latch.generation, latch.left.checked_sub(1)) else {
@@ -97,7 +97,7 @@ impl<P: Plant> Transaction<'_, P> {
     /// Returns why a count-down does nothing in the present generation, or `None` if it counts.
     fn refuse_count_down(&mut self, generation: Version, called: CallTime) -> Option<LatchReport> {
         let (report, branch) = match called.of {
-            _ if self.planted(Flaw::CountedLate) => return None,
+            _ if self.plant.is(Flaw::CountedLate) => return None,
             Some(of) if of == generation => return None,
             None if generation.0 <= called.since => return None,
             None if !called.repeats => (LatchReport::SetMeanwhile(generation), Branch::LatchSetMeanwhile),
@@ -107,7 +107,7 @@ impl<P: Plant> Transaction<'_, P> {
             }
             _ => (LatchReport::Over, Branch::LatchOver),
         };
-        self.branches.push(branch);
+        self.branches.note(branch);
         Some(report)
     }
 
@@ -118,7 +118,7 @@ impl<P: Plant> Transaction<'_, P> {
             return Ok(LatchReport::Unset);
         };
         if of.is_some_and(|of| of != latch.generation) {
-            self.branches.push(Branch::LatchLost);
+            self.branches.note(Branch::LatchLost);
             return Ok(LatchReport::Unset);
         }
         match latch.left {

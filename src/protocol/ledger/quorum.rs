@@ -1,12 +1,12 @@
 //! What a master of a quorum does: it gives its vote to one claim at a time, and none while it may have lost records.
 
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::QueueEntry;
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{GrantNumber, Mode, Reply};
 
-impl<P: Plant> Transaction<'_, P> {
+impl Transaction<'_> {
     /// Grants a free key under the proposed number, or under the next number of this master if that is higher.
     ///
     /// The master's time is not compared with the proposal: the masters' clocks may be apart, and a majority that gives one
@@ -41,10 +41,10 @@ impl<P: Plant> Transaction<'_, P> {
             return Reply::Busy(self.owner_left_ms());
         }
         if self.is_after_bound {
-            self.branches.push(Branch::RestoredLate);
+            self.branches.note(Branch::RestoredLate);
             return Reply::Late;
         }
-        self.branches.push(Branch::Restored);
+        self.branches.note(Branch::Restored);
         self.write_lease(claim, number);
         Reply::Granted(number)
     }
@@ -52,10 +52,10 @@ impl<P: Plant> Transaction<'_, P> {
     /// Returns how long the master has no vote, in milliseconds.
     fn without_vote(&mut self) -> Option<u64> {
         let left = self.recovering()?;
-        if self.planted(Flaw::RecoveringVotes) {
+        if self.plant.is(Flaw::RecoveringVotes) {
             return None;
         }
-        self.branches.push(Branch::VoteHeldBack);
+        self.branches.note(Branch::VoteHeldBack);
         Some(left)
     }
 }

@@ -1,7 +1,7 @@
 //! A server that may have lost grants: it grants nothing until every earlier lease has ended, and meanwhile lets live
 //! holders assert their leases.
 
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::ledger::Ledger;
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::QueueEntry;
@@ -11,13 +11,7 @@ use crate::protocol::message::{GrantNumber, LinkReply, LinkRequest, RecoveryCaus
 /// How long a claim is held back that came on an unconfirmed link, in milliseconds. Then it asks again.
 const UNCONFIRMED_PAUSE_MS: u64 = 1_000;
 
-impl<P: Plant> Ledger<P> {
-    /// Returns the run that was compared last.
-    #[doc(hidden)]
-    pub fn recorded_run(&self) -> Option<&str> {
-        self.recovery.run.as_deref()
-    }
-
+impl Ledger {
     /// Compares what a node knows when its link opens, and begins a recovery if the server is in another run or reign than
     /// the recorded one, or has lost grants.
     ///
@@ -31,16 +25,16 @@ impl<P: Plant> Ledger<P> {
         let cause = if recorded.run.as_deref() != Some(link.run) {
             Some(RecoveryCause::Run)
         } else if link.epoch.is_some_and(|epoch| recorded.epoch != Some(epoch))
-            && !self.plant.planted(Flaw::EpochNotCompared)
+            && !self.plant.is(Flaw::EpochNotCompared)
         {
             Some(RecoveryCause::Epoch)
         } else {
             is_behind.then_some(RecoveryCause::Number)
         };
         if let Some(cause) = cause {
-            self.recovery.begin(now_us / 1000, ms, (cause, self.plant));
+            self.recovery.begin(now_us / 1000, ms, cause, self.plant);
             if let Some(number) = link.number
-                && !self.plant.planted(Flaw::ClockNotRaised)
+                && !self.plant.is(Flaw::ClockNotRaised)
             {
                 let above = self.last.max(number).0 + 1;
                 self.last = GrantNumber(above.max(now_us + 1000 * ms));
@@ -56,18 +50,18 @@ impl<P: Plant> Ledger<P> {
     }
 }
 
-impl<P: Plant> Transaction<'_, P> {
+impl Transaction<'_> {
     /// Returns how many milliseconds of a recovery are left. Meanwhile nothing is granted.
     pub(crate) fn recovering(&self) -> Option<u64> {
         self.recovery
             .left(self.now())
-            .filter(|_| !self.planted(Flaw::RecoveringGrants))
+            .filter(|_| !self.plant.is(Flaw::RecoveringGrants))
     }
 
     /// Returns for how many milliseconds a claim is held back: the rest of a recovery, or a pause if the Sentinels have not
     /// confirmed the link. Meanwhile nothing is granted on this link.
     pub(crate) fn held_back(&self) -> Option<u64> {
-        let is_unconfirmed = self.is_unconfirmed && !self.planted(Flaw::UnconfirmedGrants);
+        let is_unconfirmed = self.is_unconfirmed && !self.plant.is(Flaw::UnconfirmedGrants);
         self.recovering()
             .or(is_unconfirmed.then_some(UNCONFIRMED_PAUSE_MS))
     }
@@ -79,28 +73,28 @@ impl<P: Plant> Transaction<'_, P> {
     /// server recovers, the owner's record is written again. No other claim can have been granted the key since.
     pub(crate) fn assert_lease(&mut self, claim: &QueueEntry, number: GrantNumber) -> Option<Reply> {
         let is_free = self.is_free_for(claim.mode)
-            || self.planted(Flaw::AssertedOverOwner) && self.state.owner().is_some()
-            || self.planted(Flaw::RevokedAsserted) && self.is_revoked(claim.claim_id);
+            || self.plant.is(Flaw::AssertedOverOwner) && self.state.owner().is_some()
+            || self.plant.is(Flaw::RevokedAsserted) && self.is_revoked(claim.claim_id);
         if !is_free {
             return None;
         }
-        if number > *self.last && !self.planted(Flaw::EvidenceIgnored) {
-            self.branches.push(Branch::RecoveryByOwner);
+        if number > *self.last && !self.plant.is(Flaw::EvidenceIgnored) {
+            self.branches.note(Branch::RecoveryByOwner);
             let now = self.now();
-            let cause = (RecoveryCause::Number, self.plant);
-            self.recovery.begin(now, self.recovery_ms, cause);
+            self.recovery
+                .begin(now, self.recovery_ms, RecoveryCause::Number, self.plant);
         }
         self.recovering()?;
         // The next run of a tick starts from the marks, and they may be lost, too.
         if self.job.is_some() {
             return None;
         }
-        if self.is_after_bound && !self.planted(Flaw::AssertedLate) {
-            self.branches.push(Branch::AssertionLate);
+        if self.is_after_bound && !self.plant.is(Flaw::AssertedLate) {
+            self.branches.note(Branch::AssertionLate);
             return Some(Reply::Late);
         }
-        self.branches.push(Branch::Asserted);
-        if !self.planted(Flaw::AssertionStaysQueued) && !self.remove_waiter(claim.claim_id) {
+        self.branches.note(Branch::Asserted);
+        if !self.plant.is(Flaw::AssertionStaysQueued) && !self.remove_waiter(claim.claim_id) {
             // The value of a candidate that was removed as dead is not proclaimed late.
             let claim_id = claim.claim_id;
             self.state.candidate_values.retain(|(of, _)| *of != claim_id);

@@ -26,8 +26,8 @@ impl RecoveryState {
     }
 
     /// Begins a recovery of `ms` milliseconds at `now`, unless a longer one is under way.
-    pub(crate) fn begin(&mut self, now: u64, ms: u64, (cause, plant): (RecoveryCause, impl Plant)) {
-        let ms = if plant.planted(Flaw::RecoveryTooShort) {
+    pub(crate) fn begin(&mut self, now: u64, ms: u64, cause: RecoveryCause, plant: Plant) {
+        let ms = if plant.is(Flaw::RecoveryTooShort) {
             ms / 8
         } else {
             ms

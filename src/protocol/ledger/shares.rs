@@ -1,12 +1,12 @@
 //! Keys with several holders at once: whether a claim may share a key, and how many permits are in use.
 
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::{QueueEntry, Search, SharedLease};
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{ClaimId, GrantNumber, Mode, Permits};
 
-impl<P: Plant> Transaction<'_, P> {
+impl Transaction<'_> {
     /// Returns whether the key has no holder.
     pub(crate) fn is_free(&self) -> bool {
         self.is_free_for(Mode::Exclusive)
@@ -65,7 +65,7 @@ impl<P: Plant> Transaction<'_, P> {
     pub(crate) fn may_join(&mut self, claim: &QueueEntry, search: Search) -> bool {
         let is_next = self.is_next(claim.mode, search);
         if self.is_free_for(claim.mode) && search != Search::LeftFree && !self.is_free() {
-            self.branches.push(if is_next {
+            self.branches.note(if is_next {
                 Branch::Joined
             } else {
                 Branch::JoinRefused
@@ -76,7 +76,7 @@ impl<P: Plant> Transaction<'_, P> {
 
     /// Returns what [`may_join`](Self::may_join) returns, without recording a branch.
     pub(crate) fn is_next(&self, mode: Mode, search: Search) -> bool {
-        let is_behind = search == Search::Waits && !self.planted(Flaw::ReaderJoinsPastWriter);
+        let is_behind = search == Search::Waits && !self.plant.is(Flaw::ReaderJoinsPastWriter);
         self.is_free_for(mode) && search != Search::LeftFree && !is_behind
     }
 

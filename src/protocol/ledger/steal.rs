@@ -1,6 +1,6 @@
 //! A lease that an operator takes from its holder: it is revoked, and its record keeps its end.
 
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::ledger::Ledger;
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::RecordOwner;
@@ -8,24 +8,19 @@ use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{ClaimId, GrantNumber, Push};
 use crate::protocol::steal::{StealAct, StealReply, StealRequest, StealTarget};
 
-impl<P: Plant> Ledger<P> {
+impl Ledger {
     /// Executes a step of a steal at `now_us`. Appends the pushes for the holder and for observers to `pushes`.
-    pub fn steal(
-        &mut self,
-        now_us: u64,
-        steal: &StealRequest,
-        pushes: &mut Vec<Push>,
-        branches: &mut Vec<Branch>,
-    ) -> StealReply {
+    pub fn steal(&mut self, now_us: u64, steal: &StealRequest, pushes: &mut Vec<Push>) -> StealReply {
+        self.branches.begin_step();
         let batch = steal.leave(None);
         let request = &batch.requests[0];
-        self.transact(now_us, &batch, request, (pushes, branches), |transaction| {
+        self.transact(now_us, &batch, request, pushes, |transaction| {
             transaction.steal(steal)
         })
     }
 }
 
-impl<P: Plant> Transaction<'_, P> {
+impl Transaction<'_> {
     fn steal(&mut self, steal: &StealRequest) -> StealReply {
         let hands_over = matches!(steal.act, StealAct::HandOver);
         if self.is_of_wrong_type() {
@@ -51,7 +46,7 @@ impl<P: Plant> Transaction<'_, P> {
                 .extend(told.map(|claim| Push::Asked(self.name.clone(), claim, asking.clone())));
             return StealReply::Done(found);
         }
-        self.branches.push(Branch::Revoked);
+        self.branches.note(Branch::Revoked);
         let led = self.current_leader();
         match (&mut self.state.record, found) {
             // A foreign client holds no lease of ours, and no push reaches it.
@@ -60,7 +55,7 @@ impl<P: Plant> Transaction<'_, P> {
             (None, Some(claim)) => self.revoke_share(claim),
             (None, None) => {}
         }
-        if self.planted(Flaw::RevokedFreed) {
+        if self.plant.is(Flaw::RevokedFreed) {
             self.state.record = None;
         }
         if let Some(claim) = found.filter(|_| steal.tells) {
@@ -99,7 +94,7 @@ impl<P: Plant> Transaction<'_, P> {
     }
 
     fn revoke_share(&mut self, claim: ClaimId) {
-        let frees = self.planted(Flaw::RevokedFreed);
+        let frees = self.plant.is(Flaw::RevokedFreed);
         if let Some(share) = self.share_of(claim) {
             share.is_revoked = true;
         }

@@ -1,25 +1,25 @@
 //! The ticks of a job in the store: which tick may run, which ticks are over, and how a tick ends.
 
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{ClaimId, Reply, TickTime, WhenBehind};
 
-impl<P: Plant> Transaction<'_, P> {
+impl Transaction<'_> {
     /// Returns the refusal of a tick that is over, was skipped, or is early, by the job's mark and the store's clock.
     pub(crate) fn refuse_tick(&mut self) -> Option<Reply> {
         let now = self.date_ms;
         let job = self.job.as_deref()?;
-        if self.planted(Flaw::NoMark) {
+        if self.plant.is(Flaw::NoMark) {
             return None;
         }
         if !job.is_open(self.mark) {
             Some(self.refuse_over_tick(Branch::TickOver))
         } else if let Some(TickTime(due)) = self.mark
             && due > now
-            && !self.planted(Flaw::EarlyTickGranted)
+            && !self.plant.is(Flaw::EarlyTickGranted)
         {
-            self.branches.push(Branch::TickEarly);
+            self.branches.note(Branch::TickEarly);
             Some(Reply::Early(due - now))
         } else {
             None
@@ -29,12 +29,12 @@ impl<P: Plant> Transaction<'_, P> {
     /// Returns the reply to a claim whose tick is over: [`Reply::Skipped`] or [`Reply::Over`].
     pub(crate) fn refuse_over_tick(&mut self, branch: Branch) -> Reply {
         let is_past = || self.job.as_deref().is_some_and(|job| self.mark < job.mark);
-        let is_mistaken = self.planted(Flaw::RunTickCalledSkipped) && is_past();
+        let is_mistaken = self.plant.is(Flaw::RunTickCalledSkipped) && is_past();
         if is_mistaken || self.job.as_deref().is_some_and(|job| job.is_skipped(self.mark)) {
-            self.branches.push(Branch::SkippedTold);
+            self.branches.note(Branch::SkippedTold);
             return Reply::Skipped;
         }
-        self.branches.push(branch);
+        self.branches.note(branch);
         Reply::Over
     }
 
@@ -45,20 +45,20 @@ impl<P: Plant> Transaction<'_, P> {
             return None;
         };
         let job = self.job.as_deref()?;
-        let latest = if self.planted(Flaw::SkippedTickAwaited) {
+        let latest = if self.plant.is(Flaw::SkippedTickAwaited) {
             job.mark
         } else {
             job.latest()
         }?;
-        let is_next = latest == after && job.done || self.planted(Flaw::EarlierTickPassedOver);
+        let is_next = latest == after && job.done || self.plant.is(Flaw::EarlierTickPassedOver);
         if self.mark == job.mark || is_next {
             if is_next && job.mark < Some(latest) {
-                self.branches.push(Branch::TickAfterSkipped);
+                self.branches.note(Branch::TickAfterSkipped);
             }
             return None;
         }
         let is_open = !job.done;
-        self.branches.push(Branch::TickBehind);
+        self.branches.note(Branch::TickBehind);
         Some(Reply::EarlierTickDue { latest, is_open })
     }
 
@@ -67,13 +67,13 @@ impl<P: Plant> Transaction<'_, P> {
     /// ticks that were not granted.
     pub(crate) fn refuse_beside_run(&mut self, when_behind: WhenBehind, wait: bool) -> Option<Reply> {
         let skips = when_behind == WhenBehind::Skip
-            || when_behind == WhenBehind::Queue && self.planted(Flaw::QueuedTickSkipped);
+            || when_behind == WhenBehind::Queue && self.plant.is(Flaw::QueuedTickSkipped);
         let left = self.owner_left_ms();
         let job = self.job.as_deref_mut().filter(|job| self.mark > job.mark)?;
         if skips {
             // Runs must not overlap. A tick that is skipped here must not be run later by another node either.
             job.skipped = self.mark;
-            self.branches.push(Branch::TickSkipped);
+            self.branches.note(Branch::TickSkipped);
             return Some(Reply::Busy(left));
         }
         // A tick with `After` gets here only when its predecessor has ended. Another record blocks the job, so there
@@ -83,7 +83,7 @@ impl<P: Plant> Transaction<'_, P> {
         }
         let before = TickTime(self.mark.map_or(0, |mark| mark.0.saturating_sub(1)));
         job.skipped = job.skipped.max(Some(before).filter(|before| before.0 > 0));
-        self.branches.push(Branch::TickQueued);
+        self.branches.note(Branch::TickQueued);
         None
     }
 
@@ -91,8 +91,8 @@ impl<P: Plant> Transaction<'_, P> {
     /// succeeded.
     pub(crate) fn finish(&mut self, claim_id: ClaimId, well: bool) -> Reply {
         let is_owner = self.owned_by(claim_id).is_some();
-        let by_node = self.planted(Flaw::JobByNode);
-        let keeps = self.planted(Flaw::CheckpointOutlivesTick);
+        let by_node = self.plant.is(Flaw::JobByNode);
+        let keeps = self.plant.is(Flaw::CheckpointOutlivesTick);
         let mut finished = false;
         if let Some(job) = &mut self.job {
             let is_winner = |winner: ClaimId| winner == claim_id || (by_node && winner.node == claim_id.node);
@@ -106,11 +106,11 @@ impl<P: Plant> Transaction<'_, P> {
                 }
                 finished = true;
             } else {
-                self.branches.push(Branch::TickFinishedByAnother);
+                self.branches.note(Branch::TickFinishedByAnother);
             }
         }
         if finished && !is_owner {
-            self.branches.push(Branch::TickFinishedLate);
+            self.branches.note(Branch::TickFinishedLate);
         }
         match self.leave(claim_id) {
             Reply::NotThere if finished => Reply::Done,

@@ -11,7 +11,7 @@ use std::collections::HashSet;
 
 use crate::error::StoreRefusal;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::ledger::branch::Branch;
+use crate::protocol::ledger::branch::{Branch, Branches};
 use crate::protocol::ledger::record::{
     JobRecord, KeyRecord, QueueEntry, Record, RecordOwner, Search, is_past,
 };
@@ -22,7 +22,7 @@ use crate::protocol::message::{
 };
 
 /// The state that one request reads and changes.
-pub(crate) struct Transaction<'a, P: Plant> {
+pub(crate) struct Transaction<'a> {
     pub(crate) name: &'a Name,
     pub(crate) state: &'a mut KeyRecord,
     /// The record of the job; `None` for every other kind.
@@ -46,22 +46,18 @@ pub(crate) struct Transaction<'a, P: Plant> {
     pub(crate) poll_gap: u64,
     /// Set if another claim of the group cannot be granted.
     pub(crate) is_group_refused: bool,
-    pub(crate) plant: P,
+    pub(crate) plant: Plant,
     pub(crate) now_us: u64,
     /// The time that ticks are compared with, in milliseconds since the Unix epoch.
     pub(crate) date_ms: u64,
     pub(crate) pushes: &'a mut Vec<Push>,
-    pub(crate) branches: &'a mut Vec<Branch>,
+    pub(crate) branches: &'a mut Branches,
 }
 
-impl<P: Plant> Transaction<'_, P> {
+impl Transaction<'_> {
     /// The server's clock, in milliseconds.
     pub(crate) fn now(&self) -> u64 {
         self.now_us / 1000
-    }
-
-    pub(crate) fn planted(&self, flaw: Flaw) -> bool {
-        self.plant.planted(flaw)
     }
 
     /// Executes a request and returns its reply. Refuses a late request, and a key whose record is no lock's.
@@ -69,7 +65,7 @@ impl<P: Plant> Transaction<'_, P> {
     pub(crate) fn execute(&mut self, request: &Request, not_after: u64) -> Reply {
         self.is_after_bound = self.now_us > not_after;
         if self.is_late(request, not_after) {
-            self.branches.push(if self.job.is_some() {
+            self.branches.note(if self.job.is_some() {
                 Branch::TickLate
             } else {
                 Branch::LateRefused
@@ -153,10 +149,10 @@ impl<P: Plant> Transaction<'_, P> {
             return false;
         }
         let mut search = self.settle(Some(request.claim_id));
-        if search == Search::Waits && self.planted(Flaw::TogetherPastWriter) {
+        if search == Search::Waits && self.plant.is(Flaw::TogetherPastWriter) {
             search = Search::NoWaiter;
         }
-        let mode = if self.planted(Flaw::TogetherAsWriter) {
+        let mode = if self.plant.is(Flaw::TogetherAsWriter) {
             Mode::Exclusive
         } else {
             request.mode
@@ -166,14 +162,14 @@ impl<P: Plant> Transaction<'_, P> {
 
     /// Returns whether the request may create state and comes after its batch's not-after.
     fn is_late(&self, request: &Request, not_after: u64) -> bool {
-        request.verb.creates() && self.now_us > not_after && !self.planted(Flaw::LateClaimExecuted)
+        request.verb.creates() && self.now_us > not_after && !self.plant.is(Flaw::LateClaimExecuted)
     }
 
     /// Returns whether the record is no lock's. Removes an expired record and expired shares first.
     pub(crate) fn is_of_wrong_type(&mut self) -> bool {
         let now = self.now();
         // An expired share must not be renewed: its permits may have been granted to others.
-        if !self.planted(Flaw::EndedPermitRenewed) {
+        if !self.plant.is(Flaw::EndedPermitRenewed) {
             self.state.shares.retain(|share| now <= share.expires);
         }
         let record = &mut self.state.record;
@@ -202,7 +198,7 @@ impl<P: Plant> Transaction<'_, P> {
             return refused;
         }
         if let Some(left) = self.held_back() {
-            self.branches.push(Branch::ClaimHeldBack);
+            self.branches.note(Branch::ClaimHeldBack);
             // A tick is not queued, because what is known of earlier ticks may be lost.
             if wait && self.job.is_none() {
                 self.enqueue(claim);
@@ -214,7 +210,7 @@ impl<P: Plant> Transaction<'_, P> {
         }
         if self.may_join(&claim, search) {
             if self.is_group_refused {
-                self.branches.push(Branch::GroupRefused);
+                self.branches.note(Branch::GroupRefused);
                 return Reply::GroupRefused;
             }
             let open = self.job.as_deref().and_then(|job| job.overtaken_by(self.mark));
@@ -229,7 +225,7 @@ impl<P: Plant> Transaction<'_, P> {
         {
             return busy;
         }
-        if !wait || self.planted(Flaw::NoStandby) && self.job.is_some() {
+        if !wait || self.plant.is(Flaw::NoStandby) && self.job.is_some() {
             return Reply::Busy(self.owner_left_ms());
         }
         self.enqueue(claim);
@@ -249,7 +245,7 @@ impl<P: Plant> Transaction<'_, P> {
         let Some(capacity) = recorded_capacity else {
             return self.granted(number);
         };
-        self.branches.push(Branch::CapacityDiffers);
+        self.branches.note(Branch::CapacityDiffers);
         Reply::CapacityDiffers(number, capacity)
     }
 
@@ -257,7 +253,7 @@ impl<P: Plant> Transaction<'_, P> {
     fn renew(&mut self, claim: QueueEntry, number: Option<GrantNumber>) -> Reply {
         let claim_id = claim.claim_id;
         if let Some(own) = self.owned_by(claim_id) {
-            self.branches.push(Branch::AskedAgain);
+            self.branches.note(Branch::AskedAgain);
             self.extend(claim_id, claim.term);
             // A sender that does not know its grant does not hold yet. Its lease may have ended before the loss.
             return match self.held_back() {
@@ -265,8 +261,8 @@ impl<P: Plant> Transaction<'_, P> {
                 _ => self.granted(own),
             };
         }
-        if self.is_revoked(claim_id) && !self.planted(Flaw::RevokedAsserted) {
-            self.branches.push(Branch::RevokedTold);
+        if self.is_revoked(claim_id) && !self.plant.is(Flaw::RevokedAsserted) {
+            self.branches.note(Branch::RevokedTold);
             return Reply::Revoked;
         }
         if let Some(asserted) = number.and_then(|number| self.assert_lease(&claim, number)) {
@@ -275,7 +271,7 @@ impl<P: Plant> Transaction<'_, P> {
         let waits = self.note_heartbeat(claim_id);
         self.settle(Some(claim_id));
         if let Some(number) = self.owned_by(claim_id) {
-            self.branches.push(Branch::AskedAgain);
+            self.branches.note(Branch::AskedAgain);
             self.granted(number)
         } else if waits {
             self.queued()
@@ -290,7 +286,7 @@ impl<P: Plant> Transaction<'_, P> {
     fn assert_fixed(&mut self, claim: &QueueEntry, number: GrantNumber) -> Reply {
         match self.owned_by(claim.claim_id) {
             Some(own) => {
-                if self.planted(Flaw::AssertionShortens) {
+                if self.plant.is(Flaw::AssertionShortens) {
                     self.extend(claim.claim_id, claim.term);
                 }
                 self.granted(own)
@@ -304,14 +300,14 @@ impl<P: Plant> Transaction<'_, P> {
     pub(crate) fn leave(&mut self, claim_id: ClaimId) -> Reply {
         if self.owned_by(claim_id).is_some()
             || self.is_revoked(claim_id)
-            || self.planted(Flaw::RevokedLeftByAnother) && self.is_owner_revoked()
-            || (self.planted(Flaw::LeaveByAnyone) && self.state.record.is_some())
+            || self.plant.is(Flaw::RevokedLeftByAnother) && self.is_owner_revoked()
+            || (self.plant.is(Flaw::LeaveByAnyone) && self.state.record.is_some())
         {
             self.state.end(claim_id);
             self.hand_over_or_free(None, true);
             return Reply::Done;
         }
-        if self.planted(Flaw::PermitReleasedTwice) && !self.state.shares.is_empty() {
+        if self.plant.is(Flaw::PermitReleasedTwice) && !self.state.shares.is_empty() {
             self.state.shares.remove(0);
         }
         // A waiter that leaves must not be granted the key, so it is removed before the key is settled.
@@ -325,14 +321,14 @@ impl<P: Plant> Transaction<'_, P> {
     fn yield_(&mut self, claim_id: ClaimId, next: QueueEntry) -> Reply {
         // The leave that follows ends it.
         if self.is_revoked(claim_id) {
-            self.branches.push(Branch::RevokedTold);
+            self.branches.note(Branch::RevokedTold);
             return Reply::Revoked;
         }
         if self.owned_by(claim_id).is_none() {
             self.settle(Some(claim_id));
         }
         if self.owned_by(claim_id).is_none() {
-            self.branches.push(Branch::YieldRepeated);
+            self.branches.note(Branch::YieldRepeated);
             return Reply::Gone;
         }
         let was_alone = self.state.record.is_some();
@@ -358,11 +354,11 @@ impl<P: Plant> Transaction<'_, P> {
         if let Some(job) = &mut self.job {
             let again = job.mark == mark && job.attempt > 0;
             if again {
-                self.branches.push(Branch::TickTakenOver);
+                self.branches.note(Branch::TickTakenOver);
             } else if job.attempt > 0 && !job.done {
-                self.branches.push(Branch::TickOvertaken);
+                self.branches.note(Branch::TickOvertaken);
             }
-            if !again && !self.plant.planted(Flaw::CheckpointOutlivesTick) {
+            if !again && !self.plant.is(Flaw::CheckpointOutlivesTick) {
                 job.saved = None;
             }
             if !again {
@@ -371,7 +367,7 @@ impl<P: Plant> Transaction<'_, P> {
             job.attempt = if again { job.attempt + 1 } else { 1 };
             (job.mark, job.done, job.winner) = (mark, false, Some(claim_id));
         }
-        let keep = self.planted(Flaw::NumberKeptOnHandOff) && *self.last > GrantNumber::default();
+        let keep = self.plant.is(Flaw::NumberKeptOnHandOff) && *self.last > GrantNumber::default();
         if !keep {
             self.next_number();
         }
@@ -414,7 +410,7 @@ impl<P: Plant> Transaction<'_, P> {
 
     /// Returns the number under which the claim owns or shares the key.
     pub(crate) fn owned_by(&self, claim_id: ClaimId) -> Option<GrantNumber> {
-        let by_node = self.planted(Flaw::JobByNode) && self.job.is_some();
+        let by_node = self.plant.is(Flaw::JobByNode) && self.job.is_some();
         match self.state.owner() {
             Some((owner, number)) if owner == claim_id || by_node && owner.node == claim_id.node => {
                 Some(number)
@@ -424,7 +420,7 @@ impl<P: Plant> Transaction<'_, P> {
                 let share = shares.find(|share| share.claim_id == claim_id && !share.is_revoked);
                 let revoked = || {
                     self.revoked_number(claim_id)
-                        .filter(|_| self.planted(Flaw::RevokedRenewed))
+                        .filter(|_| self.plant.is(Flaw::RevokedRenewed))
                 };
                 share.map(|share| share.number).or_else(revoked)
             }
@@ -441,7 +437,7 @@ impl<P: Plant> Transaction<'_, P> {
         let record = self.state.record.as_ref();
         // A lock that is left free for clients that poll is not announced either.
         if self.poll_gap > 0 || record.is_some_and(|record| record.owner.is_unannounced()) {
-            self.branches.push(Branch::QueuedBehindForeign);
+            self.branches.note(Branch::QueuedBehindForeign);
             return Reply::QueuedBehindForeign(left);
         }
         match self.state.owner() {

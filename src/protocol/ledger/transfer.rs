@@ -1,50 +1,50 @@
 //! Passes a lease from one owner to the next in one step: a writer becomes a reader, or another process adopts a
 //! transfer.
 
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::{QueueEntry, RecordOwner};
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{ClaimId, LeaseTimes, Mode, Reply};
 
-impl<P: Plant> Transaction<'_, P> {
+impl Transaction<'_> {
     /// Makes `to` the owner in place of `claim_id`. The old number never owns the lease again, so a repeated pass
     /// finds `to` as owner, or refuses. `adopts`: the sender adopts a transfer.
     pub(crate) fn pass(&mut self, (claim_id, adopts): (ClaimId, bool), to: QueueEntry) -> Reply {
         if let Some(number) = self.owned_by(to.claim_id) {
-            self.branches.push(Branch::PassRepeated);
+            self.branches.note(Branch::PassRepeated);
             self.extend(to.claim_id, to.term);
             return Reply::Granted(number);
         }
-        let is_adopted = self.planted(Flaw::RevokedAdopted) && self.is_revoked(claim_id);
+        let is_adopted = self.plant.is(Flaw::RevokedAdopted) && self.is_revoked(claim_id);
         if !self.owns_in_mode(claim_id, to.mode) && !is_adopted {
-            self.branches.push(Branch::PassRefused);
+            self.branches.note(Branch::PassRefused);
             return Reply::Gone;
         }
         // An adoption is a grant: the lost state may include another adoption of the same lease.
         if let Some(left) = self.held_back()
             && adopts
-            && !self.planted(Flaw::AdoptedWhileRecovering)
+            && !self.plant.is(Flaw::AdoptedWhileRecovering)
         {
-            self.branches.push(Branch::AdoptionHeldBack);
+            self.branches.note(Branch::AdoptionHeldBack);
             return Reply::Recovering(left);
         }
         let (was_alone, before) = (self.state.record.is_some(), self.owned_by(claim_id));
         self.state.end(claim_id);
-        if self.planted(Flaw::DowngradeLetsGo) && to.mode == Mode::Read {
+        if self.plant.is(Flaw::DowngradeLetsGo) && to.mode == Mode::Read {
             self.hand_over(None, true);
             if !self.is_free_for(Mode::Read) {
                 return Reply::Gone;
             }
         }
         let is_downgrade = was_alone && to.mode == Mode::Read;
-        self.branches.push(if is_downgrade {
+        self.branches.note(if is_downgrade {
             Branch::Downgraded
         } else {
             Branch::Passed
         });
         let mut number = self.grant(&to);
-        if self.planted(Flaw::AdoptKeepsNumber)
+        if self.plant.is(Flaw::AdoptKeepsNumber)
             && let (Some(record), Some(before)) = (&mut self.state.record, before)
         {
             (record.owner, number) = (RecordOwner::Claim(to.claim_id, before), before);
@@ -58,7 +58,7 @@ impl<P: Plant> Transaction<'_, P> {
     /// Returns whether the claim owns the lease in this mode or in a stronger one.
     fn owns_in_mode(&self, claim_id: ClaimId, mode: Mode) -> bool {
         let mut shares = self.state.shares.iter();
-        let by_anyone = self.planted(Flaw::AdoptedTwice) && self.state.record.is_some();
+        let by_anyone = self.plant.is(Flaw::AdoptedTwice) && self.state.record.is_some();
         (self.owned_by(claim_id).is_some() || by_anyone)
             && match mode {
                 Mode::Exclusive => self.state.record.is_some(),
@@ -77,7 +77,7 @@ impl<P: Plant> Transaction<'_, P> {
             return Reply::Gone;
         }
         let until = self.now() + term.hold_ms();
-        let never_shorter = !self.planted(Flaw::ExtendShortens);
+        let never_shorter = !self.plant.is(Flaw::ExtendShortens);
         let longer = |ends: u64| if never_shorter { ends.max(until) } else { until };
         if let Some(record) = &mut self.state.record {
             record.expires = record.expires.map(longer);
@@ -85,7 +85,7 @@ impl<P: Plant> Transaction<'_, P> {
         if let Some(share) = self.share_of(of) {
             share.expires = longer(share.expires);
         }
-        self.branches.push(Branch::Lengthened);
+        self.branches.note(Branch::Lengthened);
         Reply::Done
     }
 }

@@ -1,12 +1,11 @@
 //! What the ledger shows of its keys to an operator. Looking changes nothing: no key is settled or swept.
 
-use crate::protocol::flaw::Plant;
 use crate::protocol::ledger::Ledger;
 use crate::protocol::ledger::record::{KeyRecord, Record, RecordOwner, SharedLease, Watcher, is_past};
 use crate::protocol::message::{Mode, Name};
 use crate::protocol::view::{HolderView, KeyView, MAX_LISTED, RecordView, WaiterView};
 
-impl<P: Plant> Ledger<P> {
+impl Ledger {
     /// Returns every name with state, in no order.
     pub fn names(&self) -> impl Iterator<Item = &Name> {
         self.states.keys()

@@ -1,11 +1,10 @@
 //! Nodes that watch a key: the store tells them once when the watched value changes.
 
-use crate::protocol::flaw::Plant;
 use crate::protocol::ledger::record::Watcher;
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{Push, Request};
 
-impl<P: Plant> Transaction<'_, P> {
+impl Transaction<'_> {
     /// Records that the sender's node watches the key, for one of its leases from now on.
     pub(crate) fn watch(&mut self, request: &Request) {
         let (node, now) = (request.claim_id.node, self.now());

@@ -34,7 +34,7 @@ const LEAVE_PAUSE: Duration = Duration::from_millis(250);
 
 /// The requests of a shard's keys to the masters of a quorum, and the votes of the masters.
 #[derive(Debug)]
-pub(crate) struct Quorum<P> {
+pub(crate) struct Quorum {
     masters: usize,
     pursuits: BTreeMap<ClaimNumber, Pursuit>,
     /// When a claim must be left again at a master, or is given up as busy.
@@ -43,11 +43,11 @@ pub(crate) struct Quorum<P> {
     clocks: Vec<Option<ServerClock>>,
     /// The highest number that this shard has seen.
     highest: GrantNumber,
-    plant: P,
+    plant: Plant,
 }
 
-impl<P: Plant> Quorum<P> {
-    pub(crate) fn new(masters: usize, plant: P) -> Self {
+impl Quorum {
+    pub(crate) fn new(masters: usize, plant: Plant) -> Self {
         Quorum {
             masters,
             pursuits: BTreeMap::new(),
@@ -83,7 +83,7 @@ impl<P: Plant> Quorum<P> {
     /// The number of votes that a lease needs.
     fn majority(&self) -> usize {
         let q = self.masters / 2 + 1;
-        if self.plant.planted(Flaw::MinorityEnough) {
+        if self.plant.is(Flaw::MinorityEnough) {
             q - 1
         } else {
             q
@@ -298,7 +298,7 @@ impl<P: Plant> Quorum<P> {
         }
         if vote.sent.is_some() {
             pursuit.ask(master, Step::Leave, Verb::Leave, out);
-        } else if !self.plant.planted(Flaw::LeftWhereGrantedOnly) {
+        } else if !self.plant.is(Flaw::LeftWhereGrantedOnly) {
             self.leave_late(now, number, master);
         }
     }
@@ -312,7 +312,7 @@ impl<P: Plant> Quorum<P> {
         let vote = &mut pursuit.masters[master];
         if let Some(until) = vote.executable_until.take()
             && until > now
-            && !self.plant.planted(Flaw::LeftWhereGrantedOnly)
+            && !self.plant.is(Flaw::LeftWhereGrantedOnly)
         {
             vote.leave_at = Some(until);
             self.dues.insert((until, number));

@@ -168,14 +168,10 @@ impl Pursuit {
     }
 
     /// Returns from when the lease counts: the q-th youngest vote.
-    fn counts_from(&self, q: usize, plant: impl Plant) -> Option<Instant> {
+    fn counts_from(&self, q: usize, plant: Plant) -> Option<Instant> {
         let mut sent: Vec<_> = self.masters.iter().filter_map(|vote| vote.sent).collect();
         sent.sort_unstable_by(|a, b| b.cmp(a));
-        let place = if plant.planted(Flaw::YoungestVote) {
-            0
-        } else {
-            q - 1
-        };
+        let place = if plant.is(Flaw::YoungestVote) { 0 } else { q - 1 };
         sent.get(q - 1).and(sent.get(place)).copied()
     }
 
@@ -194,7 +190,7 @@ impl Pursuit {
         &mut self,
         now: Instant,
         q: usize,
-        plant: impl Plant,
+        plant: Plant,
         out: &mut QuorumOutput,
     ) -> bool {
         let waits = |vote: &Vote| vote.is_pending(Step::Claim) || vote.is_pending(Step::Raise);
@@ -206,7 +202,7 @@ impl Pursuit {
                 let common = granted.iter().map(|vote| vote.number).find(is_common);
                 self.number = common.or(granted.iter().map(|vote| vote.number).max());
                 self.told = self.counts_from(q, plant);
-                if common.is_none() && !plant.planted(Flaw::NoSecondTrip) {
+                if common.is_none() && !plant.is(Flaw::NoSecondTrip) {
                     self.raise(out);
                 }
             }
@@ -238,7 +234,7 @@ impl Pursuit {
         };
         // A vote that another master gave before it was raised may be lower.
         let is_raised = |vote: &Vote| vote.sent.is_some() && vote.number >= number;
-        if plant.planted(Flaw::NoSecondTrip) || self.count(is_raised) >= q {
+        if plant.is(Flaw::NoSecondTrip) || self.count(is_raised) >= q {
             if let Some(sent) = self.counts_from(q, plant).filter(|_| !self.has_ended(now)) {
                 self.told = Some(sent);
                 self.answer(sent, Reply::Granted(number), out);
@@ -270,7 +266,7 @@ impl Pursuit {
         &mut self,
         now: Instant,
         q: usize,
-        plant: impl Plant,
+        plant: Plant,
         out: &mut QuorumOutput,
     ) -> bool {
         let granted = self.count(|vote| matches!(vote.answer, Some(VoteAnswer::Granted)));

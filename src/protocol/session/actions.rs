@@ -5,7 +5,6 @@
 use std::collections::VecDeque;
 
 use crate::error::StoreErrorKind;
-use crate::protocol::flaw::Plant;
 use crate::protocol::message::Unanswered;
 use crate::protocol::session::connection::Connection;
 use crate::protocol::session::in_flight::{InFlight, PendingRequest, UnansweredRequest};
@@ -18,7 +17,7 @@ use crate::protocol::time::Instant;
 /// lease.
 const MAX_ACTIONS_IN_FLIGHT: usize = 16;
 
-impl<P: Plant> Session<P> {
+impl Session {
     /// Queues an action, which the next [`step`](Self::step) sends after the batches.
     pub fn queue_action(&mut self, action: OutgoingAction) {
         self.actions.push_back(action);

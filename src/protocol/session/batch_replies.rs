@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::message::{BatchReply, Executed, Failure, RecoveryCause, Reply, Unanswered};
 use crate::protocol::session::connection::{Connection, is_broken};
 use crate::protocol::session::in_flight::{InFlight, PendingRequest, UnansweredRequest};
@@ -13,7 +13,7 @@ use crate::protocol::session::{MAX_BATCHES_IN_FLIGHT, Session};
 use crate::protocol::step::{Input, ms};
 use crate::protocol::time::Instant;
 
-impl<P: Plant> Session<P> {
+impl Session {
     /// Handles the reply to a batch or an action, or its failure.
     #[inline]
     pub(super) fn replied(
@@ -25,7 +25,7 @@ impl<P: Plant> Session<P> {
         let at = self.in_flight.iter().position(|batch| batch.id == id);
         // The batch belongs to a connection that was given up, so its reply has no effect.
         let Some(at) = at else { return };
-        let at = if self.plant.planted(Flaw::ReplyToAnotherBatch) {
+        let at = if self.plant.is(Flaw::ReplyToAnotherBatch) {
             0
         } else {
             at
@@ -246,7 +246,7 @@ impl<P: Plant> Session<P> {
         }
         let reading = ServerClock::read(time, asked, heard);
         self.clock = Some(match self.clock {
-            Some(old) if self.plant.planted(Flaw::NotAfterFromOldReading) => old,
+            Some(old) if self.plant.is(Flaw::NotAfterFromOldReading) => old,
             Some(old) => old.younger(reading),
             None => reading,
         });

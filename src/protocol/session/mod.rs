@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind};
-use crate::protocol::flaw::{Flaw, Plant, Sound};
+use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::message::{Batch, GrantNumber, Kind, Reply, Request, Rule, Unanswered, Verb};
 use crate::protocol::session::backoff::{Backoff, part_of_pause};
 use crate::protocol::session::connection::{Connection, next_attempt};
@@ -65,7 +65,7 @@ fn answer_timeout(lease: Duration, timeout: Duration) -> Duration {
 
 /// The state of the session with one server; see the module.
 #[derive(Debug)]
-pub struct Session<P: Plant = Sound> {
+pub struct Session {
     options: SessionOptions,
     queue: RequestQueue,
     probes: Vec<Probe>,
@@ -100,7 +100,7 @@ pub struct Session<P: Plant = Sound> {
     /// The last number of a batch or an attempt.
     ids: u64,
     jitter: fastrand::Rng,
-    plant: P,
+    plant: Plant,
     /// Empty buffers with capacity, for the next batches.
     spare: Vec<(Vec<PendingRequest>, Vec<Request>)>,
     replies: Vec<Reply>,
@@ -117,13 +117,13 @@ pub struct Session<P: Plant = Sound> {
 impl Session {
     /// Creates a session that has not connected yet.
     pub fn new(options: SessionOptions) -> Self {
-        Session::with_plant(options, Sound)
+        Session::with_plant(options, Plant::NONE)
     }
 }
 
-impl<P: Plant> Session<P> {
+impl Session {
     /// Creates a session with a planted mistake.
-    pub fn with_plant(options: SessionOptions, plant: P) -> Self {
+    pub fn with_plant(options: SessionOptions, plant: Plant) -> Self {
         let jitter = fastrand::Rng::with_seed(options.seed);
         Session {
             inbox: InboxLink::new(&options),
@@ -415,7 +415,7 @@ impl<P: Plant> Session<P> {
         // up.
         let bounds = self.clock.map(|clock| clock.bounds(latest.min(gives_up_at)));
         let (not_after, late_after) = bounds.unwrap_or((u64::MAX, latest + timeout));
-        let is_too_early = self.plant.planted(Flaw::LateAfterTooEarly);
+        let is_too_early = self.plant.is(Flaw::LateAfterTooEarly);
         self.in_flight.push_back(InFlight {
             id,
             connection,

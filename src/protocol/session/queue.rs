@@ -65,10 +65,10 @@ struct ClassQueue {
 
 impl RequestQueue {
     /// Creates an empty queue with a planted mistake.
-    pub(crate) fn with_plant(plant: impl Plant) -> Self {
+    pub(crate) fn with_plant(plant: Plant) -> Self {
         RequestQueue {
-            unsorted: plant.planted(Flaw::RenewalBehindQueue),
-            leaves_last: plant.planted(Flaw::ClaimBeforeLeave),
+            unsorted: plant.is(Flaw::RenewalBehindQueue),
+            leaves_last: plant.is(Flaw::ClaimBeforeLeave),
             ..RequestQueue::default()
         }
     }

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind};
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::message::{GrantNumber, LinkReply, Name, Redirect, Unanswered};
 use crate::protocol::session::backoff::part_of_pause;
 use crate::protocol::session::connection::{Connection, next_attempt};
@@ -21,7 +21,7 @@ use crate::protocol::time::Instant;
 /// A connection unused for this long may have been closed as idle, by the server or by the network.
 const IDLE_AFTER: Duration = Duration::from_millis(900);
 
-impl<P: Plant> Session<P> {
+impl Session {
     /// Returns whether a request, a probe or an action needs a connection.
     pub(super) fn is_wanted(&self) -> bool {
         !self.queue.is_empty() || !self.probes.is_empty() || !self.actions.is_empty()
@@ -158,7 +158,7 @@ impl<P: Plant> Session<P> {
         } = self.connection
             && self.options.role == SessionRole::Only
             && let Some(inbox) = self.inbox.open_attempt()
-            && !self.plant.planted(Flaw::InboxLeftBehind)
+            && !self.plant.is(Flaw::InboxLeftBehind)
         {
             cx.inbox(InboxEffect::Seek { inbox, connection });
         }
@@ -176,7 +176,7 @@ impl<P: Plant> Session<P> {
         let Some(place) = self.place.as_ref().filter(|_| is_current) else {
             return;
         };
-        let is_there = is_there.filter(|_| !self.plant.planted(Flaw::InboxComparedByAddress));
+        let is_there = is_there.filter(|_| !self.plant.is(Flaw::InboxComparedByAddress));
         let part = part_of_pause(&mut self.jitter);
         self.inbox.sought(inbox, is_there, (&place.address, part), cx);
     }
@@ -235,7 +235,7 @@ impl<P: Plant> Session<P> {
         let (gone, kept): (VecDeque<_>, _) = actions.partition(|queued| is_moved(&queued.name));
         self.actions = kept;
         let gone = gone.into_iter().map(|queued| (queued.name, queued.tag));
-        if self.plant.planted(Flaw::ForgottenWithMove) {
+        if self.plant.is(Flaw::ForgottenWithMove) {
             return;
         }
         let error = self.error(StoreErrorKind::Unreachable, "the name is no longer served by");
@@ -320,7 +320,7 @@ impl<P: Plant> Session<P> {
         }
         self.note_unanswered(sent);
         let excused = self.is_proven(connection);
-        if self.plant.planted(Flaw::ConnectionBesideSuccessor) {
+        if self.plant.is(Flaw::ConnectionBesideSuccessor) {
             self.predecessor = Some(connection);
         } else {
             cx.effects.push(SessionEffect::Close(connection));
@@ -336,7 +336,7 @@ impl<P: Plant> Session<P> {
             *until = now;
         }
         let under_way = std::mem::take(&mut self.in_flight);
-        if self.plant.planted(Flaw::ForgottenWithConnection) {
+        if self.plant.is(Flaw::ForgottenWithConnection) {
             return;
         }
         for batch in under_way {

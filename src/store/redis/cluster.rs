@@ -16,7 +16,7 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::cluster::map::CORRECTION;
 use crate::protocol::cluster::reading::{Doubt, MapReading, Undecided};
 use crate::protocol::cluster::{Address, MapAnswer};
-use crate::protocol::flaw::Sound;
+use crate::protocol::flaw::Plant;
 use crate::store::redis::config::Config;
 use crate::store::redis::connection::{cannot_open, connect};
 use crate::store::redis::decode::error_text;
@@ -134,7 +134,7 @@ impl Cluster {
         }
         let (urls, began) = (self.urls(), self.now());
         let mut rng = fastrand::Rng::new();
-        let mut reading = self.write(|map| MapReading::begin(map, (began, &urls), &mut rng, Sound));
+        let mut reading = self.write(|map| MapReading::begin(map, (began, &urls), &mut rng, Plant::NONE));
         let failures = self.ask(config, &mut reading).await;
         let mut decided = Ok(());
         self.change(|map| match reading.decide(began, map) {

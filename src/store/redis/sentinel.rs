@@ -17,7 +17,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
 
 use crate::error::{OptionsError, StoreError, StoreErrorKind, StoreRefusal};
 pub(super) use crate::protocol::cluster::Address;
-use crate::protocol::flaw::Sound;
+use crate::protocol::flaw::Plant;
 use crate::protocol::sentinels::{KnownMaster, NamedMaster, Reign, SentinelAnswer, has_majority};
 use crate::store::WarnSink;
 use crate::store::redis::{decode, tls, url};
@@ -210,7 +210,7 @@ impl SentinelWatch {
             let text = format_args!("{host}:{port} is no longer the master: the Sentinels name {to}:{at}");
             return Err(StoreError::new(StoreErrorKind::Unreachable, text));
         }
-        let reign = named.reign(Sound);
+        let reign = named.reign(Plant::NONE);
         let is_unconfirmed = reign == Reign::Unconfirmed;
         Ok((reign, is_unconfirmed.then(|| self.sentinels.too_few(&named))))
     }
@@ -225,7 +225,7 @@ impl SentinelWatch {
             let Ok(named) = self.find(Wait::ForAll).await else {
                 continue;
             };
-            if named.address != address || named.ends(reign, Sound) {
+            if named.address != address || named.ends(reign, Plant::NONE) {
                 return;
             }
             if reign == Reign::Unconfirmed && self.sentinels.may_warn() {

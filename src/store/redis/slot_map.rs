@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use crate::error::OptionsError;
 use crate::protocol::cluster::map::{ANY, ClusterMap};
 use crate::protocol::cluster::{Address, ClusterNodeId, ServerId};
-use crate::protocol::flaw::Sound;
+use crate::protocol::flaw::Plant;
 use crate::protocol::time;
 use crate::store::redis::names::SLOTS;
 use crate::store::redis::url;
@@ -101,7 +101,7 @@ impl Cluster {
 
     /// Returns whether the server that answers for `id` is the one of the map. If it is not, the map may be old.
     pub(super) fn confirm(&self, id: ServerId, name: &ClusterNodeId) -> bool {
-        let is_confirmed = self.write(|map| map.confirm(id, name, Sound));
+        let is_confirmed = self.write(|map| map.confirm(id, name, Plant::NONE));
         if !is_confirmed {
             self.want_reading();
         }

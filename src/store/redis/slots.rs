@@ -9,7 +9,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
-use crate::protocol::flaw::Sound;
+use crate::protocol::flaw::Plant;
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Redirect, Reply, Request};
 use crate::protocol::redirects::{Fallback, Side, SlotRefusal, after_alone, after_script, is_believed};
 use crate::store::redis::config::Config;
@@ -272,7 +272,7 @@ pub(super) fn action_failure(cluster: &Cluster, store: &Config, error: RedisErro
 /// Returns the reply to a request that a server executed with its record alone.
 fn believed(at: Side, answer: &Value) -> Reply {
     match decode::reply(answer) {
-        Some(reply) if is_believed(at, &reply, Sound) => reply,
+        Some(reply) if is_believed(at, &reply, Plant::NONE) => reply,
         Some(_) => {
             let failure = decode::malformed("the slot of the key is on its way to another server");
             elsewhere(Redirect::Pending, &failure)

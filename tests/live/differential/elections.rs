@@ -309,9 +309,9 @@ impl Run {
         let real = self.base.link.apply(batch.clone()).await;
         let real = real.unwrap_or_else(|failure| panic!("step {step}: {batch:?}: {failure:?}"));
         let queued = self.base.queued(&batch);
-        let (mut pushes, mut branches) = (Vec::new(), Vec::new());
+        let mut pushes = Vec::new();
         let ledger = &mut self.base.ledger;
-        let model = ledger.apply_traced(real.time, &batch, &mut pushes, &mut branches);
+        let model = ledger.apply(real.time, &batch, &mut pushes);
         let replies = real.replies.iter().zip(&model.replies);
         for ((at, request), (real, model)) in places.iter().zip(&batch.requests).zip(replies) {
             assert!(
@@ -332,7 +332,7 @@ impl Run {
             }
         }
         self.base.note_replies(&batch, &real.replies, &queued);
-        for branch in branches {
+        for branch in self.base.ledger.branches().to_vec() {
             self.base.saw(match branch {
                 Branch::RecoveryByClock => "recovery by the clock",
                 Branch::RecoveryByOwner if batch.is_unconfirmed => "recovery by an owner, unconfirmed",

@@ -184,15 +184,13 @@ impl Run {
             requests,
         };
         let real = self.link.apply(batch.clone()).await.unwrap();
-        let (mut pushes, mut branches) = (Vec::new(), Vec::new());
-        let model = self
-            .ledger
-            .apply_traced(real.time, &batch, &mut pushes, &mut branches);
+        let mut pushes = Vec::new();
+        let model = self.ledger.apply(real.time, &batch, &mut pushes);
         for ((request, real), model) in batch.requests.iter().zip(&real.replies).zip(&model.replies) {
             assert_eq!(real, model, "step {step}: {request:?}, server and ledger");
             self.saw(word(real));
         }
-        for branch in branches {
+        for branch in self.ledger.branches().to_vec() {
             self.saw(match branch {
                 Branch::LatchSetBefore => "set before",
                 Branch::LatchSetOnce => "set once",

@@ -30,8 +30,8 @@ impl Run {
             tells: self.rng.bool(),
         };
         let (real, us) = inspector.steal(request.clone()).await.unwrap();
-        let (mut pushes, mut branches) = (Vec::new(), Vec::new());
-        let model = self.ledger.steal(us, &request, &mut pushes, &mut branches);
+        let mut pushes = Vec::new();
+        let model = self.ledger.steal(us, &request, &mut pushes);
         if let (StealAct::HandOver, StealReply::Done(claim)) = (&request.act, &model) {
             self.ledger.apply(us, &request.leave(*claim), &mut pushes);
         }

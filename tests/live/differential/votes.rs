@@ -509,12 +509,10 @@ impl Run {
             };
             return is_refused_before.then_some(reply);
         }
-        let (mut pushes, mut branches) = (Vec::<Push>::new(), Vec::new());
-        let applied = self
-            .ledger(at)
-            .apply_traced(time, one, &mut pushes, &mut branches);
+        let mut pushes = Vec::<Push>::new();
+        let applied = self.ledger(at).apply(time, one, &mut pushes);
         assert!(pushes.is_empty(), "no claim waits: {pushes:?}");
-        for branch in branches {
+        for branch in self.ledger(at).branches().to_vec() {
             self.saw(match branch {
                 Branch::Restored => "restored",
                 Branch::RestoredLate => "restored late",
