@@ -8,7 +8,7 @@ use crate::driver::servers::Server;
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind, Trouble};
 use crate::observe;
-use crate::protocol::message::{Reply, Unanswered};
+use crate::protocol::message::{Executed, Reply};
 use crate::protocol::session::step::{SessionEvent, SessionRole};
 use crate::protocol::step::{InboxState, Input};
 use crate::protocol::time::Instant;
@@ -56,11 +56,8 @@ impl Node {
     pub(crate) fn note_failed_input(&self, server: &Server, input: &Input) {
         let error = match input {
             // The server answered, and another one serves the key.
-            Input::Failed {
-                why: Unanswered::Elsewhere(_),
-                ..
-            } => return,
-            Input::Failed { error, .. } => error.clone(),
+            Input::Failed { failed, .. } if matches!(failed.executed, Executed::Elsewhere(_)) => return,
+            Input::Failed { failed, .. } => failed.error.clone(),
             Input::Answered { reply, .. } => match reply {
                 Reply::Refused(refusal) => StoreError::refused(refusal.clone()),
                 Reply::Late => StoreError::new(StoreErrorKind::TimedOut, "requests reach the store too late"),

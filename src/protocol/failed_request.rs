@@ -8,25 +8,33 @@
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind};
-use crate::protocol::message::Unanswered;
+use crate::protocol::message::{Executed, Failure};
 use crate::protocol::time::Instant;
 
 /// The longest pause before a failed request is repeated. A waiting caller must not wait much longer than the outage
 /// lasts, whatever the lease.
 pub(crate) const MAX_RETRY_PAUSE: Duration = Duration::from_secs(1);
 
-/// A request without a usable answer.
-#[derive(Debug)]
-pub(crate) struct FailedRequest {
-    pub(crate) why: Unanswered,
-    /// When the server was last heard.
-    pub(crate) heard: Option<Instant>,
-    /// When the outage began.
-    pub(crate) away: Option<Instant>,
-    pub(crate) error: StoreError,
-    /// The error for the caller. It says that the request was not executed only if neither this request nor an
-    /// earlier one of it can have been.
-    pub(crate) reported: StoreError,
+/// A request without a usable answer: the store's [`Failure`], and what only the session knows.
+#[derive(Debug, Clone)]
+pub struct FailedRequest {
+    /// Whether the request may have been executed.
+    pub executed: Executed,
+    /// What happened.
+    pub error: StoreError,
+    /// The connection had worked, and broke or was given up because of another request. The request is retried at once, and
+    /// does not count as a failed attempt.
+    pub bystander: bool,
+    /// The request was not sent, because the server is known to be down.
+    pub down: bool,
+    /// The store refuses the request as late from this time on.
+    pub late_after: Instant,
+    /// When the server was last heard; `None` if it never was.
+    pub heard: Option<Instant>,
+    /// When the outage began: when the server was last heard, or when the first request since then was sent that failed.
+    pub away: Option<Instant>,
+    /// The error of an earlier request of the same sender that has no answer either.
+    pub(crate) first: Option<Box<StoreError>>,
 }
 
 /// How long one caller keeps waiting through an outage.
@@ -43,35 +51,44 @@ pub(crate) struct Patience {
 }
 
 impl FailedRequest {
-    /// Returns the failure of a request without earlier requests that count.
-    pub(crate) fn new(
-        why: Unanswered,
-        heard: Option<Instant>,
-        away: Option<Instant>,
-        error: StoreError,
-    ) -> Self {
-        let mut failure = FailedRequest {
-            why,
-            heard,
-            away,
-            reported: error.clone(),
-            error,
-        };
-        if failure.may_be_executed() {
-            failure.reported = failure.reported.of_unknown_outcome();
+    /// Returns the failure of a request to a server that was never heard.
+    pub fn new(failure: Failure, late_after: Instant) -> Self {
+        FailedRequest {
+            executed: failure.executed,
+            error: failure.error,
+            bystander: false,
+            down: false,
+            late_after,
+            heard: None,
+            away: None,
+            first: None,
         }
-        failure
     }
 
     /// Returns the failure of a request that the store answered without doing anything. Only callers that already had
     /// a useful answer keep waiting.
-    pub(crate) fn of_answer(heard: Option<Instant>, error: StoreError) -> Self {
-        FailedRequest::new(Unanswered::No, heard, heard, error)
+    pub(crate) fn of_answer(now: Instant, heard: Option<Instant>, error: StoreError) -> Self {
+        let executed = Executed::No;
+        FailedRequest {
+            heard,
+            away: heard,
+            ..FailedRequest::new(Failure { executed, error }, now)
+        }
     }
 
     /// Returns the failure of a request whose answer came too late to be used.
-    pub(crate) fn of_late_answer(heard: Option<Instant>, text: &str) -> Self {
-        FailedRequest::of_answer(heard, StoreError::new(StoreErrorKind::TimedOut, text))
+    pub(crate) fn of_late_answer(now: Instant, heard: Option<Instant>, text: &str) -> Self {
+        FailedRequest::of_answer(now, heard, StoreError::new(StoreErrorKind::TimedOut, text))
+    }
+
+    /// Returns the error for the caller. It says that the request was not executed only if neither this request nor an
+    /// earlier one of its sender can have been.
+    pub(crate) fn reported(&self) -> StoreError {
+        match &self.first {
+            Some(first) => (**first).clone(),
+            None if self.may_be_executed() => self.error.clone().of_unknown_outcome(),
+            None => self.error.clone(),
+        }
     }
 
     /// Reports the first unanswered request, `first`, to the caller instead of this one. The first may have been
@@ -79,15 +96,15 @@ impl FailedRequest {
     /// have been executed.
     pub(crate) fn note_first(&mut self, first: &mut Option<Box<StoreError>>, believes_all: bool) {
         match first {
-            Some(first) if !believes_all => self.reported = (**first).clone(),
+            Some(_) if !believes_all => self.first.clone_from(first),
             Some(_) => {}
-            None if self.may_be_executed() => *first = Some(Box::new(self.reported.clone())),
+            None if self.may_be_executed() => *first = Some(Box::new(self.reported())),
             None => {}
         }
     }
 
     pub(crate) fn may_be_executed(&self) -> bool {
-        matches!(self.why, Unanswered::Unknown | Unanswered::Bystander)
+        self.executed == Executed::Unknown
     }
 
     pub(crate) fn is_refused(&self) -> bool {
@@ -98,13 +115,13 @@ impl FailedRequest {
     /// request is sent again at once and does not count as a failure. Connections that break one after the other,
     /// without an answer from the server, are an outage.
     pub(crate) fn is_bystander(&self, now: Instant, lease: Duration) -> bool {
-        self.why == Unanswered::Bystander && self.heard.is_some_and(|heard| now < heard + lease)
+        self.bystander && self.heard.is_some_and(|heard| now < heard + lease)
     }
 
     /// Returns whether the request is repeated at once after this number of failures in a row. Only the first failure
     /// is, and only if a repeat can help.
     pub(crate) fn is_repeated_at_once(&self, failures: u32) -> bool {
-        failures <= 1 && self.why != Unanswered::Down && !self.is_refused()
+        failures <= 1 && !self.down && !self.is_refused()
     }
 
     /// Returns whether the store may still answer the caller in time, after this number of failures in a row.

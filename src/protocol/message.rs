@@ -516,7 +516,8 @@ pub enum Executed {
     No,
     /// It may have been executed, or may still be.
     Unknown,
-    /// It was not executed and never will be: the server does not serve the name now.
+    /// It was not executed and never will be: the server does not serve the name now. The request is asked for again, so that
+    /// the store can be asked which server serves the name.
     Elsewhere(Redirect),
 }
 
@@ -527,23 +528,6 @@ pub enum Redirect {
     Moved,
     /// The name is on its way to another server, or no server serves it now.
     Pending,
-}
-
-/// Why a request has no reply.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unanswered {
-    /// It was not executed and never will be.
-    No,
-    /// No reply came in time. It may have been executed, and may still be until it is late.
-    Unknown,
-    /// The connection broke, or was given up because of another request. It may have been executed. It is retried at
-    /// once, and does not count as a failed attempt.
-    Bystander,
-    /// It was not sent, because the server is known to be down.
-    Down,
-    /// It was not executed and never will be: the server does not serve the name now. The request is asked for again,
-    /// so that the store can be asked which server serves the name.
-    Elsewhere(Redirect),
 }
 
 /// Why a batch, or a part of it, has no reply.

@@ -12,7 +12,7 @@
 
 pub mod call;
 pub mod cluster;
-mod failed_request;
+pub mod failed_request;
 pub mod flaw;
 pub mod key;
 pub mod ledger;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::message::{Redirect, Reply, Request, Unanswered};
+use crate::protocol::message::{Executed, Redirect, Reply, Request};
 use crate::protocol::time::Instant;
 
 /// The bounds of the first pause before a request is asked for again while its name is on its way to another server.
@@ -32,8 +32,8 @@ pub(crate) struct Redirects {
 impl Redirects {
     /// Notes why a request has no answer. Returns when it is asked for again if this is no failure: it is one only after
     /// the key was redirected for a third of a lease. The first `MOVED` is followed even then.
-    pub(crate) fn note(&mut self, now: Instant, lease: Duration, why: Unanswered) -> Option<AskAgain> {
-        let Unanswered::Elsewhere(redirect) = why else {
+    pub(crate) fn note(&mut self, now: Instant, lease: Duration, executed: Executed) -> Option<AskAgain> {
+        let Executed::Elsewhere(redirect) = executed else {
             return None;
         };
         let since = *self.since.get_or_insert(now);
@@ -139,10 +139,11 @@ mod tests {
     #[test]
     fn a_redirection_is_a_failure_after_a_third_of_a_lease() {
         let (begin, lease) = (Instant::from_nanos(5), Duration::from_secs(3));
-        let [moved, pending] = [Redirect::Moved, Redirect::Pending].map(Unanswered::Elsewhere);
+        let [moved, pending] = [Redirect::Moved, Redirect::Pending].map(Executed::Elsewhere);
         let after = |from, to| AskAgain::AfterPause((Duration::from_millis(from), Duration::from_millis(to)));
         let mut redirects = Redirects::default();
-        let mut note = |after, why| redirects.note(begin + Duration::from_millis(after), lease, why);
+        let mut note =
+            |after, executed| redirects.note(begin + Duration::from_millis(after), lease, executed);
         assert_eq!(note(0, pending), Some(after(20, 60)));
         // The pause grows, up to a limit.
         assert_eq!(note(160, pending), Some(after(40, 60)));
@@ -156,7 +157,8 @@ mod tests {
         assert_eq!(note(2_501, moved), None);
         // After an answer, two servers name each other.
         redirects.end();
-        let mut note = |after, why| redirects.note(begin + Duration::from_millis(after), lease, why);
+        let mut note =
+            |after, executed| redirects.note(begin + Duration::from_millis(after), lease, executed);
         assert_eq!(note(5_000, moved), Some(AskAgain::AtOnce));
         assert_eq!(note(5_001, moved), Some(after(20, 60)));
         assert_eq!(note(6_000, moved), None);

@@ -16,9 +16,10 @@ use std::time::Duration;
 use strum::{EnumCount, EnumTryAs};
 
 use crate::error::{LostCause, StoreError};
+use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::message::{
     Asking, Call, ClaimId, ClaimNumber, Fence, Grant, GrantNumber, JobReport, LatchReport, LeaderReport,
-    LeaseTimes, Mode, Name, NodeId, Payload, Reply, Request, TickTime, Unanswered, WhenBehind, WriteAnswer,
+    LeaseTimes, Mode, Name, NodeId, Payload, Reply, Request, TickTime, WhenBehind, WriteAnswer,
 };
 use crate::protocol::time::Instant;
 use crate::protocol::write::{Action, Precondition};
@@ -200,17 +201,8 @@ pub enum Input {
     Failed {
         /// The request.
         tag: Tag,
-        /// Whether the request may have been executed, or may still be executed, and how to go on.
-        why: Unanswered,
-        /// The store refuses the request as late from this time on.
-        late_after: Instant,
-        /// When the server was last heard; `None` if it never was.
-        heard: Option<Instant>,
-        /// When the outage began: when the server was last heard, or when the first request since then was sent that
-        /// failed.
-        away: Option<Instant>,
-        /// What happened.
-        error: StoreError,
+        /// What happened, and how to go on.
+        failed: FailedRequest,
     },
     /// A grant arrived in the inbox.
     Pushed(Grant),

@@ -4,14 +4,13 @@ use std::time::Duration;
 
 use tenure::Key;
 use tenure::error::LostCause;
-use tenure::protocol::message::{
-    Call, CallTime, Grant, GrantNumber, Name, Redirect, Reply, TickTime, Unanswered, Verb,
-};
+use tenure::protocol::message::{Call, CallTime, Grant, GrantNumber, Name, Redirect, Reply, TickTime, Verb};
 use tenure::protocol::step::{
     AcquireError, Effect, InboxState, Input, LockOptions, Outcome, Outgoing, Rules, TickRefusal, Ticket,
 };
 use tenure::testing::timed_out;
 
+use crate::failures::Why;
 use crate::help::ms;
 use crate::machine::{Machine as Engine, asks, options};
 
@@ -114,7 +113,7 @@ fn a_claim_that_follows_a_leave_is_granted_whatever_becomes_of_the_leave() {
     // The leave was executed and its answer was lost. The repeated leave finds another owner: this node's next claim.
     let (mut engine, [leave, claim], next) = leaving_and_claiming();
     let heard = Some(engine.now);
-    engine.fail_with(&leave, Unanswered::Unknown, heard, timed_out());
+    engine.fail_with(&leave, Why::Unknown, heard, timed_out());
     let again = engine.sent();
     assert_eq!(
         (again.request.verb, again.request.claim_id),
@@ -144,13 +143,13 @@ fn a_claim_that_follows_a_leave_is_granted_whatever_becomes_of_the_leave() {
 fn a_leave_and_the_claim_behind_it_are_both_asked_again_when_their_connection_breaks() {
     let (mut engine, [leave, claim], next) = leaving_and_claiming();
     let heard = Some(engine.now);
-    engine.fail_with(&leave, Unanswered::Bystander, heard, timed_out());
+    engine.fail_with(&leave, Why::Bystander, heard, timed_out());
     let again = engine.sent();
     assert_eq!(
         (again.request.verb, again.request.claim_id),
         (Verb::Leave, leave.request.claim_id)
     );
-    engine.fail_with(&claim, Unanswered::Bystander, heard, timed_out());
+    engine.fail_with(&claim, Why::Bystander, heard, timed_out());
     let asked = engine.sent();
     assert_eq!(
         (asked.request.verb, asked.request.claim_id),
@@ -600,7 +599,7 @@ fn a_call_that_is_dropped_unanswered_is_not_left() {
     let sends = engine.sends();
     engine.tell(Input::Cancel(ticket));
     assert!(engine.shard.is_empty(), "nothing is left to do");
-    engine.fail(Unanswered::Unknown, Some(engine.now));
+    engine.fail(Why::Unknown, Some(engine.now));
     assert_eq!(engine.sends(), sends, "left, and there was no claim");
     // A late answer has no effect either.
     engine.answer(Reply::Report(Box::default()));
@@ -626,7 +625,7 @@ fn calls_of_a_half_moved_key_ask_less_often_as_time_passes() {
         for effect in &effects {
             if let Effect::Send(outgoing) = effect {
                 asked += 1;
-                let pending = Unanswered::Elsewhere(Redirect::Pending);
+                let pending = Why::Elsewhere(Redirect::Pending);
                 engine.fail_with(outgoing, pending, Some(engine.now), timed_out());
             }
         }

@@ -7,15 +7,14 @@ use tenure::error::StoreError;
 use tenure::protocol::key::claim::Holding;
 use tenure::protocol::key::context::Seed;
 use tenure::protocol::key::shard::Shard;
-use tenure::protocol::message::{
-    Call, GrantNumber, LeaseTimes, Name, NodeId, Reply, TickTime, Unanswered, Verb,
-};
+use tenure::protocol::message::{Call, GrantNumber, LeaseTimes, Name, NodeId, Reply, TickTime, Verb};
 use tenure::protocol::step::{
     AcquireError, CallAnswer, CallOptions, Effect, InboxState, Input, LockOptions, Outgoing, Rules, Ticket,
 };
 use tenure::protocol::time::Instant;
 use tenure::testing::timed_out;
 
+use crate::failures::Why;
 use crate::help::ms;
 
 /// A shard, its key, and the requests that it sent.
@@ -196,25 +195,21 @@ impl Machine {
     }
 
     /// Fails the latest request; its server was last heard at `heard`.
-    pub(crate) fn fail(&mut self, why: Unanswered, heard: Option<Instant>) {
+    pub(crate) fn fail(&mut self, why: Why, heard: Option<Instant>) {
         self.fail_with(&self.sent(), why, heard, timed_out());
     }
 
     pub(crate) fn fail_with(
         &mut self,
         outgoing: &Outgoing,
-        why: Unanswered,
+        why: Why,
         heard: Option<Instant>,
         error: StoreError,
     ) {
-        self.tell(Input::Failed {
-            tag: outgoing.tag,
-            why,
-            late_after: self.now + ms(50),
-            heard,
-            away: heard,
-            error,
-        });
+        let mut failed = why.failed(self.now + ms(50), error);
+        (failed.heard, failed.away) = (heard, heard);
+        let tag = outgoing.tag;
+        self.tell(Input::Failed { tag, failed });
     }
 
     /// Lets time pass without a timer.

@@ -21,6 +21,7 @@ mod errors;
 #[cfg(feature = "scheduler")]
 mod event_table;
 mod events;
+mod failures;
 #[cfg(all(unix, feature = "scheduler"))]
 mod forks;
 mod guards;

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use tenure::error::{LostCause, StoreErrorKind};
-use tenure::protocol::message::{GrantNumber, Reply, Unanswered, Verb};
+use tenure::protocol::message::{GrantNumber, Reply, Verb};
 use tenure::protocol::step::{
     AcquireError, Class, Effect, InboxState, Input, LockOptions, Outcome, Rules, Ticket,
 };
 
+use crate::failures::Why;
 use crate::help::ms;
 use crate::machine::{Machine, options};
 
@@ -28,28 +29,28 @@ fn a_bystander_claim_is_checked_at_once_and_counts_no_failure() {
     let number = machine.sent().tag.claim;
     for _ in 0..5 {
         let before = machine.sends();
-        machine.fail(Unanswered::Bystander, Some(machine.now));
+        machine.fail(Why::Bystander, Some(machine.now));
         assert_eq!(machine.sends(), before + 1, "at once");
         let sent = machine.sent();
         assert_eq!((sent.request.verb, sent.tag.claim), (Verb::HEARTBEAT, number));
         assert!(machine.denial(ticket).is_none());
     }
     // An excused bystander is no failure, so the first failure is still to come.
-    machine.fail(Unanswered::Unknown, None);
+    machine.fail(Why::Unknown, None);
     assert!(machine.denial(ticket).is_none());
     machine.answer(Reply::Granted(GrantNumber(7)));
     assert!(machine.holds(ticket));
     // The requests are a holder's renewal, and a leave.
     machine.passes();
     let before = machine.sends();
-    machine.fail(Unanswered::Bystander, Some(machine.now));
+    machine.fail(Why::Bystander, Some(machine.now));
     assert_eq!(
         (machine.sends(), machine.sent().class),
         (before + 1, Class::OwnerRenewal)
     );
     machine.answer(Reply::Granted(GrantNumber(7)));
     machine.tell(Input::Release(ticket));
-    machine.fail(Unanswered::Bystander, Some(machine.now));
+    machine.fail(Why::Bystander, Some(machine.now));
     machine.answer(Reply::NotThere);
     let kept = |effect: &Effect| matches!(effect, Effect::Released(_, Outcome::Kept));
     assert!(
@@ -65,7 +66,7 @@ fn connections_that_break_without_end_are_an_outage() {
     let heard = machine.now;
     machine.later(ms(1001));
     for _ in 0..2 {
-        machine.fail(Unanswered::Bystander, Some(heard));
+        machine.fail(Why::Bystander, Some(heard));
     }
     assert!(is_told_of_the_store(&machine, ticket));
 }
@@ -78,7 +79,7 @@ fn a_new_caller_hears_at_once_that_the_store_is_down() {
             wait,
             ..options(1000)
         });
-        machine.fail(Unanswered::Down, None);
+        machine.fail(Why::Down, None);
         assert!(is_told_of_the_store(&machine, ticket));
         assert!(machine.shard.is_empty());
     }
@@ -88,19 +89,19 @@ fn a_new_caller_hears_at_once_that_the_store_is_down() {
 fn a_new_caller_gets_an_error_after_two_unanswered_requests() {
     let mut machine = Machine::new(Rules::default());
     let asked = machine.lock(false);
-    machine.fail(Unanswered::Unknown, None);
+    machine.fail(Why::Unknown, None);
     assert!(machine.sent().request.verb.is_renewal());
     assert!(machine.denial(asked).is_none());
-    machine.fail(Unanswered::Unknown, None);
+    machine.fail(Why::Unknown, None);
     assert!(is_told_of_the_store(&machine, asked));
     assert_eq!(machine.sent().request.verb, Verb::Leave);
 
     let mut machine = Machine::new(Rules::default());
     let unsent = machine.lock(false);
     let first = machine.sent().tag.claim;
-    machine.fail(Unanswered::No, None);
+    machine.fail(Why::No, None);
     assert!(is_claim(machine.sent().request.verb) && machine.sent().tag.claim > first);
-    machine.fail(Unanswered::No, None);
+    machine.fail(Why::No, None);
     assert!(is_told_of_the_store(&machine, unsent));
     assert!(machine.shard.is_empty());
 }
@@ -121,7 +122,7 @@ fn a_permanent_refusal_reaches_all_waiters_at_once() {
 /// lease, counted from when the server last answered.
 #[test]
 fn local_waiters_ride_out_one_lease_since_the_server_last_answered() {
-    for why in [Unanswered::Down, Unanswered::No, Unanswered::Unknown] {
+    for why in [Why::Down, Why::No, Why::Unknown] {
         let mut machine = Machine::yielding();
         let tickets: Vec<Ticket> = (0..4).map(|_| machine.lock(false)).collect();
         machine.answer(Reply::Granted(GrantNumber(7)));
@@ -137,7 +138,7 @@ fn local_waiters_ride_out_one_lease_since_the_server_last_answered() {
             let before = machine.sends();
             machine.fail_with(&outgoing, why, Some(heard), tenure::testing::timed_out());
             tries += 1;
-            if tries > 1 || why == Unanswered::Down {
+            if tries > 1 || why == Why::Down {
                 assert!(
                     is_told_of_the_store(&machine, newcomer),
                     "{why:?}: a newcomer waits"
@@ -180,14 +181,10 @@ fn a_caller_behind_a_local_holder_rides_out_one_lease_of_the_outage() {
     while denied.iter().any(Option::is_none) {
         let outgoing = machine.sent();
         let sends = machine.sends();
-        machine.tell(Input::Failed {
-            tag: outgoing.tag,
-            why: Unanswered::Down,
-            late_after: machine.now,
-            heard: Some(heard),
-            away: Some(away),
-            error: tenure::testing::timed_out(),
-        });
+        let mut failed = Why::Down.failed(machine.now, tenure::testing::timed_out());
+        (failed.heard, failed.away) = (Some(heard), Some(away));
+        let tag = outgoing.tag;
+        machine.tell(Input::Failed { tag, failed });
         for (caller, denied) in [before, after].into_iter().zip(&mut denied) {
             if is_told_of_the_store(&machine, caller) {
                 denied.get_or_insert(machine.now);
@@ -214,7 +211,7 @@ fn a_new_caller_is_not_kept_waiting_by_earlier_waiters() {
     machine.tell(Input::Release(tickets[1]));
     machine.fail_with(
         &machine.sent_of(|verb| matches!(verb, Verb::Yield { .. })),
-        Unanswered::Down,
+        Why::Down,
         Some(heard),
         tenure::testing::timed_out(),
     );
@@ -222,12 +219,7 @@ fn a_new_caller_is_not_kept_waiting_by_earlier_waiters() {
     machine.later(ms(1));
     let newcomer = machine.lock(false);
     let claim = machine.sent_of(is_claim);
-    machine.fail_with(
-        &claim,
-        Unanswered::Down,
-        Some(heard),
-        tenure::testing::timed_out(),
-    );
+    machine.fail_with(&claim, Why::Down, Some(heard), tenure::testing::timed_out());
     assert!(is_told_of_the_store(&machine, newcomer), "hears of it at once");
     assert!(machine.denial(tickets[2]).is_none());
     // When the store is back, the earlier waiter is claimed for.
@@ -241,19 +233,19 @@ fn a_new_caller_is_not_kept_waiting_by_earlier_waiters() {
 fn failures_of_other_requests_do_not_count_for_waiters() {
     let mut machine = Machine::new(Rules::default());
     let alone = machine.lock(true);
-    machine.fail(Unanswered::No, None);
-    machine.fail(Unanswered::No, None);
+    machine.fail(Why::No, None);
+    machine.fail(Why::No, None);
     assert!(is_told_of_the_store(&machine, alone));
     let other = machine.lock(true);
-    machine.fail(Unanswered::No, None);
+    machine.fail(Why::No, None);
     let in_line = machine.lock(false);
-    machine.fail(Unanswered::No, None);
+    machine.fail(Why::No, None);
     assert!(machine.denial(in_line).is_none(), "its first failure");
     assert!(machine.denial(other).is_none());
 }
 
 /// Returns the longest pause between requests that fail, for a lease of one hour.
-fn longest_pause(machine: &mut Machine, why: Unanswered) -> Duration {
+fn longest_pause(machine: &mut Machine, why: Why) -> Duration {
     let heard = Some(machine.now);
     let mut longest = Duration::ZERO;
     for _ in 0..20 {
@@ -269,7 +261,7 @@ fn longest_pause(machine: &mut Machine, why: Unanswered) -> Duration {
 
 #[test]
 fn no_pause_is_longer_than_a_second_whatever_the_lease() {
-    for why in [Unanswered::Unknown, Unanswered::No, Unanswered::Down] {
+    for why in [Why::Unknown, Why::No, Why::Down] {
         let mut leaving = Machine::new(Rules::default());
         let claim_id = leaving.claim_id(HOUR);
         leaving.tell(Input::Release(claim_id));
@@ -291,7 +283,7 @@ fn no_pause_is_longer_than_a_second_whatever_the_lease() {
     let claim_id = short.claim_id(400);
     short.passes();
     while let Some(left) = short.remaining(claim_id) {
-        short.fail(Unanswered::Down, None);
+        short.fail(Why::Down, None);
         let pause = short.passes();
         assert!(pause <= (left / 4).max(ms(10)), "{pause:?} of {left:?}");
     }
@@ -302,25 +294,25 @@ fn a_connection_that_opens_retries_all_failed_requests() {
     let mut leaving = Machine::new(Rules::default());
     let claim_id = leaving.claim_id(HOUR);
     leaving.tell(Input::Release(claim_id));
-    leaving.fail(Unanswered::Down, Some(leaving.now));
+    leaving.fail(Why::Down, Some(leaving.now));
 
     let mut waiting = Machine::new(Rules::default());
     waiting.enter(options(HOUR));
     waiting.answer(Reply::Queued(None));
     waiting.passes();
-    waiting.fail(Unanswered::Down, Some(waiting.now));
+    waiting.fail(Why::Down, Some(waiting.now));
 
     let mut holding = Machine::new(Rules::default());
     holding.claim_id(HOUR);
     holding.passes();
-    holding.fail(Unanswered::Down, Some(holding.now));
+    holding.fail(Why::Down, Some(holding.now));
 
     let mut line = Machine::yielding();
     let tickets: Vec<Ticket> = (0..3).map(|_| line.lock(false)).collect();
     line.answer(Reply::Granted(GrantNumber(7)));
     line.tell(Input::Release(tickets[0]));
     line.tell(Input::Release(tickets[1]));
-    line.fail(Unanswered::Down, Some(line.now));
+    line.fail(Why::Down, Some(line.now));
     line.answer(Reply::Done);
 
     for (mut machine, class) in [
@@ -344,7 +336,7 @@ fn a_connection_that_opens_retries_all_failed_requests() {
 fn a_claim_that_may_still_be_executed_is_not_left_before_its_time() {
     let mut machine = Machine::new(Rules::default());
     let ticket = machine.lock(false);
-    machine.fail(Unanswered::Unknown, None);
+    machine.fail(Why::Unknown, None);
     machine.tell(Input::Cancel(ticket));
     machine.answer(Reply::Gone);
     // The leave is repeated when the claim can no longer be executed, and not because a connection opens.
@@ -365,12 +357,12 @@ fn after_a_shutdown_requests_are_repeated_no_longer_than_the_lease_lasts() {
     let begin = machine.now;
     // Retried for eight leases, if the program keeps running.
     while machine.now.since(begin) < ms(3_000) {
-        machine.fail(Unanswered::Down, Some(begin));
+        machine.fail(Why::Down, Some(begin));
         machine.passes();
     }
     assert!(!machine.shard.is_empty());
     machine.close();
-    machine.fail(Unanswered::Down, Some(begin));
+    machine.fail(Why::Down, Some(begin));
     assert!(machine.shard.is_empty(), "told for longer than its lease");
 
     let mut machine = Machine::new(Rules::default());
@@ -384,7 +376,7 @@ fn after_a_shutdown_requests_are_repeated_no_longer_than_the_lease_lasts() {
     assert!(machine.effects.iter().any(lost));
     let closed = machine.now;
     while !machine.shard.is_empty() {
-        machine.fail(Unanswered::Down, Some(closed));
+        machine.fail(Why::Down, Some(closed));
         if machine.shard.next_due().is_some() {
             machine.passes();
         }
@@ -476,7 +468,7 @@ fn an_error_tells_whether_the_key_is_held_and_why_it_is_unknown() {
     machine.lock(false);
     let told = |machine: &Machine| machine.shard.is_known_taken(machine.now, &machine.name, begin);
     assert!(!told(&machine));
-    machine.fail(Unanswered::Unknown, None);
+    machine.fail(Why::Unknown, None);
     let error = machine
         .shard
         .last_error(machine.now, &machine.name)
@@ -499,7 +491,7 @@ fn an_error_tells_whether_the_key_is_held_and_why_it_is_unknown() {
             .is_known_taken(machine.now, &machine.name, machine.now)
     );
     assert!(told(&machine));
-    machine.fail(Unanswered::Unknown, Some(begin));
+    machine.fail(Why::Unknown, Some(begin));
     assert!(!told(&machine), "nor does it hold through an outage");
     let mut holding = Machine::new(Rules::default());
     holding.claim_id(1000);

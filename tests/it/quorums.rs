@@ -1,12 +1,13 @@
 //! The quorum by hand: what three masters are sent, and what their answers mean together.
 
+use crate::failures::Why;
 use std::time::Duration;
 
 use tenure::Key;
 use tenure::error::{Error, StoreError, StoreErrorKind, StoreRefusal};
 use tenure::protocol::key::context::Seed;
 use tenure::protocol::key::shard::{Effects, Shard};
-use tenure::protocol::message::{GrantNumber, LeaseTimes, Name, NodeId, Reply, Unanswered, Verb};
+use tenure::protocol::message::{GrantNumber, LeaseTimes, Name, NodeId, Reply, Verb};
 use tenure::protocol::step::{AcquireError, Effect, Input, LockOptions, Outcome, Outgoing, Rules, Ticket};
 use tenure::protocol::time::Instant;
 
@@ -95,20 +96,11 @@ impl Node {
 
     /// The next request to a master has no answer, and may be executed for 100 ms.
     #[track_caller]
-    fn fail(&mut self, master: usize, why: Unanswered) {
+    fn fail(&mut self, master: usize, why: Why) {
         let tag = self.take(master).tag;
         let error = StoreError::new(StoreErrorKind::Unreachable, "gone");
-        self.hear(
-            master,
-            Input::Failed {
-                tag,
-                why,
-                late_after: self.now + Duration::from_millis(100),
-                heard: None,
-                away: None,
-                error,
-            },
-        );
+        let failed = why.failed(self.now + Duration::from_millis(100), error);
+        self.hear(master, Input::Failed { tag, failed });
     }
 
     fn granted(&self) -> Option<GrantNumber> {
@@ -200,7 +192,7 @@ fn a_claim_without_a_majority_is_left_wherever_it_may_be() {
     let mut node = Node::new();
     node.lock(false);
     node.answer(0, number(7));
-    node.fail(1, Unanswered::Unknown);
+    node.fail(1, Why::Unknown);
     node.answer(2, Reply::Busy(Some(500)));
     let busy = |effect: &Effect| matches!(effect, Effect::Denied(_, AcquireError::Busy));
     assert!(node.told.iter().any(busy), "granted and busy make a majority");
@@ -256,12 +248,12 @@ fn without_enough_votes_the_caller_is_told_how_many_are_missing() {
     let mut node = Node::new();
     node.lock(false);
     node.answer(0, number(7));
-    node.fail(1, Unanswered::Down);
+    node.fail(1, Why::Down);
     node.answer(2, Reply::Recovering(900));
     // It is tried once more.
     node.answer(0, Reply::Done);
     node.answer(0, number(9));
-    node.fail(1, Unanswered::Down);
+    node.fail(1, Why::Down);
     node.answer(2, Reply::Recovering(900));
     let text = node.told.iter().find_map(|effect| match effect {
         Effect::Denied(_, AcquireError::Store(error)) => Some(error.to_string()),
@@ -277,7 +269,7 @@ fn a_renewal_goes_to_all_and_brings_a_master_back() {
     node.lock(true);
     node.answer(0, number(7));
     node.answer(1, number(7));
-    node.fail(2, Unanswered::No);
+    node.fail(2, Why::No);
     assert!(node.sent.is_empty());
     node.now = node.now + Duration::from_millis(1_000);
     node.wake();
@@ -334,7 +326,7 @@ fn a_release_is_confirmed_by_a_majority_of_the_masters() {
     let ticket = node.lock(true);
     node.answer(0, number(7));
     node.answer(1, number(7));
-    node.fail(2, Unanswered::No);
+    node.fail(2, Why::No);
     node.feed(Input::Release(ticket));
     node.answer(0, Reply::Done);
     let is_over = |node: &Node| {
@@ -368,7 +360,7 @@ fn a_leave_to_masters_that_stay_down_comes_to_an_end() {
         node.wake();
         for (master, verb) in under_way {
             assert_eq!(verb, Verb::Leave);
-            node.fail(master, Unanswered::Down);
+            node.fail(master, Why::Down);
         }
         rounds += 1;
     }

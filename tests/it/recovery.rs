@@ -2,7 +2,7 @@
 
 use tenure::error::{LostCause, StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{
-    Call, ClaimId, ClaimNumber, Grant, GrantNumber, LeaseTimes, Name, NodeId, Reply, Unanswered, Verb,
+    Call, ClaimId, ClaimNumber, Grant, GrantNumber, LeaseTimes, Name, NodeId, Reply, Verb,
 };
 use tenure::protocol::step::{
     AcquireError, Effect, FormerMaster, Input, LockOptions, Outgoing, Rules, Ticket,
@@ -10,6 +10,7 @@ use tenure::protocol::step::{
 use tenure::protocol::time::Instant;
 use tenure::{Error, Locks, MemoryStore};
 
+use crate::failures::Why;
 use crate::help::{ms, soon, two};
 use crate::machine::{Machine, asks, options};
 
@@ -357,7 +358,7 @@ fn a_lease_is_left_again_when_an_unanswered_renewal_can_no_longer_assert_it() {
     machine.tell(Input::Release(holder));
     assert_eq!(machine.sent().request.verb, Verb::Leave);
     let leave = machine.sent();
-    machine.fail_with(&renewal, Unanswered::Unknown, None, tenure::testing::timed_out());
+    machine.fail_with(&renewal, Why::Unknown, None, tenure::testing::timed_out());
     machine.answer_to(&leave, machine.now, Reply::Done);
     let sends = machine.sends();
     // The helper says that the renewal is refused as late after 50 ms.
@@ -448,7 +449,7 @@ fn the_answer_to_another_request_does_not_hide_the_recovery() {
 fn a_leave_without_an_answer_does_not_hide_that_the_key_is_taken() {
     let (mut machine, leave, begun) = asked_after_a_leave();
     machine.answer(Reply::Queued(Some(900)));
-    machine.fail_with(&leave, Unanswered::Unknown, None, tenure::testing::timed_out());
+    machine.fail_with(&leave, Why::Unknown, None, tenure::testing::timed_out());
     let (now, name) = (machine.now, machine.name.clone());
     assert!(machine.shard.is_known_taken(now, &name, begun));
     assert!(machine.shard.last_error(now, &name).is_none());
@@ -458,7 +459,7 @@ fn a_leave_without_an_answer_does_not_hide_that_the_key_is_taken() {
 fn a_failed_assertion_of_a_fixed_lease_is_repeated() {
     let (mut machine, holder) = holding(true);
     machine.moved();
-    machine.fail(Unanswered::Unknown, None);
+    machine.fail(Why::Unknown, None);
     assert!(machine.holds(holder));
     let sends = machine.sends();
     assert!(machine.passes() < ms(500));
@@ -482,7 +483,7 @@ fn assertable() -> (Machine, Ticket, ClaimId) {
     let (mut machine, holder) = holding(false);
     machine.passes();
     let claim = machine.sent().request.claim_id;
-    machine.fail(Unanswered::Unknown, None);
+    machine.fail(Why::Unknown, None);
     (machine, holder, claim)
 }
 
@@ -500,7 +501,7 @@ fn the_old_number_of_a_pass_is_left_again_when_it_can_no_longer_be_asserted() {
         } else {
             // The caller gives up, and the pass has no answer.
             machine.tell(Input::Cancel(to));
-            machine.fail(Unanswered::Down, None);
+            machine.fail(Why::Down, None);
         }
         assert_eq!(leaves(&machine, old), 1);
         let sent = machine.effects.iter().filter_map(|effect| match effect {
@@ -542,7 +543,7 @@ fn the_old_number_of_a_pass_is_left_after_a_renewal_in_flight() {
         let old = renewal.request.claim_id;
         machine.answer(reply);
         machine.answer(Reply::NotThere);
-        machine.fail_with(&renewal, Unanswered::Unknown, None, tenure::testing::timed_out());
+        machine.fail_with(&renewal, Why::Unknown, None, tenure::testing::timed_out());
         assert_eq!((leaves(&machine, old), machine.passes()), (1, ms(50)));
         assert_eq!(leaves(&machine, old), 2);
     }
@@ -565,7 +566,7 @@ fn the_old_number_of_a_pass_is_left_after_a_renewal_in_flight() {
 fn the_new_number_of_a_pass_is_left_if_the_first_try_may_still_be_executed() {
     let (mut machine, holder) = holding(false);
     let to = transfer(&mut machine, holder);
-    machine.fail(Unanswered::Unknown, None);
+    machine.fail(Why::Unknown, None);
     let Verb::Pass { to: new, .. } = machine.sent().request.verb else {
         panic!("{:?}", machine.sent())
     };

@@ -3,13 +3,14 @@
 use tenure::error::{LostCause, StoreError, StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{
     Call, CallTime, ClaimId, ClaimNumber, GrantNumber, LatchReport, LeaseTimes, Mode, Name, NodeId, Payload,
-    Reply, Unanswered, Verb,
+    Reply, Verb,
 };
 use tenure::protocol::step::{
     AcquireError, CallAnswer, CallOptions, Effect, Input, LockOptions, Outcome, Rules, Ticket,
 };
 use tenure::{Error, Guard, Key, Locks, TransferError};
 
+use crate::failures::Why;
 use crate::help::{ms, soon};
 use crate::machine::{Machine, asks, options};
 
@@ -66,9 +67,9 @@ fn a_call_whose_repeat_is_refused_is_reported_as_unknown() {
         for bystander in [false, true] {
             let (mut machine, ticket) = called(call.clone());
             if bystander {
-                machine.fail(Unanswered::Bystander, Some(machine.now));
+                machine.fail(Why::Bystander, Some(machine.now));
             } else {
-                machine.fail(Unanswered::Unknown, None);
+                machine.fail(Why::Unknown, None);
             }
             assert!(machine.denial(ticket).is_none(), "it is asked again");
             let again = machine.sent().request;
@@ -84,9 +85,9 @@ fn a_call_whose_repeat_is_refused_is_reported_as_unknown() {
 fn a_call_whose_repeat_was_not_sent_is_reported_as_unknown() {
     for call in calls() {
         let (mut machine, ticket) = called(call.clone());
-        machine.fail(Unanswered::Unknown, None);
+        machine.fail(Why::Unknown, None);
         let unreachable = StoreError::new(StoreErrorKind::Unreachable, "no server there");
-        machine.fail_with(&machine.sent(), Unanswered::Down, None, unreachable);
+        machine.fail_with(&machine.sent(), Why::Down, None, unreachable);
         assert_eq!(kind_told(&machine, ticket), StoreErrorKind::TimedOut, "{call:?}");
     }
 }
@@ -108,7 +109,7 @@ fn an_error_in_the_middle_of_a_script_is_no_refusal() {
     for call in calls() {
         let (mut machine, ticket) = called(call.clone());
         let error = StoreError::refused(StoreRefusal::Other("ERR user_script:1".into()));
-        machine.fail_with(&machine.sent(), Unanswered::Unknown, None, error);
+        machine.fail_with(&machine.sent(), Why::Unknown, None, error);
         assert_eq!(
             kind_told(&machine, ticket),
             StoreErrorKind::Interrupted,
@@ -122,7 +123,7 @@ fn an_error_in_the_middle_of_a_script_is_no_refusal() {
 fn a_repeated_call_that_comes_too_late_is_reported_as_unknown() {
     let [call, ..] = calls();
     let (mut machine, ticket) = called(call);
-    machine.fail(Unanswered::Bystander, Some(machine.now));
+    machine.fail(Why::Bystander, Some(machine.now));
     machine.answer(Reply::Late);
     machine.answer(REFUSED);
     assert_eq!(kind_told(&machine, ticket), StoreErrorKind::TimedOut);
@@ -133,7 +134,7 @@ fn a_repeated_call_that_comes_too_late_is_reported_as_unknown() {
 fn a_call_that_waits_for_its_repeat_is_answered_or_closed() {
     let [_, call, ..] = calls();
     let (mut machine, ticket) = called(call.clone());
-    machine.fail(Unanswered::Unknown, None);
+    machine.fail(Why::Unknown, None);
     machine.answer(Reply::Latch(LatchReport::Left(2)));
     assert!(matches!(
         machine.told(ticket),
@@ -160,7 +161,7 @@ fn a_release_whose_repeat_is_refused_is_reported_as_unknown() {
         let claim_id = machine.claim_id(1_000);
         machine.tell(Input::Release(claim_id));
         if is_unanswered {
-            machine.fail(Unanswered::Unknown, None);
+            machine.fail(Why::Unknown, None);
         } else {
             machine.answer(REFUSED);
         }
@@ -181,7 +182,7 @@ fn a_claim_whose_look_is_refused_is_reported_as_unknown() {
         wait: false,
         ..options(1_000)
     });
-    machine.fail(Unanswered::Unknown, None);
+    machine.fail(Why::Unknown, None);
     machine.answer(REFUSED);
     assert_eq!(kind_told(&machine, ticket), StoreErrorKind::TimedOut);
 }
@@ -191,7 +192,7 @@ fn an_adoption_whose_repeat_is_refused_is_reported_as_unknown() {
     let mut machine = Machine::new(Rules::default());
     let ticket = machine.shard.issue();
     machine.tell(Input::Adopt(ticket, options(1_000), another()));
-    machine.fail(Unanswered::Unknown, None);
+    machine.fail(Why::Unknown, None);
     machine.answer(REFUSED);
     assert_eq!(kind_told(&machine, ticket), StoreErrorKind::TimedOut);
 }
@@ -215,7 +216,7 @@ fn downgrading(wanted: LockOptions, after_ms: u64) -> (Machine, Ticket) {
 fn a_downgrade_without_an_answer_is_asked_for_again() {
     let (mut machine, reader) = downgrading(options(1_000), 0);
     let first = machine.sent().request;
-    machine.fail(Unanswered::Unknown, None);
+    machine.fail(Why::Unknown, None);
     let again = machine.sent().request;
     assert_eq!(
         (again.claim_id, again.verb, again.mode),
@@ -253,7 +254,7 @@ fn a_refused_downgrade_still_writes() {
 #[test]
 fn a_downgrade_that_was_not_sent_still_writes() {
     let (mut machine, ticket) = downgrading(options(1_000), 200);
-    machine.fail(Unanswered::Down, None);
+    machine.fail(Why::Down, None);
     assert!(is_kept(&machine, ticket), "{:?}", machine.denial(ticket));
     assert!(machine.holds(ticket));
 }
@@ -262,7 +263,7 @@ fn a_downgrade_that_was_not_sent_still_writes() {
 #[test]
 fn a_downgrade_whose_repeat_is_refused_holds_nothing() {
     let (mut machine, ticket) = downgrading(options(1_000), 200);
-    machine.fail(Unanswered::Unknown, None);
+    machine.fail(Why::Unknown, None);
     machine.answer(REFUSED);
     assert_eq!(kind_told(&machine, ticket), StoreErrorKind::TimedOut);
     assert!(!machine.holds(ticket));
@@ -372,7 +373,7 @@ fn a_fixed_lease_does_not_start_again_when_its_writer_reads() {
         assert_eq!(machine.sent().request.term.lease_ms, 500, "in the store, too");
         if is_repeated {
             machine.later(ms(100));
-            machine.fail(Unanswered::Unknown, None);
+            machine.fail(Why::Unknown, None);
         }
         machine.later(ms(200));
         machine.answer(Reply::Granted(GrantNumber(8)));

@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use tenure::error::{LostCause, StoreErrorKind, StoreRefusal};
-use tenure::protocol::message::{GrantNumber, Reply, Unanswered, Verb};
+use tenure::protocol::message::{GrantNumber, Reply, Verb};
 use tenure::protocol::step::{AcquireError, CallAnswer, Effect, Input, LockOptions, Rules, Ticket};
 use tenure::testing::Clock;
 use tenure::{Error, Guard, Locks, MemoryStore};
 
+use crate::failures::Why;
 use crate::help::{ms, poll_once, soon};
 use crate::machine::{Machine, options};
 
@@ -68,7 +69,7 @@ fn a_renewal_without_an_answer_leaves_a_fixed_lease_its_deadline() {
     machine.later(ms(400));
     let caller = renew(&mut machine, holder);
     machine.later(ms(250));
-    machine.fail(Unanswered::Unknown, None);
+    machine.fail(Why::Unknown, None);
     let sends = machine.sends();
     assert!(matches!(machine.denial(caller), Some(AcquireError::Store(_))));
     assert_eq!(machine.remaining(holder), Some(ms(350)));

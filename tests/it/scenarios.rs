@@ -4,6 +4,7 @@
 //! The stage has one key. Requests of the engines stay on it until [`Stage::execute`] gives them to the server, and
 //! answers until [`Stage::answer`] delivers them. Pushes stay until [`Stage::push`] delivers them.
 
+use crate::failures::Why;
 use std::collections::VecDeque;
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use tenure::protocol::key::shard::Shard;
 use tenure::protocol::ledger::{Ledger, RecordOwner};
 use tenure::protocol::message::{
     Batch, ClaimId, ClaimNumber, Fence, Grant, GrantNumber, LeaseTimes, Mode, Name, NodeId, Push, Reply,
-    Request, Rule, Unanswered, Verb,
+    Request, Rule, Verb,
 };
 use tenure::protocol::step::{
     Effect, InboxState, Input, KeyEvent, LockOptions, Outcome, Outgoing, Rules, Ticket,
@@ -185,17 +186,8 @@ impl Stage {
     /// A request gets no answer. It may have been executed, or may be executed later.
     fn lose(&mut self, at: usize, sent: &Sent, late_after: Instant) {
         let error = timed_out();
-        self.feed(
-            at,
-            Input::Failed {
-                tag: sent.outgoing.tag,
-                why: Unanswered::Unknown,
-                late_after,
-                heard: None,
-                away: None,
-                error,
-            },
-        );
+        let (tag, failed) = (sent.outgoing.tag, Why::Unknown.failed(late_after, error));
+        self.feed(at, Input::Failed { tag, failed });
     }
 
     /// Delivers the oldest push.

@@ -7,7 +7,7 @@ use tenure::Key;
 use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{
     Batch, BatchReply, ClaimId, ClaimNumber, Executed, Failure, GrantNumber, LeaseTimes, LinkReply, Mode,
-    Name, NodeId, RecoveryCause, Reply, Request, TickTime, Unanswered, Verb,
+    Name, NodeId, RecoveryCause, Reply, Request, TickTime, Verb,
 };
 use tenure::protocol::session::Session;
 use tenure::protocol::session::step::{
@@ -17,6 +17,7 @@ use tenure::protocol::session::step::{
 use tenure::protocol::step::{Class, FormerMaster, InboxState, Input, Outgoing, Tag};
 use tenure::protocol::time::Instant;
 
+use crate::failures::Why;
 use crate::help::ms;
 
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -212,9 +213,11 @@ impl Bench {
     }
 
     /// Returns the claims that were told of a failure, and why.
-    fn failed(&mut self) -> Vec<(u64, Unanswered)> {
+    fn failed(&mut self) -> Vec<(u64, Why)> {
         let of = |effect: &SessionEffect| match effect {
-            SessionEffect::Tell(_, Input::Failed { tag, why, .. }) => Some((tag.claim.0, *why)),
+            SessionEffect::Tell(_, Input::Failed { tag, failed }) => {
+                Some((tag.claim.0, Why::kind_of(failed)))
+            }
             _ => None,
         };
         let found = self.effects.iter().filter_map(of).collect();
@@ -341,9 +344,7 @@ fn the_next_claim_of_a_key_follows_the_nodes_leave_on_the_same_connection() {
     failed.sort_unstable_by_key(|(claim, _)| *claim);
     assert_eq!(
         failed,
-        (1..=4)
-            .map(|claim| (claim, Unanswered::Bystander))
-            .collect::<Vec<_>>()
+        (1..=4).map(|claim| (claim, Why::Bystander)).collect::<Vec<_>>()
     );
 }
 
@@ -413,7 +414,7 @@ fn each_request_has_its_own_timeout_and_a_short_lease_closes_no_connection() {
     bench.pass(ms(99));
     assert!(bench.failed().is_empty());
     bench.pass(ms(1));
-    assert_eq!(bench.failed(), [(2, Unanswered::Unknown)]);
+    assert_eq!(bench.failed(), [(2, Why::Unknown)]);
     assert!(!bench.wants(|effect| matches!(effect, SessionEffect::Close(_))));
     // Its late reply has no effect.
     bench.answer(id, 1);
@@ -422,7 +423,7 @@ fn each_request_has_its_own_timeout_and_a_short_lease_closes_no_connection() {
     bench.ask("long", 3, 4_000, Class::Claim);
     bench.step();
     bench.pass(ms(1_000));
-    assert_eq!(bench.failed(), [(3, Unanswered::Unknown)]);
+    assert_eq!(bench.failed(), [(3, Why::Unknown)]);
     assert!(bench.wants(|effect| matches!(effect, SessionEffect::Close(of) if *of == attempt)));
 }
 
@@ -435,10 +436,7 @@ fn a_bystander_request_is_excused_if_the_connection_ever_answered() {
     bench.ask("b", 3, 8_000, Class::OwnerRenewal);
     bench.step();
     bench.pass(ms(200));
-    assert_eq!(
-        bench.failed(),
-        [(2, Unanswered::Unknown), (3, Unanswered::Bystander)]
-    );
+    assert_eq!(bench.failed(), [(2, Why::Unknown), (3, Why::Bystander)]);
     assert!(bench.wants(|effect| matches!(effect, SessionEffect::Close(of) if *of == attempt)));
     // A connection that never answered excuses no request.
     bench.effects.clear();
@@ -452,7 +450,7 @@ fn a_bystander_request_is_excused_if_the_connection_ever_answered() {
         batch: sent[0].1,
         reply,
     });
-    assert_eq!(bench.failed(), [(4, Unanswered::Unknown)]);
+    assert_eq!(bench.failed(), [(4, Why::Unknown)]);
 }
 
 #[test]
@@ -463,7 +461,7 @@ fn a_server_is_down_when_it_cannot_be_reached_and_was_not_heard_for_the_timeout(
     let id = bench.sent()[0].1;
     let reply = Err(interrupted());
     bench.tell(SessionInput::Replied { batch: id, reply });
-    assert_eq!(bench.failed(), [(2, Unanswered::Bystander)]);
+    assert_eq!(bench.failed(), [(2, Why::Bystander)]);
     bench.ask("a", 3, 10_000, Class::Claim);
     bench.step();
     bench.refuse();
@@ -479,7 +477,7 @@ fn a_server_is_down_when_it_cannot_be_reached_and_was_not_heard_for_the_timeout(
     // Later requests are sent at once.
     bench.ask("a", 4, 10_000, Class::Claim);
     bench.step();
-    assert_eq!(bench.failed(), [(4, Unanswered::Down)]);
+    assert_eq!(bench.failed(), [(4, Why::Down)]);
 }
 
 #[test]
@@ -682,7 +680,7 @@ fn an_outage_counts_from_the_first_unanswered_request() {
     bench.effects.clear();
     bench.pass(ms(1_500));
     let told = bench.effects.iter().filter_map(|effect| match effect {
-        SessionEffect::Tell(_, Input::Failed { heard, away, .. }) => Some((*heard, *away)),
+        SessionEffect::Tell(_, Input::Failed { failed, .. }) => Some((failed.heard, failed.away)),
         _ => None,
     });
     let told: Vec<_> = told.collect();
@@ -700,8 +698,8 @@ fn an_outage_counts_from_the_first_unanswered_request() {
     bench.effects.clear();
     bench.pass(TIMEOUT);
     assert!(bench.wants(
-        |effect| matches!(effect, SessionEffect::Tell(_, Input::Failed { heard, away, .. })
-        if *heard == Some(again) && *away == Some(sent))
+        |effect| matches!(effect, SessionEffect::Tell(_, Input::Failed { failed, .. })
+        if failed.heard == Some(again) && failed.away == Some(sent))
     ));
 }
 
@@ -800,7 +798,7 @@ fn a_connection_that_ends_by_itself_is_replaced_at_once() {
     assert_eq!(bench.sent().remove(0).0, old);
     bench.tell(SessionInput::ConnectionEnded(old));
     assert!(bench.wants(|effect| matches!(effect, SessionEffect::Close(of) if *of == old)));
-    assert_eq!(bench.failed(), [(2, Unanswered::Bystander)]);
+    assert_eq!(bench.failed(), [(2, Why::Bystander)]);
     bench.ask("a", 2, 10_000, Class::OwnerRenewal);
     let new = bench.connect_to("two", "run:2");
     assert_eq!(bench.sent().remove(0).0, new);

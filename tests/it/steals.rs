@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use tenure::protocol::message::{Grant, GrantNumber, Mode, Reply, Unanswered, Verb};
+use tenure::protocol::message::{Grant, GrantNumber, Mode, Reply, Verb};
 use tenure::protocol::step::{Effect, Input, Outcome, Rules};
 use tenure::testing::timed_out;
 use tenure::{Locks, MemoryStore};
 use tracing::Level;
 
+use crate::failures::Why;
 use crate::help::ms;
 use crate::machine::{Machine, options};
 use crate::support::events::Watch;
@@ -150,7 +151,7 @@ fn a_lease_that_is_revoked_before_its_claim_is_answered_ends_at_its_deadline() {
     assert!(machine.take_up(ticket));
     machine.tell(Input::Revoked(claim_id, Mode::Exclusive));
     assert!(!machine.holds(ticket));
-    machine.fail_with(&claim, Unanswered::Unknown, Some(machine.now), timed_out());
+    machine.fail_with(&claim, Why::Unknown, Some(machine.now), timed_out());
     assert_eq!(machine.sends(), 1, "the holder's code may still run");
     // Its guard is never dropped.
     assert_eq!(machine.passes(), ms(1_000));

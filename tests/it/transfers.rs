@@ -1,9 +1,10 @@
 //! Leases that move from one process to another, on the memory store.
 
-use tenure::protocol::message::{LeaseTimes, Unanswered};
+use tenure::protocol::message::LeaseTimes;
 use tenure::protocol::step::{Input, Rules};
 use tenure::{Error, Locks, MemoryStore};
 
+use crate::failures::Why;
 use crate::help::{ms, soon, two};
 use crate::machine::Machine;
 
@@ -55,7 +56,7 @@ fn giving_up_a_lease_waits_no_longer_than_the_lease_lasts() {
     while machine.denial(to).is_none() {
         let sends = machine.sends();
         machine.later(ms(300));
-        machine.fail(Unanswered::Unknown, heard);
+        machine.fail(Why::Unknown, heard);
         // The request is repeated at once, or after a pause.
         if machine.denial(to).is_none() && machine.sends() == sends {
             machine.passes();

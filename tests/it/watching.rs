@@ -1,9 +1,10 @@
 //! Watching, in the machines of a shard alone: which watcher looks, how often, and which ones are told.
 
 use tenure::Key;
-use tenure::protocol::message::{Call, CallTime, LatchReport, Name, Reply, Unanswered, Verb, Version};
+use tenure::protocol::message::{Call, CallTime, LatchReport, Name, Reply, Verb, Version};
 use tenure::protocol::step::{AcquireError, CallAnswer, CallOptions, InboxState, Input, Rules, Ticket};
 
+use crate::failures::Why;
 use crate::help::ms;
 use crate::machine::{Machine, asks};
 
@@ -161,7 +162,7 @@ fn an_outage_of_one_lease_is_ridden_out() {
     let mut tries = 0;
     while machine.denial(ticket).is_none() {
         let sends = machine.sends();
-        machine.fail(Unanswered::Unknown, Some(heard));
+        machine.fail(Why::Unknown, Some(heard));
         tries += 1;
         if machine.denial(ticket).is_none() && machine.sends() == sends {
             assert!(machine.passes() <= ms(63), "a sixteenth of a lease");
@@ -176,7 +177,7 @@ fn an_outage_of_one_lease_is_ridden_out() {
     assert!(machine.shard.is_empty());
     // A caller that comes while the store is known to be down gets the error at once.
     let late = watches(&mut machine);
-    machine.fail(Unanswered::Down, Some(heard));
+    machine.fail(Why::Down, Some(heard));
     assert!(matches!(machine.denial(late), Some(AcquireError::Store(_))));
 }
 
@@ -186,7 +187,7 @@ fn a_failed_look_is_repeated_when_the_store_is_back() {
     let ticket = watches(&mut machine);
     machine.answer(WATCHING);
     machine.passes();
-    machine.fail(Unanswered::Down, Some(machine.now));
+    machine.fail(Why::Down, Some(machine.now));
     let sends = machine.sends();
     machine.reachable();
     assert_eq!(machine.sends(), sends + 1);

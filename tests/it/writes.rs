@@ -4,9 +4,7 @@ use std::time::Duration;
 
 use tenure::Fence;
 use tenure::error::{LostCause, StoreErrorKind};
-use tenure::protocol::message::{
-    ClaimId, ClaimNumber, GrantNumber, Mode, Name, Reply, Unanswered, Verb, WriteAnswer,
-};
+use tenure::protocol::message::{ClaimId, ClaimNumber, GrantNumber, Mode, Name, Reply, Verb, WriteAnswer};
 use tenure::protocol::session::Session;
 use tenure::protocol::session::step::{
     Attempt, BatchId, Opened, SessionEffect, SessionInput, SessionOptions,
@@ -16,6 +14,7 @@ use tenure::protocol::time::Instant;
 use tenure::protocol::write::{Action, GuardedWrite, Precondition, WriteBody};
 use tenure::testing::timed_out;
 
+use crate::failures::Why;
 use crate::help::ms;
 use crate::machine::{Machine, options};
 
@@ -382,9 +381,11 @@ impl Bench {
         sent.collect()
     }
 
-    fn failed(&self) -> Vec<(u64, Unanswered)> {
+    fn failed(&self) -> Vec<(u64, Why)> {
         let failed = self.effects.iter().filter_map(|effect| match effect {
-            SessionEffect::Tell(_, Input::Failed { tag, why, .. }) => Some((tag.claim.0, *why)),
+            SessionEffect::Tell(_, Input::Failed { tag, failed }) => {
+                Some((tag.claim.0, Why::kind_of(failed)))
+            }
             _ => None,
         });
         failed.collect()
@@ -403,7 +404,7 @@ fn a_write_is_sent_once_and_waited_for_a_quarter_of_its_lease() {
     bench.passes();
     assert_eq!(
         (bench.now.since(start), bench.failed()),
-        (ms(250), vec![(1, Unanswered::Unknown)])
+        (ms(250), vec![(1, Why::Unknown)])
     );
     // A late answer changes nothing.
     bench.answer(sent[0].1);
@@ -412,7 +413,7 @@ fn a_write_is_sent_once_and_waited_for_a_quarter_of_its_lease() {
         bench.passes();
     }
     assert_eq!(bench.now.since(start), TIMEOUT);
-    assert_eq!(bench.failed()[1], (2, Unanswered::Unknown));
+    assert_eq!(bench.failed()[1], (2, Why::Unknown));
     let closed = |effect: &SessionEffect| matches!(effect, SessionEffect::Close(of) if *of == attempt);
     assert!(
         bench.effects.iter().any(closed),
@@ -428,12 +429,12 @@ fn a_write_that_finds_no_connection_is_not_sent_later() {
     bench.write(1, ms(1_000));
     let attempt = bench.connects();
     bench.passes();
-    assert_eq!(bench.failed(), [(1, Unanswered::No)], "its time is over");
+    assert_eq!(bench.failed(), [(1, Why::No)], "its time is over");
     bench.write(2, ms(1_000));
     let error = timed_out();
     bench.tell(SessionInput::ConnectFailed { attempt, error });
     assert_eq!(bench.failed().len(), 2);
-    assert_ne!(bench.failed()[1].1, Unanswered::Unknown);
+    assert_ne!(bench.failed()[1].1, Why::Unknown);
     assert!(bench.sent().is_empty() && bench.session.is_idle());
 }
 
@@ -467,7 +468,7 @@ fn many_writes_leave_room_for_renewals() {
     let unknown = bench
         .failed()
         .iter()
-        .filter(|(_, why)| *why == Unanswered::Bystander)
+        .filter(|(_, why)| *why == Why::Bystander)
         .count();
     assert_eq!(unknown, 16);
     assert_eq!(bench.sent().len(), 17);

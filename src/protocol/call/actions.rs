@@ -96,10 +96,10 @@ impl PendingAction {
 
     pub(crate) fn failed(self, cx: &mut StepContext<'_>, failure: FailedRequest) {
         let denial = if failure.may_be_executed() {
-            AcquireError::Unanswered(failure.reported)
+            AcquireError::Unanswered(failure.reported())
         } else {
             self.end_write(cx, &[]);
-            AcquireError::Store(failure.reported)
+            AcquireError::Store(failure.reported())
         };
         self.report(cx, Err(denial));
     }

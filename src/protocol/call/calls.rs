@@ -87,27 +87,17 @@ impl Calls {
                     RequestSender::Action(action) => action.answered(cx, reply),
                 }
             }
-            (
-                Input::Failed {
-                    why,
-                    heard,
-                    away,
-                    error,
-                    ..
-                },
-                Some(sender),
-            ) => {
+            (Input::Failed { failed, .. }, Some(sender)) => {
                 let lease = match &sender {
                     RequestSender::Call(at) => self.pending[*at].lease(),
                     RequestSender::Action(action) => action.lease,
                 };
-                let when = self.redirects.note(cx.now, lease, why);
-                let failure = FailedRequest::new(why, heard, away, error);
+                let when = self.redirects.note(cx.now, lease, failed.executed);
                 match (sender, when) {
                     (RequestSender::Call(at), Some(when)) => self.call_elsewhere(cx, at, when),
                     (RequestSender::Action(action), Some(when)) => self.act_elsewhere(cx, action, when),
-                    (RequestSender::Call(at), None) => self.failed(cx, at, failure),
-                    (RequestSender::Action(action), None) => action.failed(cx, failure),
+                    (RequestSender::Call(at), None) => self.failed(cx, at, failed),
+                    (RequestSender::Action(action), None) => action.failed(cx, failed),
                 }
             }
             (input, _) => return Some(input),
@@ -258,7 +248,7 @@ impl Calls {
             _ => None,
         };
         if let Some(error) = error {
-            let failure = FailedRequest::of_answer(self.no_news_at, error);
+            let failure = FailedRequest::of_answer(cx.now, self.no_news_at, error);
             return self.failed(cx, at, failure);
         }
         self.error = None;
@@ -273,8 +263,11 @@ impl Calls {
         }
         let repeats = matches!(call.options.call, Call::Release { repeats: true, .. });
         let Some(answer) = CallAnswer::from_reply(reply, repeats) else {
-            let failure =
-                FailedRequest::of_late_answer(self.no_news_at, "the request reached the store too late");
+            let failure = FailedRequest::of_late_answer(
+                cx.now,
+                self.no_news_at,
+                "the request reached the store too late",
+            );
             return self.failed(cx, at, failure);
         };
         (call.is_in_flight, call.failures, call.is_retry) = (false, 0, false);
@@ -325,7 +318,7 @@ impl Calls {
         callers.retain(|ticket, caller| {
             let stays = failure.keeps_waiting(call.patience(*caller), call.failures, now);
             if !stays {
-                let error = AcquireError::Store(failure.reported.clone());
+                let error = AcquireError::Store(failure.reported());
                 cx.effects.push(Effect::Denied(*ticket, error));
             }
             stays

@@ -7,9 +7,8 @@ use crate::protocol::key::claim::{Claimant, Phase, RequestKind};
 use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::key::line::Caller;
-use crate::protocol::message::{ClaimNumber, Kind, Reply, Unanswered};
+use crate::protocol::message::{ClaimNumber, Kind, Reply};
 use crate::protocol::step::{AcquireError, KeyEvent, Outcome, Tag};
-use crate::protocol::time::Instant;
 
 impl KeyState {
     /// Notes a failed request of a claim. If an earlier request has no answer either, the callers get that error. The
@@ -29,13 +28,7 @@ impl KeyState {
         failure
     }
 
-    pub(crate) fn failed(
-        &mut self,
-        cx: &mut StepContext<'_>,
-        tag: Tag,
-        late_after: Instant,
-        failure: FailedRequest,
-    ) {
+    pub(crate) fn failed(&mut self, cx: &mut StepContext<'_>, tag: Tag, failure: FailedRequest) {
         let claim = match self.claims.get_mut(tag.claim) {
             None => self.claims.passed_mut(tag.claim),
             claim => claim,
@@ -46,7 +39,7 @@ impl KeyState {
             && (claim.held().is_some() || matches!(claim.phase, Phase::Leaving(_)))
             && (tag.seq < claim.seq || !claim.is_in_flight(RequestKind::Leave))
         {
-            claim.note_assertable(late_after);
+            claim.note_assertable(failure.late_after);
         }
         if let Some(claim) = self.claims.get_mut(tag.claim)
             && claim.overtakable.take_if(|seq| *seq == tag.seq).is_some()
@@ -61,17 +54,17 @@ impl KeyState {
             return;
         };
         let lease = self.claims[tag.claim].lease();
-        if let Some(when) = self.redirects.note(cx.now, lease, failure.why) {
+        if let Some(when) = self.redirects.note(cx.now, lease, failure.executed) {
             return self.ask_elsewhere(cx, tag.claim, kind, when);
         }
         let failure = self.note_failure(tag.claim, kind, failure);
         match kind {
             RequestKind::Claim { .. } | RequestKind::Yield => {
-                self.claim_failed(cx, tag.claim, late_after, &failure);
+                self.claim_failed(cx, tag.claim, &failure);
             }
             RequestKind::Renew | RequestKind::Assert => self.renew_failed(cx, tag.claim, kind, &failure),
             RequestKind::Leave => self.leave_failed(cx, tag.claim, &failure),
-            RequestKind::Pass => self.pass_failed(cx, tag.claim, late_after, &failure),
+            RequestKind::Pass => self.pass_failed(cx, tag.claim, &failure),
         }
     }
 
@@ -84,7 +77,7 @@ impl KeyState {
         kind: RequestKind,
         error: StoreError,
     ) {
-        let failure = FailedRequest::of_answer(self.taken_at, error);
+        let failure = FailedRequest::of_answer(cx.now, self.taken_at, error);
         let failure = self.note_failure(number, kind, failure);
         match kind {
             RequestKind::Claim { .. } => self.claim_not_executed(cx, number, &failure),
@@ -94,7 +87,7 @@ impl KeyState {
             }
             RequestKind::Renew | RequestKind::Assert => self.renew_failed(cx, number, kind, &failure),
             RequestKind::Leave => self.leave_failed(cx, number, &failure),
-            RequestKind::Pass => self.pass_failed(cx, number, cx.now, &failure),
+            RequestKind::Pass => self.pass_failed(cx, number, &failure),
         }
     }
 
@@ -108,7 +101,7 @@ impl KeyState {
     ) -> (Claimant, u32) {
         let now = cx.now;
         let deny = |caller: &Caller, cx: &mut StepContext<'_>| {
-            cx.deny(caller.ticket, AcquireError::Store(failure.reported.clone()));
+            cx.deny(caller.ticket, AcquireError::Store(failure.reported()));
         };
         match claimant {
             Claimant::LineHead => {
@@ -179,13 +172,7 @@ impl KeyState {
 
     /// Handles a claim or yield without an answer. A number is claimed once: the node asks for the outcome, and never
     /// repeats the claim.
-    fn claim_failed(
-        &mut self,
-        cx: &mut StepContext<'_>,
-        number: ClaimNumber,
-        late_after: Instant,
-        failure: &FailedRequest,
-    ) {
+    fn claim_failed(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failure: &FailedRequest) {
         // The old number of a yield is dead here since the yield was sent, and is left now in any case.
         if let Some(yielded) = self.claims[number].take_yielded() {
             cx.event(KeyEvent::LeaveRepeated);
@@ -195,7 +182,7 @@ impl KeyState {
             self.leave_old_number(cx, yielded, seq, unanswered);
             // A renewal of the old number may have been lost with the yield.
             if failure.may_be_executed() {
-                self.claims[old].note_assertable(late_after);
+                self.claims[old].note_assertable(failure.late_after);
             }
         }
         let claim = &mut self.claims[number];
@@ -210,7 +197,7 @@ impl KeyState {
         if !failure.may_be_executed() {
             return self.claim_not_executed(cx, number, failure);
         }
-        claim.executable_until = Some(late_after.max(cx.now));
+        claim.executable_until = Some(failure.late_after.max(cx.now));
         let is_wanted = match claim.claimant {
             Claimant::LineHead => !self.line.is_empty(),
             Claimant::Solo(_) => true,
@@ -305,11 +292,11 @@ impl KeyState {
         };
         cx.event(KeyEvent::LeaveRepeated);
         let is_over = cx.now >= leaving.until;
-        let immediate = is_bystander || (claim.failed_requests == 0 && failure.why != Unanswered::Down);
+        let immediate = is_bystander || (claim.failed_requests == 0 && !failure.down);
         if (is_over || !immediate)
             && let Some(ticket) = leaving.release.take()
         {
-            cx.released(ticket, Outcome::Unconfirmed(failure.reported.clone()));
+            cx.released(ticket, Outcome::Unconfirmed(failure.reported()));
         }
         if is_over {
             let error = Some(failure.error.clone());

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::call::calls::Calls;
-use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{Claim, Claimant, HeldLease, Holders, Holding, Origin, Phase, RequestKind};
 use crate::protocol::key::claims::Claims;
@@ -113,17 +112,7 @@ impl KeyState {
                 time,
                 reply,
             } => self.answered(cx, tag, (sent, time), reply),
-            Input::Failed {
-                tag,
-                why,
-                late_after,
-                heard,
-                away,
-                error,
-            } => {
-                let failure = FailedRequest::new(why, heard, away, error);
-                self.failed(cx, tag, late_after, failure);
-            }
+            Input::Failed { tag, failed } => self.failed(cx, tag, failed),
             Input::Pushed(grant) => self.pushed(cx, &grant),
             Input::Asked(claim_id, asking) => self.asked(cx, claim_id, &asking),
             Input::Revoked(claim_id, mode) => self.pushed_revoked(cx, claim_id, mode),

@@ -146,20 +146,25 @@ impl KeyState {
 
     /// Handles an assertion that reached the store too late. The lease may still be asserted.
     fn asserted_late(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, kind: RequestKind) {
-        let failure = FailedRequest::of_late_answer(self.taken_at, "the renewal reached the store too late");
+        let failure =
+            FailedRequest::of_late_answer(cx.now, self.taken_at, "the renewal reached the store too late");
         self.renew_failed(cx, number, kind, &failure);
     }
 
     /// Handles a request that reached the store too late. The store did nothing.
     fn came_late(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         if self.claims[number].pass().is_some() {
-            let failure =
-                FailedRequest::of_late_answer(self.taken_at, "the request reached the store too late");
+            let failure = FailedRequest::of_late_answer(
+                cx.now,
+                self.taken_at,
+                "the request reached the store too late",
+            );
             return self.ask_or_wait(cx, number, &failure);
         }
         cx.event(KeyEvent::Late);
         let claimant = self.end_number(cx, number);
-        let failure = FailedRequest::of_late_answer(self.taken_at, "the claim reached the store too late");
+        let failure =
+            FailedRequest::of_late_answer(cx.now, self.taken_at, "the claim reached the store too late");
         self.claim_again(cx, claimant, &failure);
     }
 
@@ -294,8 +299,9 @@ impl KeyState {
         };
         claim.phase = Phase::Confirming { since, tries };
         // The claim was granted, whatever the store says of its repeats.
-        let failure = FailedRequest::of_late_answer(self.taken_at, "the answer came too late to be used");
-        claim.unanswered = Some(Box::new(failure.reported.clone()));
+        let failure =
+            FailedRequest::of_late_answer(cx.now, self.taken_at, "the answer came too late to be used");
+        claim.unanswered = Some(Box::new(failure.reported()));
         if tries < MAX_STALE_ANSWERS {
             return self.schedule_confirmation(cx, number, tries);
         }
@@ -304,7 +310,7 @@ impl KeyState {
         match claimant {
             // A lease that is taken over is not claimed again: another owner may have had it meanwhile.
             Claimant::Solo(caller) if is_pass => {
-                cx.deny(caller.ticket, AcquireError::Store(failure.reported));
+                cx.deny(caller.ticket, AcquireError::Store(failure.reported()));
             }
             claimant => self.claim_again(cx, claimant, &failure),
         }

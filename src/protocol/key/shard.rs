@@ -7,7 +7,6 @@ use std::time::Duration;
 use foldhash::quality::RandomState;
 
 use crate::error::StoreError;
-use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::Holding;
 use crate::protocol::key::context::{Seed, ShardContext, StepContext};
@@ -130,19 +129,8 @@ impl Shard {
                     reply,
                 },
             ) => quorum.answered(now, (master, tag), (sent, time), reply, &mut out),
-            (
-                Some(quorum),
-                Input::Failed {
-                    tag,
-                    why,
-                    late_after,
-                    heard,
-                    away,
-                    error,
-                },
-            ) => {
-                let failure = FailedRequest::new(why, heard, away, error);
-                quorum.failed(now, (master, tag), late_after, failure, &mut out);
+            (Some(quorum), Input::Failed { tag, failed }) => {
+                quorum.failed(now, (master, tag), failed, &mut out)
             }
             (_, input) => return self.handle(now, name, input),
         }

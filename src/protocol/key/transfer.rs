@@ -15,7 +15,6 @@ use crate::protocol::key::key_state::KeyState;
 use crate::protocol::key::line::Caller;
 use crate::protocol::message::{ClaimId, ClaimNumber, Fence, LeaseTimes, Mode};
 use crate::protocol::step::{AcquireError, Effect, LockOptions, Outcome, Ticket, ms};
-use crate::protocol::time::Instant;
 
 impl KeyState {
     /// Returns whether other callers read by the lease of this holder. If not, no other caller is let in by it from
@@ -169,7 +168,7 @@ impl KeyState {
             && ends.is_some_and(|ends| cx.now + ms(options.term.lease_ms) > ends)
         {
             let error = StoreError::recovering(until.since(cx.now));
-            let failure = FailedRequest::of_answer(self.taken_at, error);
+            let failure = FailedRequest::of_answer(cx.now, self.taken_at, error);
             if self.continue_holding(cx, claim_id.claim, &failure) {
                 return;
             }
@@ -192,13 +191,12 @@ impl KeyState {
         &mut self,
         cx: &mut StepContext<'_>,
         number: ClaimNumber,
-        late_after: Instant,
         failure: &FailedRequest,
     ) {
         let gives_up = self.plant.is(Flaw::DowngradeGivesUp);
         let claim = &mut self.claims[number];
         if failure.may_be_executed() {
-            claim.executable_until = Some(late_after.max(cx.now));
+            claim.executable_until = Some(failure.late_after.max(cx.now));
             if let Claimant::Solo(caller) = claim.claimant
                 && gives_up
                 && let Some(origin) = &claim.origin
@@ -245,7 +243,7 @@ impl KeyState {
             && let Holders::One(local) = &mut held.holders
         {
             local.unfetched = Some(cx.now + lease);
-            let kept = AcquireError::StillHeld(Fence::new(held.number, held.index), failure.reported.clone());
+            let kept = AcquireError::StillHeld(Fence::new(held.number, held.index), failure.reported());
             cx.deny(caller.ticket, kept);
         }
         let is_renewing = old.is_renewing();

@@ -219,12 +219,11 @@ impl Quorum {
         self.decide(now, tag.claim, out);
     }
 
-    /// Handles a request to a master that has no answer. The master refuses it as late from `late_after` on.
+    /// Handles a request to a master that has no answer.
     pub(crate) fn failed(
         &mut self,
         now: Instant,
         (master, tag): (usize, Tag),
-        late_after: Instant,
         failure: FailedRequest,
         out: &mut QuorumOutput,
     ) {
@@ -236,12 +235,13 @@ impl Quorum {
         };
         let (vote, is_left) = (&mut pursuit.masters[master], pursuit.is_left);
         vote.heard = vote.heard.max(failure.heard);
+        let late_after = failure.late_after;
         let may_be_executed = failure.may_be_executed() && step != Step::Leave;
         if may_be_executed {
             vote.executable_until = vote.executable_until.max(Some(late_after));
         }
         if !is_left || step == Step::Leave {
-            let answer = VoteAnswer::Failed(failure.why, failure.error);
+            let answer = VoteAnswer::Failed(failure);
             pursuit.note_answer(master, (tag.seq, step), answer);
         }
         if step == Step::Leave {

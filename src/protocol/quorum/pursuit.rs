@@ -4,8 +4,9 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind};
+use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::message::{GrantNumber, Name, Reply, Unanswered, Verb};
+use crate::protocol::message::{Executed, Failure, GrantNumber, Name, Reply, Verb};
 use crate::protocol::step::{Class, Input, Outgoing, Tag};
 use crate::protocol::time::Instant;
 
@@ -94,7 +95,7 @@ pub(super) enum VoteAnswer {
     /// The master gives no vote.
     NoVote(StoreError),
     /// It is not known to be executed.
-    Failed(Unanswered, StoreError),
+    Failed(FailedRequest),
 }
 
 impl Vote {
@@ -349,7 +350,7 @@ impl Pursuit {
         };
         let masters = self.masters.len();
         let failures = self.masters.iter().filter_map(|vote| match &vote.answer {
-            Some(VoteAnswer::NoVote(error) | VoteAnswer::Failed(_, error)) => Some(error),
+            Some(VoteAnswer::NoVote(error) | VoteAnswer::Failed(FailedRequest { error, .. })) => Some(error),
             _ => None,
         });
         let failures: Vec<_> = failures.collect();
@@ -379,24 +380,19 @@ impl Pursuit {
 impl QuorumOutput {
     /// Reports a request of the key machine that too few masters executed.
     pub(super) fn fail(&mut self, of: &Pursuit, tag: Tag, now: Instant, error: StoreError) {
-        let is_down = |vote: &Vote| matches!(vote.answer, Some(VoteAnswer::Failed(Unanswered::Down, _)));
-        let why = if 2 * of.count(is_down) > of.masters.len() {
-            Unanswered::Down
-        } else {
-            Unanswered::No
-        };
+        let is_down = |vote: &Vote| matches!(&vote.answer, Some(VoteAnswer::Failed(failed)) if failed.down);
         // A majority was heard since then.
         let mut heard: Vec<_> = of.masters.iter().map(|vote| vote.heard).collect();
         heard.sort_unstable_by(|a, b| b.cmp(a));
         let heard = heard[of.masters.len() / 2];
-        let input = Input::Failed {
-            tag,
-            why,
-            late_after: now,
+        let executed = Executed::No;
+        let failed = FailedRequest {
+            down: 2 * of.count(is_down) > of.masters.len(),
             heard,
             away: heard.or(Some(of.request.called)),
-            error,
+            ..FailedRequest::new(Failure { executed, error }, now)
         };
+        let input = Input::Failed { tag, failed };
         self.inputs.push_back((of.request.request.name.clone(), input));
     }
 }

@@ -5,9 +5,9 @@
 use std::collections::VecDeque;
 
 use crate::error::StoreErrorKind;
-use crate::protocol::message::Unanswered;
+use crate::protocol::message::{Executed, Failure};
 use crate::protocol::session::connection::Connection;
-use crate::protocol::session::in_flight::{InFlight, PendingRequest, UnansweredRequest};
+use crate::protocol::session::in_flight::{InFlight, PendingRequest};
 use crate::protocol::session::step::{BatchId, SessionContext, SessionEffect};
 use crate::protocol::session::{MIN_LEASE_TO_GIVE_UP, Session, answer_timeout};
 use crate::protocol::step::OutgoingAction;
@@ -81,14 +81,10 @@ impl Session {
         let late: VecDeque<_>;
         (late, self.actions) = queued.partition(|queued| self.deadline_of(queued) <= cx.now);
         let error = self.error(StoreErrorKind::Unreachable, "not sent in time to");
-        for action in late {
-            let request = UnansweredRequest {
-                tag: action.tag,
-                name: action.name,
-                late_after: cx.now,
-            };
-            cx.effects
-                .push(self.unanswered(request, Unanswered::No, error.clone()));
-        }
+        let executed = Executed::No;
+        let failed = self.failed_request(Failure { executed, error }, cx.now);
+        let late = late.into_iter();
+        cx.effects
+            .extend(late.map(|action| SessionEffect::failed(action.name, action.tag, failed.clone())));
     }
 }

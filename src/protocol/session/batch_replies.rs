@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
+use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Flaw;
-use crate::protocol::message::{BatchReply, Executed, Failure, RecoveryCause, Reply, Unanswered};
+use crate::protocol::message::{BatchReply, Executed, Failure, RecoveryCause, Reply};
 use crate::protocol::session::connection::{Connection, is_broken};
-use crate::protocol::session::in_flight::{InFlight, PendingRequest, UnansweredRequest};
+use crate::protocol::session::in_flight::{InFlight, PendingRequest};
 use crate::protocol::session::server_clock::ServerClock;
 use crate::protocol::session::step::{Attempt, BatchId, SessionContext, SessionEffect, SessionEvent};
 use crate::protocol::session::{MAX_BATCHES_IN_FLIGHT, Session};
@@ -68,15 +69,12 @@ impl Session {
                 }
                 Reply::Late => refused = true,
                 Reply::Failed(failure) => {
-                    refused |= matches!(failure.error.kind(), StoreErrorKind::Refused(_));
+                    refused |= is_refusal(&failure.error);
                     demoted |= *failure.error.kind() == StoreErrorKind::Refused(StoreRefusal::ReadOnly);
-                    let request = UnansweredRequest {
-                        tag,
-                        name,
-                        late_after,
-                    };
-                    let failed = self.part_failed(request, failure, batch.connection);
-                    cx.effects.extend((!over).then_some(failed));
+                    if !over {
+                        let failed = self.failed_on(batch.connection, (**failure).clone(), late_after);
+                        cx.effects.push(SessionEffect::failed(name, tag, failed));
+                    }
                     continue;
                 }
                 Reply::Recovering(left) => self.note_held_back(ms(*left), cx),
@@ -111,17 +109,6 @@ impl Session {
         }
     }
 
-    /// Returns the effect that reports a request whose part of the batch failed.
-    fn part_failed(
-        &self,
-        request: UnansweredRequest,
-        failure: &Failure,
-        connection: Attempt,
-    ) -> SessionEffect {
-        let why = self.why_unanswered(failure.executed, &failure.error, connection);
-        self.unanswered(request, why, failure.error.clone())
-    }
-
     /// Notes that a claim is held back. An unconfirmed link does so without a recovery, and has told of a real one.
     fn note_held_back(&mut self, left: Duration, cx: &mut SessionContext<'_>) {
         if !self.is_unconfirmed {
@@ -144,84 +131,70 @@ impl Session {
 
     /// Handles a batch that has no reply: the server refused it, or the connection broke.
     pub(super) fn batch_failed(&mut self, batch: InFlight, failure: Failure, cx: &mut SessionContext<'_>) {
-        let Failure { executed, error } = failure;
-        if let Executed::Elsewhere(redirect) = executed {
+        let (connection, sent) = (batch.connection, batch.sent);
+        if let Executed::Elsewhere(_) = failure.executed {
             // The server answered, so its connection works.
-            self.note_answer(cx.now, batch.connection);
-            return self.report_unanswered(batch, Unanswered::Elsewhere(redirect), &error, cx);
+            self.note_answer(cx.now, connection);
+            let failed = self.failed_on(connection, failure, cx.now);
+            return self.report_failed(batch, &failed, cx);
         }
-        let refused = matches!(error.kind(), StoreErrorKind::Refused(_));
         // A server that only refuses is reachable but useless. Its refusals do not count as answers when a caller
         // rides out an outage.
-        if refused {
+        if is_refusal(&failure.error) {
             self.note_use(cx.now);
         }
-        self.note_unanswered(batch.sent);
-        let why = self.why_unanswered(executed, &error, batch.connection);
-        let (connection, sent) = (batch.connection, batch.sent);
-        self.report_unanswered(batch, why, &error, cx);
-        if is_broken(&error) {
-            self.give_up(connection, sent, error, cx);
+        self.note_unanswered(sent);
+        let failed = self.failed_on(connection, failure, cx.now);
+        self.report_failed(batch, &failed, cx);
+        if is_broken(&failed.error) {
+            self.give_up(connection, sent, failed.error, cx);
         }
     }
 
-    /// Returns why requests on this connection have no answer. A connection that never answered may break because of
-    /// these very requests, so they are not `Bystander`s.
-    fn why_unanswered(&self, executed: Executed, error: &StoreError, connection: Attempt) -> Unanswered {
-        let refused = matches!(error.kind(), StoreErrorKind::Refused(_));
-        match executed {
-            Executed::No => Unanswered::No,
-            Executed::Elsewhere(redirect) => Unanswered::Elsewhere(redirect),
-            Executed::Unknown if !refused && self.is_proven(connection) => Unanswered::Bystander,
-            Executed::Unknown => Unanswered::Unknown,
+    /// Returns the failure of a request, with what the session knows of the outage.
+    pub(super) fn failed_request(&self, failure: Failure, late_after: Instant) -> FailedRequest {
+        FailedRequest {
+            heard: self.heard,
+            away: self.missed.max(self.heard),
+            ..FailedRequest::new(failure, late_after)
+        }
+    }
+
+    /// Returns the failure of a request on this connection. A connection that never answered may break because of its
+    /// requests, so they are no bystanders.
+    fn failed_on(&self, connection: Attempt, failure: Failure, late_after: Instant) -> FailedRequest {
+        let is_unknown = failure.executed == Executed::Unknown && !is_refusal(&failure.error);
+        FailedRequest {
+            bystander: is_unknown && self.is_proven(connection),
+            ..self.failed_request(failure, late_after)
         }
     }
 
     /// Reports the requests of a batch that still wait for an answer, and its probes.
-    pub(super) fn report_unanswered(
+    pub(super) fn report_failed(
         &mut self,
         batch: InFlight,
-        why: Unanswered,
-        error: &StoreError,
+        failed: &FailedRequest,
         cx: &mut SessionContext<'_>,
     ) {
         let late_after = batch.late_after.max(cx.now);
         let before = cx.effects.len();
         for PendingRequest { tag, name, .. } in batch.requests.into_iter().filter(|request| !request.over) {
-            let request = UnansweredRequest {
-                tag,
-                name,
+            let failed = FailedRequest {
                 late_after,
+                ..failed.clone()
             };
-            cx.effects.push(self.unanswered(request, why, error.clone()));
+            cx.effects.push(SessionEffect::failed(name, tag, failed));
         }
-        let told = cx.effects.len() - before;
-        match why {
-            Unanswered::Bystander if told > 0 => cx.event(SessionEvent::Bystanders(told)),
-            Unanswered::Unknown if told > 0 => cx.event(SessionEvent::TimedOut(told)),
+        match cx.effects.len() - before {
+            0 => {}
+            told if failed.bystander => cx.event(SessionEvent::Bystanders(told)),
+            told if failed.may_be_executed() => cx.event(SessionEvent::TimedOut(told)),
             _ => {}
         }
-        for probe in batch.probes {
-            cx.effects.push(SessionEffect::Probed(probe, Err(error.clone())));
-        }
-    }
-
-    /// Returns the effect that reports a request without an answer to the key machine.
-    pub(super) fn unanswered(
-        &self,
-        request: UnansweredRequest,
-        why: Unanswered,
-        error: StoreError,
-    ) -> SessionEffect {
-        let input = Input::Failed {
-            tag: request.tag,
-            why,
-            late_after: request.late_after,
-            heard: self.heard,
-            away: self.missed.max(self.heard),
-            error,
-        };
-        SessionEffect::Tell(request.name, input)
+        let probes = batch.probes.into_iter();
+        cx.effects
+            .extend(probes.map(|probe| SessionEffect::Probed(probe, Err(failed.error.clone()))));
     }
 
     /// Records that the server answered on this connection.
@@ -251,4 +224,8 @@ impl Session {
             None => reading,
         });
     }
+}
+
+fn is_refusal(error: &StoreError) -> bool {
+    matches!(error.kind(), StoreErrorKind::Refused(_))
 }

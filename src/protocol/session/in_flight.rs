@@ -1,7 +1,8 @@
 //! A batch that was sent and is not answered yet.
 
+use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::message::{Kind, Name};
-use crate::protocol::session::step::{Attempt, BatchId, Probe};
+use crate::protocol::session::step::{Attempt, BatchId, Probe, SessionEffect};
 use crate::protocol::step::Tag;
 use crate::protocol::time::Instant;
 
@@ -36,15 +37,6 @@ pub(crate) struct PendingRequest {
     pub(crate) over: bool,
 }
 
-/// A request without an answer.
-#[derive(Debug)]
-pub(crate) struct UnansweredRequest {
-    pub(crate) tag: Tag,
-    pub(crate) name: Name,
-    /// From this instant the server surely refuses it as late.
-    pub(crate) late_after: Instant,
-}
-
 impl InFlight {
     /// Returns whether a request about a job still waits for its answer.
     pub(crate) fn is_of_jobs(&self) -> bool {
@@ -52,17 +44,17 @@ impl InFlight {
         !self.is_action && waited.any(|request| request.name.kind == Kind::Job)
     }
 
-    /// Moves the requests whose deadline has passed into `expired`. The other requests of the batch keep waiting.
-    pub(crate) fn expire(&mut self, now: Instant, expired: &mut Vec<UnansweredRequest>) {
+    /// Reports the requests whose deadline has passed as failed. The other requests of the batch keep waiting.
+    pub(crate) fn expire(&mut self, now: Instant, failed: &FailedRequest, effects: &mut Vec<SessionEffect>) {
         let late_after = self.late_after.max(now);
-        for request in &mut self.requests {
-            if !request.over && request.deadline <= now {
+        for request in self.requests.iter_mut().filter(|request| !request.over) {
+            if request.deadline <= now {
                 request.over = true;
-                expired.push(UnansweredRequest {
-                    tag: request.tag,
-                    name: request.name.clone(),
+                let failed = FailedRequest {
                     late_after,
-                });
+                    ..failed.clone()
+                };
+                effects.push(SessionEffect::failed(request.name.clone(), request.tag, failed));
             }
         }
         let waited = self.requests.iter().filter(|request| !request.over);

@@ -9,7 +9,7 @@
 //! another batch about jobs is in flight, and for a fixed time after it was sent. Owners' renewals do not wait, and
 //! neither do requests that fill a batch.
 //!
-//! A request without a reply is reported as [`Unanswered`]. Only the key machine decides whether to retry it or to
+//! A request without a reply is reported as a [`FailedRequest`]. Only the key machine decides whether to retry it or to
 //! report an error to its caller.
 
 use std::collections::VecDeque;
@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::message::{Batch, GrantNumber, Kind, Reply, Request, Rule, Unanswered, Verb};
+use crate::protocol::message::{Batch, Executed, Failure, GrantNumber, Kind, Reply, Request, Rule, Verb};
 use crate::protocol::session::backoff::{Backoff, part_of_pause};
 use crate::protocol::session::connection::{Connection, next_attempt};
 use crate::protocol::session::in_flight::{InFlight, PendingRequest};
@@ -494,21 +494,21 @@ impl Session {
             let error = self.timed_out(StoreErrorKind::TimedOut, "no reply from", now.since(sent));
             self.give_up(connection, sent, error, cx);
         }
-        let (mut expired, mut missed) = (Vec::new(), None);
-        for batch in &mut self.in_flight {
-            if batch.deadline.is_some_and(|deadline| deadline <= now) {
-                batch.expire(now, &mut expired);
-                missed.get_or_insert(batch.sent);
-            }
+        let is_missed = |batch: &&InFlight| batch.deadline.is_some_and(|deadline| deadline <= now);
+        let Some(missed) = self.in_flight.iter().find(is_missed).map(|batch| batch.sent) else {
+            return;
+        };
+        self.note_unanswered(missed);
+        let (executed, before) = (Executed::Unknown, cx.effects.len());
+        let error = self.error(StoreErrorKind::TimedOut, "no reply in time from");
+        let failed = self.failed_request(Failure { executed, error }, now);
+        for batch in self.in_flight.iter_mut().filter(|batch| is_missed(&&**batch)) {
+            batch.expire(now, &failed, cx.effects);
         }
-        missed.inspect(|sent| self.note_unanswered(*sent));
-        if !expired.is_empty() {
-            cx.event(SessionEvent::TimedOut(expired.len()));
-        }
-        for request in expired {
-            let error = self.error(StoreErrorKind::TimedOut, "no reply in time from");
-            let unanswered = self.unanswered(request, Unanswered::Unknown, error);
-            cx.effects.push(unanswered);
+        let expired = cx.effects.len() - before;
+        if expired > 0 {
+            // Before the failures.
+            cx.effects.insert(before, SessionEvent::TimedOut(expired).into());
         }
     }
 }

@@ -5,11 +5,12 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind};
+use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Flaw;
-use crate::protocol::message::{GrantNumber, LinkReply, Name, Redirect, Unanswered};
+use crate::protocol::message::{Executed, Failure, GrantNumber, LinkReply, Name, Redirect};
 use crate::protocol::session::backoff::part_of_pause;
 use crate::protocol::session::connection::{Connection, next_attempt};
-use crate::protocol::session::in_flight::{InFlight, UnansweredRequest};
+use crate::protocol::session::in_flight::InFlight;
 use crate::protocol::session::step::{
     Attempt, InboxEffect, MIN_RECONNECT_PAUSE, Opened, SessionContext, SessionEffect, SessionEvent,
     SessionInput, SessionRole,
@@ -200,24 +201,23 @@ impl Session {
         // Owners and waiters retry a renewal that was not sent. Other requests wait until the server is known to be
         // down.
         let renewals = self.queue.take_renewals();
-        self.report_unsent(renewals, Unanswered::No, cx);
+        self.report_unsent(renewals, false, cx);
     }
 
-    /// Reports that these requests are not sent. Also reports the queued actions and probes.
-    fn report_unsent(&mut self, unsent: Vec<Outgoing>, why: Unanswered, cx: &mut SessionContext<'_>) {
-        let error = self.lost_error();
+    /// Reports that these requests are not sent, because the server is known to be `down` or for another reason. Also reports
+    /// the queued actions and probes.
+    fn report_unsent(&mut self, unsent: Vec<Outgoing>, down: bool, cx: &mut SessionContext<'_>) {
+        let (executed, error) = (Executed::No, self.lost_error());
+        let failed = FailedRequest {
+            down,
+            ..self.failed_request(Failure { executed, error }, cx.now)
+        };
         let requests = unsent.into_iter().map(|queued| (queued.request.name, queued.tag));
         let actions = std::mem::take(&mut self.actions).into_iter();
-        for (name, tag) in requests.chain(actions.map(|queued| (queued.name, queued.tag))) {
-            let late_after = cx.now;
-            let request = UnansweredRequest {
-                tag,
-                name,
-                late_after,
-            };
-            cx.effects.push(self.unanswered(request, why, error.clone()));
-        }
-        let failed = |probe| SessionEffect::Probed(probe, Err(error.clone()));
+        let all = requests.chain(actions.map(|queued| (queued.name, queued.tag)));
+        cx.effects
+            .extend(all.map(|(name, tag)| SessionEffect::failed(name, tag, failed.clone())));
+        let failed = |probe| SessionEffect::Probed(probe, Err(failed.error.clone()));
         cx.effects.extend(self.probes.drain(..).map(failed));
     }
 
@@ -238,16 +238,11 @@ impl Session {
         if self.plant.is(Flaw::ForgottenWithMove) {
             return;
         }
+        let executed = Executed::Elsewhere(Redirect::Moved);
         let error = self.error(StoreErrorKind::Unreachable, "the name is no longer served by");
-        for (name, tag) in moved.chain(gone) {
-            let request = UnansweredRequest {
-                tag,
-                name,
-                late_after: now,
-            };
-            let why = Unanswered::Elsewhere(Redirect::Moved);
-            effects.push(self.unanswered(request, why, error.clone()));
-        }
+        let failed = self.failed_request(Failure { executed, error }, now);
+        let all = moved.chain(gone);
+        effects.extend(all.map(|(name, tag)| SessionEffect::failed(name, tag, failed.clone())));
     }
 
     /// Closes the connection. The pause before the next attempt doubles each time, up to a limit.
@@ -276,7 +271,7 @@ impl Session {
         if !queued.is_empty() {
             cx.event(SessionEvent::Down(queued.len()));
         }
-        self.report_unsent(queued, Unanswered::Down, cx);
+        self.report_unsent(queued, true, cx);
     }
 
     /// Returns why there is no connection.
@@ -340,12 +335,12 @@ impl Session {
             return;
         }
         for batch in under_way {
-            let overdue = batch.gives_up_at <= now;
-            let why = match excused {
-                true if !overdue => Unanswered::Bystander,
-                _ => Unanswered::Unknown,
+            let (executed, error) = (Executed::Unknown, error.clone());
+            let failed = FailedRequest {
+                bystander: excused && batch.gives_up_at > now,
+                ..self.failed_request(Failure { executed, error }, now)
             };
-            self.report_unanswered(batch, why, &error, cx);
+            self.report_failed(batch, &failed, cx);
         }
         // The cause usually breaks or silences the inbox, too.
         match self.options.role {

@@ -4,9 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::StoreError;
+use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::message::{Batch, BatchReply, Failure, LinkReply, Name, RecoveryCause};
 use crate::protocol::session::server_clock::ServerClock;
-use crate::protocol::step::{FormerMaster, InboxState, Input};
+use crate::protocol::step::{FormerMaster, InboxState, Input, Tag};
 use crate::protocol::time::Instant;
 use crate::protocol::write::Action;
 
@@ -238,6 +239,13 @@ pub enum SessionEffect {
     Probed(Probe, Result<(), StoreError>),
     /// A fact for an event or a metric.
     Event(SessionEvent),
+}
+
+impl SessionEffect {
+    /// Tells the key machine of the name that its request failed.
+    pub(crate) fn failed(name: Name, tag: Tag, failed: FailedRequest) -> Self {
+        SessionEffect::Tell(name, Input::Failed { tag, failed })
+    }
 }
 
 /// A fact for an event, a metric or the simulator's counters.
