@@ -216,7 +216,7 @@ impl Node {
         let done = catch_unwind(AssertUnwindSafe(|| match effect {
             SessionEffect::Tell(name, input) => {
                 self.note_failed_input(server, &input);
-                self.drive_from(server, now, &name, input);
+                self.drive_answer(now, &name, input);
             }
             SessionEffect::Send {
                 connection,

@@ -28,14 +28,14 @@ use crate::driver::waiter::{CallResult, Waiter, Wake, lock};
 use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::observe::Label;
 use crate::options::Options;
-use crate::protocol::key::context::Seed;
+use crate::protocol::context::Seed;
 use crate::protocol::key::shard::Shard;
 use crate::protocol::message::{LeaseTimes, Name, NodeId};
 use crate::protocol::session::server_clock::ServerClock;
 use crate::protocol::session::step::{SessionInput, SessionRole};
 use crate::protocol::step::{AcquireError, Effect, FormerMaster, InboxState, Input, Outgoing, Rules, Ticket};
 use crate::protocol::time::Instant;
-use crate::store::{ServerId, Store};
+use crate::store::Store;
 
 /// The number of shards: more than the cores that may contend for one.
 const SHARDS: u64 = 16;
@@ -418,8 +418,7 @@ impl Node {
 
     /// Leaves a request with the session of its server.
     fn queue(&self, outgoing: &Outgoing) {
-        let server = self.servers.for_name(&outgoing.request.name);
-        lock(&server.session).queue(outgoing);
+        lock(&self.servers.for_request(outgoing).session).queue(outgoing);
     }
 
     /// Carries out an effect while its shard is locked. Work that may run foreign code is left in `after`.
@@ -438,11 +437,6 @@ impl Node {
                     Some(claims) => claims.push(outgoing.clone()),
                     None => self.queue(outgoing),
                 }
-            }
-            Effect::SendTo(master, outgoing) => {
-                after.has_requests = true;
-                let id = ServerId(*master as u16);
-                lock(&self.servers.get(id).session).queue(outgoing);
             }
             Effect::Act(action) => {
                 after.has_requests = true;

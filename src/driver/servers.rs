@@ -15,6 +15,7 @@ use crate::protocol::message::Name;
 use crate::protocol::primitive::Primitive;
 use crate::protocol::session::Session;
 use crate::protocol::session::step::{Attempt, Probe, SessionInput, SessionOptions, SessionRole};
+use crate::protocol::step::Outgoing;
 use crate::store::{Immediate, Link, ServerId, Store, StoreKind};
 
 /// Every server that was looked up, in the order of the first lookups.
@@ -108,6 +109,15 @@ impl Servers {
     /// Returns the server of `name`.
     pub(crate) fn for_name(&self, name: &Name) -> &Arc<Server> {
         self.get(self.store.server(name))
+    }
+
+    /// Returns the server of a request.
+    pub(crate) fn for_request(&self, outgoing: &Outgoing) -> &Arc<Server> {
+        if self.is_quorum() {
+            self.get(ServerId(outgoing.tag.master))
+        } else {
+            self.for_name(&outgoing.request.name)
+        }
     }
 
     /// Returns the server of all these names, if they share a slot. The keys of a quorum are claimed one by one.

@@ -9,7 +9,6 @@ use std::sync::{Arc, MutexGuard};
 use tokio::sync::oneshot;
 
 use crate::driver::node::{EnteredCaller, FollowUp, LockedKeys, Node};
-use crate::driver::servers::Server;
 use crate::driver::waiter::{CallResult, Waiter, Wake, lock};
 use crate::error::LostCause;
 use crate::protocol::key::shard::Shard;
@@ -25,10 +24,8 @@ impl Node {
     }
 
     /// Feeds what a server answered to the key machine of `name`, at a time that was read for this.
-    pub(crate) fn drive_from(self: &Arc<Self>, server: &Server, now: Instant, name: &Name, input: Input) {
-        self.in_shard(name, |keys, after| {
-            self.step_from(server.master(), keys, now, name, input, after);
-        });
+    pub(crate) fn drive_answer(self: &Arc<Self>, now: Instant, name: &Name, input: Input) {
+        self.in_shard(name, |keys, after| self.step_shard(keys, now, name, input, after));
     }
 
     /// Takes steps of one shard while it is locked, and then does the follow-up.
@@ -72,8 +69,7 @@ impl Node {
             Input::Cancel(ticket) => Some(ticket),
             _ => None,
         };
-        // Only the answer of a server comes from one.
-        self.step_from(0, keys, now, name, input, after);
+        self.step_shard(keys, now, name, input, after);
         // Done after the step, because the step may find that the lease was lost, which then is the cause.
         if let Some(ticket) = cancelled {
             let waiters = &mut keys.waiters;
@@ -84,10 +80,9 @@ impl Node {
         }
     }
 
-    /// Takes a step of one key of a locked shard, for an input of the master with this index.
-    fn step_from(
+    /// Takes a step of one key of a locked shard, for an input that is not refused.
+    fn step_shard(
         &self,
-        master: usize,
         keys: &mut LockedKeys,
         now: Instant,
         name: &Name,
@@ -97,7 +92,7 @@ impl Node {
         let now = keys.not_before(now);
         after.now = now;
         let LockedKeys { shard, waiters, .. } = keys;
-        for effect in shard.handle_from(master, now, name, input).iter() {
+        for effect in shard.handle(now, name, input).iter() {
             self.carry_out(waiters, name, effect, after);
         }
     }

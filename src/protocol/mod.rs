@@ -12,6 +12,7 @@
 
 pub mod call;
 pub mod cluster;
+pub mod context;
 pub mod failed_request;
 pub mod flaw;
 pub mod key;

@@ -147,6 +147,8 @@ pub struct Tag {
     pub claim: ClaimNumber,
     /// The number of the request, counted per claim or call.
     pub seq: u32,
+    /// The index of the master of a quorum that gets the request; 0 for every other store.
+    pub master: u16,
 }
 
 /// An event that a key machine handles.
@@ -219,8 +221,6 @@ pub enum Input {
 pub enum Effect {
     /// Sends this request. Its [`Tag`] comes back with [`Input::Answered`] or [`Input::Failed`], exactly once.
     Send(Outgoing),
-    /// Sends this request to the master of a quorum with this index. Its [`Tag`] comes back from there.
-    SendTo(usize, Outgoing),
     /// Sends this action once. Its [`Tag`] comes back in the same way as that of a request.
     Act(OutgoingAction),
     /// Tells the key machine of the lease [that the write has ended](Input::WriteEnded).

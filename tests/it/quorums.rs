@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tenure::Key;
 use tenure::error::{Error, StoreError, StoreErrorKind, StoreRefusal};
-use tenure::protocol::key::context::Seed;
+use tenure::protocol::context::Seed;
 use tenure::protocol::key::shard::{Effects, Shard};
 use tenure::protocol::message::{GrantNumber, LeaseTimes, Name, NodeId, Reply, Verb};
 use tenure::protocol::step::{AcquireError, Effect, Input, LockOptions, Outcome, Outgoing, Rules, Ticket};
@@ -44,7 +44,7 @@ impl Node {
     fn note(sent: &mut Vec<(usize, Outgoing)>, told: &mut Vec<Effect>, effects: &Effects<'_>) {
         for effect in effects.iter() {
             match effect {
-                Effect::SendTo(master, outgoing) => sent.push((*master, outgoing.clone())),
+                Effect::Send(outgoing) => sent.push((usize::from(outgoing.tag.master), outgoing.clone())),
                 effect => told.push(effect.clone()),
             }
         }
@@ -72,26 +72,18 @@ impl Node {
         self.sent.remove(at.expect("a request to this master")).1
     }
 
-    fn hear(&mut self, master: usize, input: Input) {
-        let effects = self.shard.handle_from(master, self.now, &self.name, input);
-        Self::note(&mut self.sent, &mut self.told, &effects);
-    }
-
     /// Answers the next request to a master, which was sent now.
     #[track_caller]
     fn answer(&mut self, master: usize, reply: Reply) {
         let outgoing = self.take(master);
         let (tag, sent) = (outgoing.tag, self.now);
         self.now = self.now + Duration::from_millis(1);
-        self.hear(
-            master,
-            Input::Answered {
-                tag,
-                sent,
-                time: 5_000_000,
-                reply,
-            },
-        );
+        self.feed(Input::Answered {
+            tag,
+            sent,
+            time: 5_000_000,
+            reply,
+        });
     }
 
     /// The next request to a master has no answer, and may be executed for 100 ms.
@@ -100,7 +92,7 @@ impl Node {
         let tag = self.take(master).tag;
         let error = StoreError::new(StoreErrorKind::Unreachable, "gone");
         let failed = why.failed(self.now + Duration::from_millis(100), error);
-        self.hear(master, Input::Failed { tag, failed });
+        self.feed(Input::Failed { tag, failed });
     }
 
     fn granted(&self) -> Option<GrantNumber> {
@@ -181,7 +173,7 @@ fn the_lease_counts_from_the_last_vote_that_makes_a_majority() {
         time: 0,
         reply: number(7),
     };
-    node.hear(0, answered);
+    node.feed(answered);
     assert_eq!(node.granted(), Some(GrantNumber(7)));
     let held = node.shard.held_alone(node.now, &node.name).unwrap();
     assert_eq!(held.deadline, begin + Duration::from_millis(3_000));

@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use tenure::error::LostCause;
-use tenure::protocol::key::context::Seed;
+use tenure::protocol::context::Seed;
 use tenure::protocol::key::shard::Shard;
 use tenure::protocol::ledger::{Ledger, RecordOwner};
 use tenure::protocol::message::{

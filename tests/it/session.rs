@@ -117,6 +117,7 @@ impl Bench {
             tag: Tag {
                 claim: ClaimNumber(claim),
                 seq: 1,
+                master: 0,
             },
             request: Request {
                 name,

@@ -267,6 +267,7 @@ fn tag(number: u64) -> Tag {
     Tag {
         claim: ClaimNumber(number),
         seq: 1,
+        master: 0,
     }
 }
 

@@ -45,7 +45,7 @@ impl World {
     /// Remembers a queued request, and checks that it is not an answered call.
     pub(crate) fn watch_queued(&mut self, slot: usize, outgoing: &Outgoing) {
         let key = self.key_index(&outgoing.request.name);
-        let Tag { claim, seq } = outgoing.tag;
+        let Tag { claim, seq, .. } = outgoing.tag;
         self.log.mix(claim.0 << 8 | u64::from(seq));
         self.note(Some(slot), Some(key), || {
             format!(

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
 
-use tenure::protocol::key::context::Seed;
+use tenure::protocol::context::Seed;
 use tenure::protocol::key::shard::Shard;
 use tenure::protocol::message::NodeId;
 use tenure::protocol::session::Session;

@@ -144,7 +144,7 @@ impl World {
                     key,
                     input: &input,
                 });
-                self.feed_from(session, slot, key, input);
+                self.feed(slot, key, input);
             }
             SessionEffect::TellInbox(input) => self.tell_inbox(slot, input),
             SessionEffect::Reachable {

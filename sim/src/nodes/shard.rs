@@ -13,11 +13,6 @@ use crate::world::signal::Signal;
 impl World {
     /// Gives an input to a node's shard.
     pub(crate) fn feed(&mut self, slot: usize, key: usize, input: Input) {
-        self.feed_from(0, slot, key, input);
-    }
-
-    /// Gives an input to a node's shard, which comes from one of its sessions.
-    pub(crate) fn feed_from(&mut self, session: usize, slot: usize, key: usize, input: Input) {
         self.inputs += 1;
         self.log.mix((slot as u64) << 8 | key as u64);
         self.note(Some(slot), Some(key), || format!("<- {input:?}"));
@@ -28,7 +23,7 @@ impl World {
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
         let (shard, name) = (&mut self.nodes[slot].shard, &self.keys[key]);
-        effects.extend_from_slice(&shard.handle_from(session, local, name, input));
+        effects.extend_from_slice(&shard.handle(local, name, input));
         self.carry_out(slot, effects);
         self.raise(Signal::KeyChanged { key });
     }
@@ -107,10 +102,13 @@ impl World {
         for effect in effects.drain(..) {
             match effect {
                 Effect::Send(outgoing) => {
-                    let session = self.session_of(slot, &outgoing.request.name);
+                    let session = if self.is_quorum() {
+                        usize::from(outgoing.tag.master)
+                    } else {
+                        self.session_of(slot, &outgoing.request.name)
+                    };
                     self.queue(slot, session, outgoing);
                 }
-                Effect::SendTo(master, outgoing) => self.queue(slot, master, outgoing),
                 Effect::Act(action) => self.queue_action(slot, action),
                 Effect::WriteEnded(lease, is_refused) => {
                     let key = self.key_index(&lease.name);

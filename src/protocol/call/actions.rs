@@ -9,8 +9,8 @@ use std::time::Duration;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::call::calls::Calls;
 use crate::protocol::call::pending_call::PendingAction;
+use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
-use crate::protocol::key::context::StepContext;
 use crate::protocol::message::{Reply, WriteAnswer};
 use crate::protocol::redirects::AskAgain;
 use crate::protocol::step::{AcquireError, CallAnswer, Effect, OutgoingAction, Tag, Ticket};
@@ -56,6 +56,7 @@ impl Calls {
                 tag: Tag {
                     claim: action.number,
                     seq: action.seq,
+                    master: 0,
                 },
                 name: cx.name.clone(),
                 lease: action.lease,

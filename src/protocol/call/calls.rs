@@ -2,9 +2,9 @@
 
 use crate::error::StoreError;
 use crate::protocol::call::pending_call::{PendingAction, PendingCall, PendingCaller};
+use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::{FailedRequest, MAX_RETRY_PAUSE};
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::key::context::StepContext;
 use crate::protocol::message::{Call, Payload, Reply, Request, Verb, WhenBehind};
 use crate::protocol::redirects::{AskAgain, Redirects};
 use crate::protocol::step::{
@@ -197,10 +197,11 @@ impl Calls {
         } else {
             Class::of_call(call.options.call)
         };
-        cx.effects.push(Effect::Send(Outgoing {
+        cx.send(Outgoing {
             tag: Tag {
                 claim: id.claim,
                 seq: call.seq,
+                master: 0,
             },
             request: Request {
                 mark: call.options.mark,
@@ -219,7 +220,7 @@ impl Calls {
                 .values()
                 .next()
                 .map_or(cx.now, |caller| caller.entered),
-        }));
+        });
     }
 
     // Answers and failures.

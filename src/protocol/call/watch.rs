@@ -7,8 +7,8 @@
 
 use crate::protocol::call::calls::{Calls, NEVER};
 use crate::protocol::call::pending_call::PendingCall;
+use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Flaw;
-use crate::protocol::key::context::StepContext;
 use crate::protocol::message::Version;
 use crate::protocol::step::{AcquireError, CallOptions, InboxState};
 use crate::protocol::time::Instant;

@@ -1,10 +1,10 @@
 //! Handles requests without an answer, or with a refusal: retries them, or reports the error to the waiting callers.
 
 use crate::error::StoreError;
+use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::{FailedRequest, MAX_RETRY_PAUSE};
 use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claim::{Claimant, Phase, RequestKind};
-use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::key::line::Caller;
 use crate::protocol::message::{ClaimNumber, Kind, Reply};

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use crate::error::LostCause;
+use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claim::{Claimant, HeldLease, Holders, LocalHolder, Phase};
-use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimNumber, Fence, GrantNumber, Mode, Name};
 use crate::protocol::step::{Effect, KeyEvent, Outcome, Ticket};

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::call::calls::Calls;
+use crate::protocol::context::StepContext;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::{Claim, Claimant, HeldLease, Holders, Holding, Origin, Phase, RequestKind};
 use crate::protocol::key::claims::Claims;
-use crate::protocol::key::context::StepContext;
 use crate::protocol::key::line::{Caller, Line};
 use crate::protocol::key::readers::Readers;
 use crate::protocol::message::{ClaimId, ClaimNumber, Mode, NodeId, Payload};

@@ -5,7 +5,6 @@
 
 pub mod claim;
 pub mod claims;
-pub mod context;
 pub mod failures;
 pub(crate) mod holding;
 pub mod key_state;

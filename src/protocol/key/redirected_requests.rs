@@ -1,8 +1,8 @@
 //! Asks again for requests that a server did not execute because it does not serve the key.
 
+use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claim::{Claimant, Phase, RequestKind};
-use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::message::ClaimNumber;
 use crate::protocol::redirects::AskAgain;

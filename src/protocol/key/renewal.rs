@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::protocol::call::calls::Calls;
+use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::MAX_RETRY_PAUSE;
 use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claim::{Holders, Leaving, LocalHolder, Phase, RequestKind};
-use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::{KeyState, Renewal};
 use crate::protocol::message::{ClaimNumber, Kind};
 use crate::protocol::step::{AcquireError, CallAnswer, Effect, InboxState, KeyEvent, Outcome, Ticket, ms};

@@ -6,10 +6,10 @@
 use std::time::Duration;
 
 use crate::error::{LostCause, StoreError};
+use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claim::{Claimant, Leaving, Origin, Phase, RequestKind, Yielded};
-use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::key::line::Caller;
 use crate::protocol::message::{

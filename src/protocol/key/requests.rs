@@ -1,14 +1,14 @@
 //! The claims that the callers of a key need, and the requests of each claim.
 
 use crate::error::StoreError;
+use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claim::{Claim, Claimant, Leaving, Origin, Phase, RequestKind, Yielded};
-use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::{KeyState, Renewal};
 use crate::protocol::key::line::Caller;
 use crate::protocol::key::replies::POLL_PAUSES;
 use crate::protocol::message::{ClaimNumber, Mode, Request, WhenBehind};
-use crate::protocol::step::{Effect, KeyEvent, LockOptions, Outgoing, Tag, Ticket, ms};
+use crate::protocol::step::{KeyEvent, LockOptions, Outgoing, Tag, Ticket, ms};
 
 /// How many leases long a finish is repeated: longer than an unfinished tick can block others.
 const MAX_FINISH_LEASES: u32 = 8;
@@ -267,15 +267,16 @@ impl KeyState {
         let tag = Tag {
             claim: claim.claim_id.claim,
             seq: claim.seq,
+            master: 0,
         };
         let lease = claim.lease();
-        cx.effects.push(Effect::Send(Outgoing {
+        cx.send(Outgoing {
             tag,
             request,
             lease,
             class,
             called: cx.now,
-        }));
+        });
         if self.plant.is(Flaw::UnansweredRefresh)
             && let Phase::Queued { t0, .. } = &mut self.claims[number].phase
         {

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use crate::error::LostCause;
+use crate::protocol::context::StepContext;
 use crate::protocol::key::claim::{Claimant, Holders, Phase, RequestKind};
-use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{Asking, ClaimId, ClaimNumber, Mode};
 use crate::protocol::step::{AcquireError, Effect, KeyEvent, Ticket, ms};

@@ -7,12 +7,12 @@ use std::time::Duration;
 use foldhash::quality::RandomState;
 
 use crate::error::StoreError;
+use crate::protocol::context::{RequestSink, Seed, ShardContext, StepContext};
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claim::Holding;
-use crate::protocol::key::context::{Seed, ShardContext, StepContext};
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimId, Kind, Name, NodeId};
-use crate::protocol::quorum::{Quorum, QuorumOutput};
+use crate::protocol::quorum::Quorum;
 use crate::protocol::session::server_clock::ServerClock;
 use crate::protocol::step::{AcquireError, Effect, FormerMaster, InboxState, Input, Rules, Ticket};
 use crate::protocol::time::Instant;
@@ -100,42 +100,30 @@ impl Shard {
     /// Handles one input of the key `name` at `now`, and returns the effects.
     pub fn handle(&mut self, now: Instant, name: &Name, input: Input) -> Effects<'_> {
         self.begin();
-        match input {
-            Input::Lock(ticket, _)
-            | Input::Campaign(ticket, ..)
-            | Input::Call(ticket, _)
-            | Input::Act(ticket, ..)
-            | Input::Adopt(ticket, ..)
-                if self.context.is_closed =>
-            {
+        match (input, &mut self.quorum) {
+            (
+                Input::Lock(ticket, _)
+                | Input::Campaign(ticket, ..)
+                | Input::Call(ticket, _)
+                | Input::Act(ticket, ..)
+                | Input::Adopt(ticket, ..),
+                _,
+            ) if self.context.is_closed => {
                 self.effects.push(Effect::Denied(ticket, AcquireError::Closed));
             }
-            input => self.take_in(now, name, input),
-        }
-        self.effects()
-    }
-
-    /// Handles one input of the key `name`. `master` is the index of the quorum's master that an answer comes from; without
-    /// a quorum it has no meaning.
-    pub fn handle_from(&mut self, master: usize, now: Instant, name: &Name, input: Input) -> Effects<'_> {
-        let mut out = QuorumOutput::default();
-        match (&mut self.quorum, input) {
             (
-                Some(quorum),
                 Input::Answered {
                     tag,
                     sent,
                     time,
                     reply,
                 },
-            ) => quorum.answered(now, (master, tag), (sent, time), reply, &mut out),
-            (Some(quorum), Input::Failed { tag, failed }) => {
-                quorum.failed(now, (master, tag), failed, &mut out)
-            }
-            (_, input) => return self.handle(now, name, input),
+                Some(quorum),
+            ) => quorum.answered(now, tag, (sent, time), reply),
+            (Input::Failed { tag, failed }, Some(quorum)) => quorum.failed(now, tag, failed),
+            (input, _) => self.step_key(now, name, input),
         }
-        self.begin();
-        self.run_quorum(now, out);
+        self.end_step(now);
         self.effects()
     }
 
@@ -147,45 +135,15 @@ impl Shard {
     }
 
     /// Sends what the quorum has to send, and gives its answers to the keys.
-    fn run_quorum(&mut self, now: Instant, mut out: QuorumOutput) {
-        loop {
-            let sends = out.sends.drain(..);
-            self.effects
-                .extend(sends.map(|(master, outgoing)| Effect::SendTo(master, outgoing)));
-            let Some((name, input)) = out.inputs.pop_front() else {
+    #[inline]
+    fn end_step(&mut self, now: Instant) {
+        while let Some(quorum) = &mut self.quorum {
+            self.effects.extend(quorum.take_sends().map(Effect::Send));
+            let Some((name, input)) = quorum.take_input() else {
                 return;
             };
             self.step_key(now, &name, input);
-            self.pass_on(now, &mut out);
         }
-    }
-
-    /// Passes the requests of a step on to the quorum.
-    fn pass_on(&mut self, now: Instant, out: &mut QuorumOutput) {
-        let Some(quorum) = &mut self.quorum else { return };
-        for effect in self
-            .effects
-            .extract_if(.., |effect| matches!(effect, Effect::Send(_)))
-        {
-            if let Effect::Send(outgoing) = effect {
-                quorum.send(now, outgoing, out);
-            }
-        }
-    }
-
-    /// Sends the requests of a step to the masters, if there is a quorum.
-    #[inline]
-    fn end_step(&mut self, now: Instant) {
-        if self.quorum.is_some() {
-            let mut out = QuorumOutput::default();
-            self.pass_on(now, &mut out);
-            self.run_quorum(now, out);
-        }
-    }
-
-    fn take_in(&mut self, now: Instant, name: &Name, input: Input) {
-        self.step_key(now, name, input);
-        self.end_step(now);
     }
 
     fn step_key(&mut self, now: Instant, name: &Name, input: Input) {
@@ -226,6 +184,7 @@ impl Shard {
             name,
             shard: &mut self.context,
             effects,
+            sink: sink(&mut self.quorum),
         };
         key.handle(&mut cx, input);
         if Self::settle(key, name, &mut self.timers) {
@@ -268,12 +227,11 @@ impl Shard {
     /// Does what is due for one key: reports losses, renews, asks again. Returns the key and the effects, or `None`
     /// if nothing is due.
     pub fn wake_next(&mut self, now: Instant) -> Option<(Name, Effects<'_>)> {
-        let mut out = QuorumOutput::default();
         if let Some(quorum) = &mut self.quorum
-            && let Some(name) = quorum.wake(now, &mut out)
+            && let Some(name) = quorum.wake(now)
         {
             self.begin();
-            self.run_quorum(now, out);
+            self.end_step(now);
             return Some((name, self.effects()));
         }
         let (_, name) = self.timers.first().filter(|(due, _)| *due <= now)?;
@@ -442,6 +400,7 @@ impl Shard {
             name,
             shard: &mut self.context,
             effects: &mut self.effects,
+            sink: sink(&mut self.quorum),
         };
         step(key, &mut cx);
         if Self::settle(key, name, &mut self.timers) {
@@ -481,6 +440,11 @@ impl Shard {
             self.spare = Some(key);
         }
     }
+}
+
+/// Returns the quorum as what takes the requests of a step.
+fn sink(quorum: &mut Option<Box<Quorum>>) -> Option<&mut dyn RequestSink> {
+    quorum.as_deref_mut().map(|quorum| quorum as &mut dyn RequestSink)
 }
 
 /// When a key is due. The number distinguishes the keys of one moment.

@@ -5,8 +5,8 @@
 //! the order of the line, so no reader passes a writer of this process.
 
 use crate::error::LostCause;
+use crate::protocol::context::StepContext;
 use crate::protocol::key::claim::{HeldLease, Holders, LocalHolder, Phase};
-use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimNumber, Fence, Mode};
 use crate::protocol::step::{Effect, KeyEvent, Outcome, Ticket};

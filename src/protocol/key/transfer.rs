@@ -5,12 +5,12 @@
 //! grant. A pass is executed once. So it may be repeated, and a repeat finds what the first has done.
 
 use crate::error::{LostCause, StoreError};
+use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claim::{
     Claim, Claimant, HeldLease, Holders, LocalHolder, Origin, Pass, Phase, RequestKind,
 };
-use crate::protocol::key::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::key::line::Caller;
 use crate::protocol::message::{ClaimId, ClaimNumber, Fence, LeaseTimes, Mode};

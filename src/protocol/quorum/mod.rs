@@ -18,13 +18,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
+use crate::protocol::context::RequestSink;
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::message::{ClaimId, ClaimNumber, GrantNumber, Name, Reply, Verb};
 pub(crate) use crate::protocol::quorum::pursuit::QuorumOutput;
 use crate::protocol::quorum::pursuit::{Pursuit, Round, Step, Vote, VoteAnswer};
 use crate::protocol::session::server_clock::ServerClock;
-use crate::protocol::step::{Outgoing, Tag};
+use crate::protocol::step::{Input, Outgoing, Tag};
 use crate::protocol::time::Instant;
 
 mod pursuit;
@@ -44,6 +45,13 @@ pub(crate) struct Quorum {
     /// The highest number that this shard has seen.
     highest: GrantNumber,
     plant: Plant,
+    out: QuorumOutput,
+}
+
+impl RequestSink for Quorum {
+    fn send(&mut self, now: Instant, outgoing: Outgoing) {
+        self.send(now, outgoing);
+    }
 }
 
 impl Quorum {
@@ -55,7 +63,18 @@ impl Quorum {
             clocks: vec![None; masters],
             highest: GrantNumber::default(),
             plant,
+            out: QuorumOutput::default(),
         }
+    }
+
+    /// Takes the requests to the masters that are not sent yet.
+    pub(crate) fn take_sends(&mut self) -> impl Iterator<Item = Outgoing> {
+        self.out.sends.drain(..)
+    }
+
+    /// Takes the next input for a key machine.
+    pub(crate) fn take_input(&mut self) -> Option<(Name, Input)> {
+        self.out.inputs.pop_front()
     }
 
     /// Returns whether nothing is left to be done.
@@ -101,7 +120,7 @@ impl Quorum {
     }
 
     /// Sends a request of a key machine to the masters.
-    pub(crate) fn send(&mut self, now: Instant, outgoing: Outgoing, out: &mut QuorumOutput) {
+    pub(crate) fn send(&mut self, now: Instant, outgoing: Outgoing) {
         let (number, tag, masters) = (outgoing.tag.claim, outgoing.tag, self.masters);
         let step = match outgoing.request.verb {
             Verb::Claim { .. } => Step::Claim,
@@ -109,7 +128,7 @@ impl Quorum {
             Verb::Pass { .. } => {
                 // Refused before the key machine sees it.
                 let error = StoreError::refused(StoreRefusal::Unsupported);
-                return out.fail(&Pursuit::new(masters, outgoing), tag, now, error);
+                return self.out.fail(&Pursuit::new(masters, outgoing), tag, now, error);
             }
             _ => Step::Renew,
         };
@@ -119,7 +138,7 @@ impl Quorum {
         // The key machine wants one answer to each request. It has given the earlier one up.
         if let Some(earlier) = pursuit.round.take() {
             let text = "the request was given up for a later one";
-            out.fail(
+            self.out.fail(
                 pursuit,
                 earlier.tag,
                 now,
@@ -136,31 +155,25 @@ impl Quorum {
             vote.answer = None;
         }
         match step {
-            Step::Claim => pursuit.ask_all(step, Verb::Propose { number: proposal }, out),
+            Step::Claim => pursuit.ask_all(step, Verb::Propose { number: proposal }, &mut self.out),
             Step::Leave => {
                 pursuit.is_left = true;
                 for at in 0..masters {
-                    self.leave(now, number, at, out);
+                    self.leave(now, number, at);
                 }
             }
             Step::Renew | Step::Raise => {
                 if let Some(number) = pursuit.number {
-                    pursuit.ask_all(step, Verb::Restore { number }, out);
+                    pursuit.ask_all(step, Verb::Restore { number }, &mut self.out);
                 }
             }
         }
-        self.decide(now, number, out);
+        self.decide(now, number);
     }
 
     /// Handles a master's answer.
-    pub(crate) fn answered(
-        &mut self,
-        now: Instant,
-        (master, tag): (usize, Tag),
-        (sent, time): (Instant, u64),
-        reply: Reply,
-        out: &mut QuorumOutput,
-    ) {
+    pub(crate) fn answered(&mut self, now: Instant, tag: Tag, (sent, time): (Instant, u64), reply: Reply) {
+        let master = usize::from(tag.master);
         if time > 0 {
             self.note_clock(master, ServerClock::read(time, sent, now));
         }
@@ -206,7 +219,7 @@ impl Quorum {
         let is_granted = matches!(answer, VoteAnswer::Granted);
         if is_over && is_granted {
             // It may have been executed after the leave.
-            pursuit.ask(master, Step::Leave, Verb::Leave, out);
+            pursuit.ask(master, Step::Leave, Verb::Leave, &mut self.out);
         } else if step == Step::Leave && matches!(answer, VoteAnswer::NoVote(_)) {
             pursuit.note_answer(master, (tag.seq, step), answer);
             self.leave_again(now + LEAVE_PAUSE, tag.claim, master);
@@ -216,17 +229,12 @@ impl Quorum {
                 self.leave_late(now, tag.claim, master);
             }
         }
-        self.decide(now, tag.claim, out);
+        self.decide(now, tag.claim);
     }
 
     /// Handles a request to a master that has no answer.
-    pub(crate) fn failed(
-        &mut self,
-        now: Instant,
-        (master, tag): (usize, Tag),
-        failure: FailedRequest,
-        out: &mut QuorumOutput,
-    ) {
+    pub(crate) fn failed(&mut self, now: Instant, tag: Tag, failure: FailedRequest) {
+        let master = usize::from(tag.master);
         let Some(pursuit) = self.pursuits.get_mut(&tag.claim) else {
             return;
         };
@@ -249,11 +257,11 @@ impl Quorum {
         } else if is_left && may_be_executed {
             self.leave_late(now, tag.claim, master);
         }
-        self.decide(now, tag.claim, out);
+        self.decide(now, tag.claim);
     }
 
     /// Leaves claims again whose last requests are late now: all claims of the key that is due first. Returns its name.
-    pub(crate) fn wake(&mut self, now: Instant, out: &mut QuorumOutput) -> Option<Name> {
+    pub(crate) fn wake(&mut self, now: Instant) -> Option<Name> {
         let due: Vec<_> = self
             .dues
             .iter()
@@ -272,23 +280,23 @@ impl Quorum {
             }
             self.dues.remove(&(due, number));
             if pursuit.ends.is_some_and(|ends| ends <= now) {
-                pursuit.end(now, out);
+                pursuit.end(now, &mut self.out);
                 // A request that waits for a connection may still be executed, and its grant is left then.
                 self.forget(number);
                 continue;
             }
             for at in 0..pursuit.masters.len() {
                 if pursuit.masters[at].leave_at.take_if(|at| *at <= now).is_some() {
-                    pursuit.ask(at, Step::Leave, Verb::Leave, out);
+                    pursuit.ask(at, Step::Leave, Verb::Leave, &mut self.out);
                 }
             }
-            self.decide(now, number, out);
+            self.decide(now, number);
         }
         woken
     }
 
     /// Leaves a claim at a master that may have its record.
-    fn leave(&mut self, now: Instant, number: ClaimNumber, master: usize, out: &mut QuorumOutput) {
+    fn leave(&mut self, now: Instant, number: ClaimNumber, master: usize) {
         let Some(pursuit) = self.pursuits.get_mut(&number) else {
             return;
         };
@@ -297,7 +305,7 @@ impl Quorum {
             return;
         }
         if vote.sent.is_some() {
-            pursuit.ask(master, Step::Leave, Verb::Leave, out);
+            pursuit.ask(master, Step::Leave, Verb::Leave, &mut self.out);
         } else if !self.plant.is(Flaw::LeftWhereGrantedOnly) {
             self.leave_late(now, number, master);
         }
@@ -333,7 +341,7 @@ impl Quorum {
     }
 
     /// Answers the key machine if the masters' answers decide the round, and forgets a claim that is left everywhere.
-    fn decide(&mut self, now: Instant, number: ClaimNumber, out: &mut QuorumOutput) {
+    fn decide(&mut self, now: Instant, number: ClaimNumber) {
         let (q, plant) = (self.majority(), self.plant);
         let Some(pursuit) = self.pursuits.get_mut(&number) else {
             return;
@@ -343,14 +351,14 @@ impl Quorum {
         };
         let is_over = match step {
             Step::Claim | Step::Raise => {
-                let is_over = pursuit.decide_claim(now, q, plant, out);
+                let is_over = pursuit.decide_claim(now, q, plant, &mut self.out);
                 let busy_at = pursuit.busy_at.filter(|at| now < *at);
                 self.dues.extend(busy_at.map(|at| (at, number)));
                 is_over
             }
-            Step::Renew => pursuit.decide_renewal(now, q, plant, out),
+            Step::Renew => pursuit.decide_renewal(now, q, plant, &mut self.out),
             Step::Leave => {
-                pursuit.decide_leave(now, q, out);
+                pursuit.decide_leave(now, q, &mut self.out);
                 if pursuit.round.is_none() && pursuit.ends.is_some() {
                     self.dues.extend(pursuit.ends.map(|ends| (ends, number)));
                 }
@@ -360,7 +368,7 @@ impl Quorum {
         if is_over {
             pursuit.is_left = true;
             for at in 0..self.masters {
-                self.leave(now, number, at, out);
+                self.leave(now, number, at);
             }
         }
         self.forget(number);

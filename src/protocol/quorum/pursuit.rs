@@ -16,8 +16,8 @@ const PATIENCE: Duration = Duration::from_millis(50);
 /// What the quorum has to say after an input.
 #[derive(Debug, Default)]
 pub(crate) struct QuorumOutput {
-    /// Requests, each with the index of its master.
-    pub(crate) sends: Vec<(usize, Outgoing)>,
+    /// Requests to masters.
+    pub(crate) sends: Vec<Outgoing>,
     /// Inputs for the key machines.
     pub(crate) inputs: VecDeque<(Name, Input)>,
 }
@@ -135,6 +135,7 @@ impl Pursuit {
         outgoing.tag = Tag {
             claim: self.request.tag.claim,
             seq: self.seq,
+            master: master as u16,
         };
         outgoing.request.verb = verb;
         if step == Step::Leave {
@@ -143,7 +144,7 @@ impl Pursuit {
             outgoing.class = Class::OwnerRenewal;
         }
         self.masters[master].in_flight.push((self.seq, step));
-        out.sends.push((master, outgoing));
+        out.sends.push(outgoing);
     }
 
     /// Sends a request to each master.

@@ -9,7 +9,7 @@
 //! another batch about jobs is in flight, and for a fixed time after it was sent. Owners' renewals do not wait, and
 //! neither do requests that fill a batch.
 //!
-//! A request without a reply is reported as a [`FailedRequest`]. Only the key machine decides whether to retry it or to
+//! A request without a reply is reported as a `FailedRequest`. Only the key machine decides whether to retry it or to
 //! report an error to its caller.
 
 use std::collections::VecDeque;

@@ -333,6 +333,7 @@ mod tests {
             tag: Tag {
                 claim: ClaimNumber(claim),
                 seq: 1,
+                master: 0,
             },
             request: Request {
                 name,

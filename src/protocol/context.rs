@@ -6,7 +6,7 @@ use siphasher::sip::SipHasher24;
 
 use crate::protocol::message::{ClaimId, ClaimNumber, Name, NodeId};
 use crate::protocol::step::{
-    AcquireError, Effect, FormerMaster, InboxState, KeyEvent, Outcome, Rules, Ticket,
+    AcquireError, Effect, FormerMaster, InboxState, KeyEvent, Outcome, Outgoing, Rules, Ticket,
 };
 use crate::protocol::time::Instant;
 
@@ -109,9 +109,25 @@ pub(crate) struct StepContext<'a> {
     pub(crate) name: &'a Name,
     pub(crate) shard: &'a mut ShardContext,
     pub(crate) effects: &'a mut Vec<Effect>,
+    /// Takes the requests, if the store is a quorum.
+    pub(crate) sink: Option<&'a mut dyn RequestSink>,
+}
+
+/// Takes requests of key machines, to send others in their place.
+pub(crate) trait RequestSink {
+    fn send(&mut self, now: Instant, outgoing: Outgoing);
 }
 
 impl StepContext<'_> {
+    /// Sends a request.
+    #[inline]
+    pub(crate) fn send(&mut self, outgoing: Outgoing) {
+        match &mut self.sink {
+            Some(sink) => sink.send(self.now, outgoing),
+            None => self.effects.push(Effect::Send(outgoing)),
+        }
+    }
+
     pub(crate) fn event(&mut self, event: KeyEvent) {
         self.effects.push(Effect::Event(event));
     }
