@@ -13,6 +13,7 @@
 pub mod call;
 pub mod cluster;
 pub mod context;
+pub(crate) mod exchange;
 pub mod failed_request;
 pub mod flaw;
 pub mod key;

@@ -10,6 +10,7 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::call::calls::Calls;
 use crate::protocol::call::pending_call::PendingAction;
 use crate::protocol::context::StepContext;
+use crate::protocol::exchange::Exchange;
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::message::{Reply, WriteAnswer};
 use crate::protocol::redirects::AskAgain;
@@ -19,43 +20,43 @@ use crate::protocol::write::Action;
 impl Calls {
     pub(crate) fn act(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, lease: Duration, action: Action) {
         let claim = cx.shard.next_claim_id().claim;
+        let mut exchange = Exchange::default();
+        exchange.plan(cx.now);
         self.actions.push(PendingAction {
             number: claim,
-            seq: 0,
+            exchange,
             caller: Some(ticket),
             lease,
-            due: Some(cx.now),
             action,
         });
         self.send_due_actions(cx);
     }
 
     /// Sends an action again that its server did not execute because it does not serve the key.
-    pub(crate) fn act_elsewhere(&mut self, cx: &mut StepContext<'_>, action: PendingAction, when: AskAgain) {
-        let due = match when {
+    pub(crate) fn act_elsewhere(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        mut action: PendingAction,
+        when: AskAgain,
+    ) {
+        action.exchange.redirect(match when {
             AskAgain::AtOnce => cx.now,
             AskAgain::AfterPause(pauses) => cx.now + cx.shard.between(pauses),
-        };
-        self.actions.push(PendingAction {
-            due: Some(due),
-            ..action
         });
+        self.actions.push(action);
         self.send_due_actions(cx);
     }
 
     /// Leaves the actions that are due with the session.
     pub(crate) fn send_due_actions(&mut self, cx: &mut StepContext<'_>) {
         let now = cx.now;
-        let due = self
-            .actions
-            .iter_mut()
-            .filter_map(|action| action.due.take_if(|due| *due <= now).map(|_| action));
+        let actions = self.actions.iter_mut();
+        let due = actions.filter(|action| action.exchange.is_due(now));
         let sent = due.map(|action| {
-            action.seq += 1;
             Effect::Act(OutgoingAction {
                 tag: Tag {
                     claim: action.number,
-                    seq: action.seq,
+                    seq: action.exchange.begin(()),
                     master: 0,
                 },
                 name: cx.name.clone(),
@@ -69,10 +70,10 @@ impl Calls {
 
     /// Removes and returns the action that an answer is for.
     pub(crate) fn take_action(&mut self, tag: Tag) -> Option<PendingAction> {
-        let at = self
-            .actions
-            .iter()
-            .position(|pending| (pending.number, pending.seq) == (tag.claim, tag.seq))?;
+        let is_match = |action: &mut PendingAction| {
+            action.number == tag.claim && action.exchange.take(tag.seq).is_some()
+        };
+        let at = self.actions.iter_mut().position(|action| is_match(action))?;
         Some(self.actions.swap_remove(at))
     }
 }

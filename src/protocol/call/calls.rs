@@ -53,14 +53,10 @@ impl Calls {
     }
 
     pub(crate) fn next_due(&self) -> Option<Instant> {
-        let asleep = self.pending.iter().filter(|call| !call.is_in_flight);
+        let pending = self.pending.iter().filter_map(|call| call.exchange.next_at());
         let rested = self.resting.iter().map(|(until, ..)| *until);
-        let actions = self.actions.iter().filter_map(|action| action.due);
-        asleep
-            .filter_map(|call| call.due)
-            .chain(rested)
-            .chain(actions)
-            .min()
+        let actions = self.actions.iter().filter_map(|action| action.exchange.next_at());
+        pending.chain(rested).chain(actions).min()
     }
 
     /// Returns whether the store said at or after `since` that there is no news. What it said is not valid through an
@@ -128,7 +124,7 @@ impl Calls {
         let call = self.watch_or_new(options, None);
         call.callers.insert(ticket, caller);
         // The other callers of the call may have longer leases.
-        call.send_by(third);
+        call.exchange.plan_by(third);
     }
 
     /// Removes a caller whose future was dropped. A later answer is ignored, and the store keeps nothing of the call.
@@ -160,9 +156,8 @@ impl Calls {
         for (_, ticket, options) in rested {
             self.enter(cx, ticket, options);
         }
-        for call in &mut self.pending {
-            call.due = call.due.filter(|due| now < *due);
-        }
+        let due = self.pending.iter_mut().filter(|call| call.exchange.is_due(now));
+        due.for_each(|call| call.exchange.plan_at_once());
         self.send_due_actions(cx);
     }
 
@@ -170,7 +165,7 @@ impl Calls {
     pub(crate) fn send_all(&mut self, cx: &mut StepContext<'_>) {
         self.pending.retain(|call| !call.callers.is_empty());
         for at in 0..self.pending.len() {
-            if !self.pending[at].is_in_flight && self.pending[at].due.is_none() {
+            if self.pending[at].exchange.is_due(Instant::default()) {
                 self.send(cx, at);
             }
         }
@@ -179,19 +174,18 @@ impl Calls {
     fn send(&mut self, cx: &mut StepContext<'_>, at: usize) {
         let call = &mut self.pending[at];
         let term = call.term();
-        let is_mistaken = self.plant.is(Flaw::RepeatedUnderFreshId) && call.seq > 0;
+        let is_mistaken = self.plant.is(Flaw::RepeatedUnderFreshId) && call.exchange.seq() > 0;
         let id = match call.id {
             Some(id) if !call.is_watch() && !is_mistaken => id,
             _ => {
-                (call.seq, call.unanswered) = (0, None);
+                call.exchange.begin_id();
                 *call.id.insert(cx.shard.next_claim_id())
             }
         };
         if is_mistaken && call.options.data.is_some() {
             call.options.data = Some(Payload(id.to_string().into_bytes().into()));
         }
-        call.seq += 1;
-        (call.is_in_flight, call.recheck_on_answer) = (true, false);
+        let seq = call.exchange.begin(());
         let class = if self.plant.is(Flaw::SavedAfterLeave) {
             Class::Claim
         } else {
@@ -200,7 +194,7 @@ impl Calls {
         cx.send(Outgoing {
             tag: Tag {
                 claim: id.claim,
-                seq: call.seq,
+                seq,
                 master: 0,
             },
             request: Request {
@@ -228,7 +222,7 @@ impl Calls {
     /// Returns the call or action that sent the request of this tag, if it is one of these. Removes an action.
     fn sender_of(&mut self, tag: Tag) -> Option<RequestSender> {
         let is_match =
-            |call: &PendingCall| call.is_in_flight && call.id.is_some_and(|id| id.claim == tag.claim);
+            |call: &PendingCall| !call.exchange.is_idle() && call.id.is_some_and(|id| id.claim == tag.claim);
         let call = self.pending.iter().position(is_match).map(RequestSender::Call);
         call.or_else(|| self.take_action(tag).map(RequestSender::Action))
     }
@@ -236,7 +230,7 @@ impl Calls {
     /// Handles the answer to a request that was sent at `sent`.
     fn answered(&mut self, cx: &mut StepContext<'_>, mut at: usize, sent: Instant, reply: Reply) {
         if self.plant.is(Flaw::AnswerToAnotherCall) {
-            let first = self.pending.iter().position(|call| call.is_in_flight);
+            let first = self.pending.iter().position(|call| !call.exchange.is_idle());
             at = first.unwrap_or(at);
         }
         let error = match &reply {
@@ -259,7 +253,7 @@ impl Calls {
         );
         let call = &mut self.pending[at];
         if let Reply::Watching(version) = reply {
-            (call.is_in_flight, call.failures, call.is_retry) = (false, 0, false);
+            call.note_answer();
             return self.note_no_news(cx, at, version, sent);
         }
         let repeats = matches!(call.options.call, Call::Release { repeats: true, .. });
@@ -271,12 +265,12 @@ impl Calls {
             );
             return self.failed(cx, at, failure);
         };
-        (call.is_in_flight, call.failures, call.is_retry) = (false, 0, false);
+        call.note_answer();
         // A watch may have gained callers since the request was sent. Any other call has one caller, and its request
         // was sent for that caller, even if the sender read its clock before the caller arrived.
         let is_for_all = takes_all || takes_one && !call.is_watch();
         let callers = call.take_callers(sent, is_for_all).into_keys();
-        call.send_when_idle();
+        call.exchange.plan_at_once();
         cx.effects
             .extend(callers.map(|ticket| Effect::Answered(ticket, answer.clone())));
     }
@@ -284,11 +278,10 @@ impl Calls {
     /// Sends a call again that its server did not execute because it does not serve the key.
     fn call_elsewhere(&mut self, cx: &mut StepContext<'_>, at: usize, when: AskAgain) {
         let call = &mut self.pending[at];
-        call.is_in_flight = false;
-        call.send_when_idle();
-        if let AskAgain::AfterPause(pauses) = when {
-            call.due = Some(cx.now + cx.shard.between(pauses));
-            call.is_retry = true;
+        call.exchange.end();
+        match when {
+            AskAgain::AtOnce => call.exchange.plan_at_once(),
+            AskAgain::AfterPause(pauses) => call.put_off(cx.now + cx.shard.between(pauses)),
         }
     }
 
@@ -300,24 +293,23 @@ impl Calls {
         let believes_all = self.plant.is(Flaw::RefusalBelieved);
         let forgets = self.plant.is(Flaw::WatchLostWithConnection);
         let call = &mut self.pending[at];
-        failure.note_first(&mut call.unanswered, believes_all);
+        call.exchange.note_failure(&mut failure, believes_all);
         if failure.may_be_executed() {
             call.options.call = call.options.call.repeated();
         }
-        call.is_in_flight = false;
-        call.send_when_idle();
+        call.exchange.end();
+        call.exchange.plan_at_once();
         if forgets && call.is_watch() {
-            call.due = Some(NEVER);
-            return;
+            return call.exchange.plan(NEVER);
         }
         let lease = call.lease();
         if failure.is_bystander(now, lease) {
             return;
         }
-        call.failures += 1;
+        let failures = call.exchange.count_failure();
         let mut callers = std::mem::take(&mut call.callers);
         callers.retain(|ticket, caller| {
-            let stays = failure.keeps_waiting(call.patience(*caller), call.failures, now);
+            let stays = failure.keeps_waiting(call.patience(*caller), failures, now);
             if !stays {
                 let error = AcquireError::Store(failure.reported());
                 cx.effects.push(Effect::Denied(*ticket, error));
@@ -325,12 +317,11 @@ impl Calls {
             stays
         });
         call.callers = callers;
-        if failure.is_repeated_at_once(call.failures) || call.callers.is_empty() {
+        if failure.is_repeated_at_once(failures) || call.callers.is_empty() {
             return;
         }
         let pause = (lease / 16).min(MAX_RETRY_PAUSE);
-        call.due = Some(now + cx.shard.jittered(pause));
-        call.is_retry = true;
+        call.put_off(now + cx.shard.jittered(pause));
         let error = failure.error.clone();
         cx.event(KeyEvent::WaitFailed { error });
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use crate::error::StoreError;
+use crate::protocol::exchange::Exchange;
 use crate::protocol::failed_request::Patience;
 use crate::protocol::message::{ClaimId, ClaimNumber, LeaseTimes};
 use crate::protocol::step::{CallOptions, Ticket, ms};
@@ -27,52 +27,36 @@ pub(crate) struct PendingCall {
     pub(crate) callers: BTreeMap<Ticket, PendingCaller>,
     /// The id of the latest request. All requests of a call have one id; each request of a watch has its own.
     pub(crate) id: Option<ClaimId>,
-    /// The number of requests under this id.
-    pub(crate) seq: u32,
-    /// A request is in flight.
-    pub(crate) is_in_flight: bool,
-    /// When the next request is sent. `None`: at once, if none is in flight.
-    pub(crate) due: Option<Instant>,
-    /// The next request repeats one that failed. It is sent at once when the store is back.
-    pub(crate) is_retry: bool,
-    /// There may be news that is younger than the question in flight: the call is sent again at once after the
-    /// answer.
-    pub(crate) recheck_on_answer: bool,
-    /// The number of failures in a row.
-    pub(crate) failures: u32,
-    /// Why the first of the unanswered requests under this id has no answer.
-    pub(crate) unanswered: Option<Box<StoreError>>,
+    /// The requests under this id.
+    pub(crate) exchange: Exchange<()>,
+    /// A repeat was put off since the last answer. The call is repeated when a connection opens.
+    pub(crate) was_put_off: bool,
 }
 
 /// An action that was left with the session.
 #[derive(Debug)]
 pub(crate) struct PendingAction {
     pub(crate) number: ClaimNumber,
-    /// The number of requests. A further request follows only one that was not executed.
-    pub(crate) seq: u32,
+    /// A further request follows only one that was not executed.
+    pub(crate) exchange: Exchange<()>,
     /// The caller; `None` after it gives up.
     pub(crate) caller: Option<Ticket>,
     /// The lease. The action may take a quarter of it.
     pub(crate) lease: Duration,
-    /// When the action is sent again; `None` while it is with the session.
-    pub(crate) due: Option<Instant>,
     pub(crate) action: Action,
 }
 
 impl PendingCall {
-    /// Returns a call without callers, which is sent at `due`.
+    /// Returns a call without callers, which is sent at `due`, or at the end of this step.
     pub(crate) fn new(options: CallOptions, due: Option<Instant>) -> Self {
+        let mut exchange = Exchange::default();
+        exchange.plan(due.unwrap_or_default());
         PendingCall {
             options,
             callers: BTreeMap::new(),
             id: None,
-            seq: 0,
-            is_in_flight: false,
-            due,
-            is_retry: false,
-            recheck_on_answer: false,
-            failures: 0,
-            unanswered: None,
+            exchange,
+            was_put_off: false,
         }
     }
 
@@ -80,15 +64,24 @@ impl PendingCall {
         self.options.call.is_watched()
     }
 
-    /// Sends the call as soon as no request is in flight.
+    /// Sends the call in this step, or after the answer to the request in flight.
     pub(crate) fn send_when_idle(&mut self) {
-        self.due = None;
-        self.recheck_on_answer = self.is_in_flight;
+        match self.exchange.is_idle() {
+            true => self.exchange.plan_at_once(),
+            false => self.exchange.ask_again_after_answer(),
+        }
     }
 
-    /// Sends the call no later than `latest`.
-    pub(crate) fn send_by(&mut self, latest: Instant) {
-        self.due = self.due.map(|due| due.min(latest));
+    /// Sends the call again at `at`, or when a connection opens.
+    pub(crate) fn put_off(&mut self, at: Instant) {
+        self.exchange.retry(at);
+        self.was_put_off = true;
+    }
+
+    /// Notes an answer.
+    pub(crate) fn note_answer(&mut self) {
+        self.exchange.note_answer();
+        self.was_put_off = false;
     }
 
     /// Returns the lengths of the shortest lease of all callers.

@@ -54,14 +54,17 @@ impl Calls {
         let call = &mut self.pending[at];
         let pause = cx.shard.jittered(call.lease() / 3);
         let next = if push_alone { NEVER } else { cx.now + pause };
-        let is_news = std::mem::take(&mut call.recheck_on_answer);
+        let is_news = call.exchange.asks_again();
         let newer = call.options.call.knowing(version);
         if newer == call.options.call {
-            call.due = (!is_news).then_some(next);
+            match is_news {
+                true => call.exchange.plan_at_once(),
+                false => call.exchange.plan(next),
+            }
             return;
         }
         let callers = call.take_callers(sent, takes_all);
-        call.due = None;
+        call.exchange.plan_at_once();
         let options = CallOptions {
             call: newer,
             ..call.options.clone()
@@ -71,7 +74,7 @@ impl Calls {
         if is_news {
             known.send_when_idle();
         } else {
-            known.send_by(next);
+            known.exchange.plan_by(next);
         }
     }
 
@@ -90,7 +93,7 @@ impl Calls {
 
     /// Sends the watches and calls that wait to be repeated, because the store can be reached again.
     pub(crate) fn reachable(&mut self, _: &mut StepContext<'_>) {
-        let is_retry = self.pending.iter_mut().filter(|call| call.is_retry);
-        is_retry.for_each(PendingCall::send_when_idle);
+        let put_off = self.pending.iter_mut().filter(|call| call.was_put_off);
+        put_off.for_each(PendingCall::send_when_idle);
     }
 }
