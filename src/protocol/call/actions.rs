@@ -73,7 +73,7 @@ impl Calls {
         let is_match = |action: &mut PendingAction| {
             action.number == tag.claim && action.exchange.take(tag.seq).is_some()
         };
-        let at = self.actions.iter_mut().position(|action| is_match(action))?;
+        let at = self.actions.iter_mut().position(is_match)?;
         Some(self.actions.swap_remove(at))
     }
 }

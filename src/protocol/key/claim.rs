@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::error::StoreError;
+use crate::protocol::exchange::Exchange;
 use crate::protocol::key::line::Caller;
 use crate::protocol::message::{
     ClaimId, Fence, GrantNumber, Kind, LeaseTimes, Mode, TickTime, Verb, WhenBehind,
@@ -25,21 +25,7 @@ pub(crate) struct Claim {
     pub(crate) phase: Phase,
     /// When the first request was made, which is never later than it was sent.
     pub(crate) created_at: Instant,
-    /// The request in flight, if any. Its number is `seq`.
-    pub(crate) in_flight: Option<RequestKind>,
-    /// The number of requests so far.
-    pub(crate) seq: u32,
-    /// When the next request is due, while none is in flight.
-    pub(crate) next_request: Option<Instant>,
-    /// The next request repeats one that failed. It is sent at once when the store is back.
-    pub(crate) is_retry: bool,
-    /// The next request repeats one that its server did not execute, because it does not serve the key now.
-    pub(crate) is_redirected: bool,
-    /// The number of requests that failed in a row.
-    pub(crate) failed_requests: u32,
-    /// A grant may have been missed since the request in flight was made. If the answer is "queued", the claim asks
-    /// again at once.
-    pub(crate) recheck_on_answer: bool,
+    pub(crate) exchange: Exchange<RequestKind>,
     /// Set while a request is unanswered: the store may execute it until this time, and refuses it as late after
     /// that.
     pub(crate) executable_until: Option<Instant>,
@@ -49,9 +35,6 @@ pub(crate) struct Claim {
     /// The renewal that had no answer when the leave was sent. The server may execute it after the leave, because a
     /// reload of the scripts changes the order of batches.
     pub(crate) overtakable: Option<u32>,
-    /// Why the first of the unanswered requests has no answer. That request may have been executed, whatever the
-    /// store says of its repeats.
-    pub(crate) unanswered: Option<Box<StoreError>>,
     /// The lease that the claim continues. Set until the store has answered.
     pub(crate) origin: Option<Origin>,
 }
@@ -355,17 +338,10 @@ impl Claim {
             tick: tick.map(Box::new),
             phase: Phase::Asked,
             created_at: now,
-            in_flight: None,
-            seq: 0,
-            next_request: None,
-            is_retry: false,
-            is_redirected: false,
-            failed_requests: 0,
-            recheck_on_answer: false,
+            exchange: Exchange::default(),
             executable_until: None,
             assertable_until: None,
             overtakable: None,
-            unanswered: None,
             origin: None,
         }
     }
@@ -378,7 +354,7 @@ impl Claim {
             ends,
             until: ends,
         });
-        self.next_request = Some(at);
+        self.exchange.plan(at);
     }
 
     pub(crate) fn lease(&self) -> Duration {
@@ -490,14 +466,17 @@ impl Claim {
 
     /// Returns whether a renewal is in flight.
     pub(crate) fn is_renewing(&self) -> bool {
-        matches!(self.in_flight, Some(RequestKind::Renew | RequestKind::Assert))
+        matches!(
+            self.exchange.in_flight(),
+            Some(RequestKind::Renew | RequestKind::Assert)
+        )
     }
 
     /// Notes a renewal in flight before a leave is sent.
     pub(crate) fn note_overtakable(&mut self, next: RequestKind, of: Kind) {
         // The lease of a job is never asserted.
         if next == RequestKind::Leave && self.is_renewing() && of != Kind::Job {
-            self.overtakable = Some(self.seq);
+            self.overtakable = Some(self.exchange.seq());
         }
     }
 
@@ -507,7 +486,7 @@ impl Claim {
     }
 
     pub(crate) fn is_in_flight(&self, kind: RequestKind) -> bool {
-        self.in_flight == Some(kind)
+        self.exchange.in_flight() == Some(&kind)
     }
 
     /// Returns when the claim next needs a step.
@@ -517,7 +496,7 @@ impl Claim {
             let unfetched = held.local().and_then(|local| local.unfetched);
             (Some(held.deadline), unfetched)
         });
-        [self.next_request, deadline, unfetched]
+        [self.exchange.next_at(), deadline, unfetched]
             .into_iter()
             .flatten()
             .min()

@@ -24,7 +24,9 @@ impl KeyState {
             self.error = Some(failure.error.clone());
         }
         let believes_all = self.plant.is(Flaw::RefusalBelieved);
-        failure.note_first(&mut self.claims[number].unanswered, believes_all);
+        self.claims[number]
+            .exchange
+            .note_failure(&mut failure, believes_all);
         failure
     }
 
@@ -37,14 +39,14 @@ impl KeyState {
             && failure.may_be_executed()
             && cx.name.kind != Kind::Job
             && (claim.held().is_some() || matches!(claim.phase, Phase::Leaving(_)))
-            && (tag.seq < claim.seq || !claim.is_in_flight(RequestKind::Leave))
+            && (tag.seq < claim.exchange.seq() || !claim.is_in_flight(RequestKind::Leave))
         {
             claim.note_assertable(failure.late_after);
         }
         if let Some(claim) = self.claims.get_mut(tag.claim)
             && claim.overtakable.take_if(|seq| *seq == tag.seq).is_some()
-            && claim.in_flight.is_none()
-            && claim.next_request.is_none()
+            && claim.exchange.is_idle()
+            && claim.exchange.next_at().is_none()
         {
             // The leave has its answer.
             self.end_number(cx, tag.claim);
@@ -177,7 +179,7 @@ impl KeyState {
         if let Some(yielded) = self.claims[number].take_yielded() {
             cx.event(KeyEvent::LeaveRepeated);
             let claim = &self.claims[number];
-            let (seq, unanswered) = (claim.seq, claim.unanswered.clone());
+            let (seq, unanswered) = (claim.exchange.seq(), claim.exchange.unanswered().cloned());
             let old = yielded.from.claim;
             self.leave_old_number(cx, yielded, seq, unanswered);
             // A renewal of the old number may have been lost with the yield.
@@ -274,7 +276,7 @@ impl KeyState {
                 let claim = &mut self.claims[number];
                 if claim.fixed && kind != RequestKind::Assert && !self.plant.is(Flaw::FixedLeaseRenewedAlone)
                 {
-                    (claim.next_request, claim.is_retry) = (None, false);
+                    claim.exchange.rest();
                 }
             }
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
@@ -292,7 +294,7 @@ impl KeyState {
         };
         cx.event(KeyEvent::LeaveRepeated);
         let is_over = cx.now >= leaving.until;
-        let immediate = is_bystander || (claim.failed_requests == 0 && !failure.down);
+        let immediate = is_bystander || (claim.exchange.failures() == 0 && !failure.down);
         if (is_over || !immediate)
             && let Some(ticket) = leaving.release.take()
         {
@@ -303,7 +305,9 @@ impl KeyState {
             cx.event(KeyEvent::LeaveFailed { error });
             self.claims.end(number);
         } else if immediate {
-            claim.failed_requests += u32::from(!is_bystander);
+            if !is_bystander {
+                claim.exchange.count_failure();
+            }
             self.ask(cx, number, RequestKind::Leave);
         } else {
             self.schedule_retry(cx, number);

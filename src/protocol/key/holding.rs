@@ -24,7 +24,7 @@ impl KeyState {
     ) {
         let claim = &mut self.claims[number];
         let (lease, mode) = (claim.lease(), claim.mode);
-        claim.failed_requests = 0;
+        claim.exchange.forget_failures();
         claim.executable_until = None;
         let next = match claim.claimant {
             Claimant::LineHead | Claimant::LineFollower => self.line.front().copied(),
@@ -136,7 +136,8 @@ impl KeyState {
         }
         // The previous holder may have been overdue, or the next one may have a `max_hold`.
         let claim = &self.claims[number];
-        if claim.in_flight.is_none() && (claim.next_request.is_none() || next.options.max_hold.is_some()) {
+        if claim.exchange.is_idle() && (claim.exchange.next_at().is_none() || next.options.max_hold.is_some())
+        {
             self.schedule_renewal(cx, number);
         }
     }

@@ -229,7 +229,9 @@ impl KeyState {
         let held = self.claims.get(self.last_held).and_then(Claim::held);
         // The place in the queue that the store last reported is valid until the next request.
         let is_queued = |claim: &Claim| {
-            matches!(claim.phase, Phase::Queued { .. }) && claim.in_flight.is_none() && !claim.is_retry
+            matches!(claim.phase, Phase::Queued { .. })
+                && claim.exchange.is_idle()
+                && !claim.exchange.is_retry()
         };
         // A server that recovers does not tell whether the key is taken.
         let was_told = self.taken_at.is_some_and(|at| at >= since) || self.claims.iter().any(is_queued);
@@ -383,7 +385,7 @@ impl KeyState {
                 (Phase::Leaving(leaving), _) => {
                     leaving.until = leaving.until.min(leaving.ends);
                     let is_undropped = self.undropped.iter().any(|(_, of)| *of == number);
-                    if claim.is_retry || is_undropped && !claim.is_in_flight(RequestKind::Leave) {
+                    if claim.exchange.is_retry() || is_undropped && !claim.is_in_flight(RequestKind::Leave) {
                         self.ask(cx, number, RequestKind::Leave);
                     }
                 }

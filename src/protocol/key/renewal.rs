@@ -48,7 +48,7 @@ impl KeyState {
         self.step_calls(cx, Calls::wake);
         self.expire(cx);
         for number in self.claims.due(cx.now) {
-            if self.claims[number].next_request.is_some_and(|act| act <= cx.now) {
+            if self.claims[number].exchange.is_due(cx.now) {
                 self.send_due_request(cx, number);
             }
         }
@@ -73,7 +73,7 @@ impl KeyState {
     /// to another server.
     fn give_leave_up(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, leaving: Leaving) {
         cx.event(KeyEvent::LeaveFailed { error: None });
-        let first = self.claims[number].unanswered.as_deref().or(self.error.as_ref());
+        let first = self.claims[number].exchange.unanswered().or(self.error.as_ref());
         if let Some(ticket) = leaving.release {
             let error = first.cloned().unwrap_or_else(|| {
                 StoreError::new(
@@ -111,8 +111,7 @@ impl KeyState {
             }
             return false;
         }
-        claim.next_request = None;
-        claim.is_retry = false;
+        claim.exchange.rest();
         if !hold.is_overdue {
             hold.is_overdue = true;
             cx.effects.push(Effect::Overdue(*ticket));
@@ -160,11 +159,13 @@ impl KeyState {
         let mut renewals = std::mem::take(&mut self.renewals);
         renewals.retain(|renewal| {
             let denial = match self.held_by(renewal.holder) {
-                Some((claim, ..)) if claim.is_in_flight(RequestKind::Renew) || claim.is_redirected => {
+                Some((claim, ..))
+                    if claim.is_in_flight(RequestKind::Renew) || claim.exchange.is_redirected() =>
+                {
                     return true;
                 }
                 Some((claim, ..)) => {
-                    let first = claim.unanswered.as_deref().or(self.error.as_ref());
+                    let first = claim.exchange.unanswered().or(self.error.as_ref());
                     AcquireError::Store(first.cloned().unwrap_or_else(|| match cx.shard.former.until {
                         Some(until) if cx.now < until => StoreError::recovering(until.since(cx.now)),
                         _ => {
@@ -225,14 +226,14 @@ impl KeyState {
             let claim = &mut self.claims[number];
             let is_queued = matches!(claim.phase, Phase::Queued { .. });
             match cx.shard.inbox {
-                InboxState::Confirmed if claim.in_flight.is_none() && is_queued => {
+                InboxState::Confirmed if claim.exchange.is_idle() && is_queued => {
                     self.ask(cx, number, RequestKind::Renew);
                 }
                 // The answer may say "queued" about a time before pushes started.
-                InboxState::Confirmed => claim.recheck_on_answer = claim.in_flight.is_some(),
+                InboxState::Confirmed => claim.exchange.ask_again_after_answer(),
                 InboxState::Unconfirmed if is_queued => {
                     let look = cx.now + cx.shard.between(UNCONFIRMED_PAUSES);
-                    claim.next_request = claim.next_request.map(|act| act.min(look));
+                    claim.exchange.plan_by(look);
                 }
                 InboxState::Unconfirmed | InboxState::Refused => {}
             }
@@ -247,8 +248,8 @@ impl KeyState {
         self.expire(cx);
         for number in self.claims.all() {
             let claim = &self.claims[number];
-            let is_renewed = is_elsewhere && claim.held().is_some() && claim.in_flight.is_none();
-            if claim.is_retry || is_renewed {
+            let is_renewed = is_elsewhere && claim.held().is_some() && claim.exchange.is_idle();
+            if claim.exchange.is_retry() || is_renewed {
                 self.send_due_request(cx, number);
             }
         }
@@ -275,8 +276,10 @@ impl KeyState {
             let next = held.due.min(latest);
             let until = held.local().and_then(|local| local.hold.until());
             let next = until.map_or(next, |until| next.min(until));
-            claim.next_request = (!claim.fixed).then_some(next);
-            claim.is_retry = false;
+            match claim.fixed {
+                true => claim.exchange.rest(),
+                false => claim.exchange.plan(next),
+            }
         }
     }
 
@@ -304,7 +307,7 @@ impl KeyState {
         left: Option<u64>,
         is_foreign: bool,
     ) {
-        if self.claims[number].recheck_on_answer {
+        if self.claims[number].exchange.asks_again() {
             return self.ask(cx, number, RequestKind::Renew);
         }
         let third = self.claims[number].lease() / 3;
@@ -360,20 +363,17 @@ impl KeyState {
     /// Schedules the retry of a failed request: soon at first, and always while some of the lease is left.
     pub(crate) fn schedule_retry(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let claim = &mut self.claims[number];
-        claim.failed_requests += 1;
-        let step = (claim.lease() / 32 * (1 << claim.failed_requests.min(3))).min(MAX_RETRY_PAUSE);
+        let failures = claim.exchange.count_failure();
+        let step = (claim.lease() / 32 * (1 << failures.min(3))).min(MAX_RETRY_PAUSE);
         let pause = match &claim.phase {
             Phase::Held(held) => step.min(held.deadline.since(cx.now) / 4),
             _ => step,
         };
         let pause = cx.shard.jittered(pause).max(MIN_RETRY_PAUSE);
-        self.schedule_request(cx, number, pause);
-        self.claims[number].is_retry = true;
+        claim.exchange.retry(cx.now + pause);
     }
 
     fn schedule_request(&mut self, cx: &StepContext<'_>, number: ClaimNumber, pause: Duration) {
-        let claim = &mut self.claims[number];
-        claim.next_request = Some(cx.now + pause);
-        (claim.is_retry, claim.is_redirected) = (false, false);
+        self.claims[number].exchange.plan(cx.now + pause);
     }
 }

@@ -72,10 +72,10 @@ impl KeyState {
         let Some(claim) = self.claims.get_mut(tag.claim) else {
             // The pass decides what happens to the lease.
             let passed = self.claims.passed_mut(tag.claim)?;
-            passed.in_flight.take_if(|_| passed.seq == tag.seq);
+            passed.exchange.take(tag.seq);
             return None;
         };
-        claim.in_flight.take_if(|_| claim.seq == tag.seq)
+        claim.exchange.take(tag.seq)
     }
 
     /// Handles an answer. `sent` is when the request was sent, and `time` is the server's clock when it was executed.
@@ -191,7 +191,7 @@ impl KeyState {
         self.finish_yield(cx, number);
         let claim = &mut self.claims[number];
         let (lease, hold) = (claim.lease(), claim.record_lifetime());
-        claim.unanswered = None;
+        claim.exchange.forget_unanswered();
         // A fixed lease does not start again when its writer becomes a reader.
         // A writer that becomes a reader beside a former master goes on with what is left.
         let is_downgrade = |origin: &Origin| origin.held_as_writer(claim.mode).is_some();
@@ -204,7 +204,7 @@ impl KeyState {
                 // A lease past its deadline was lost before this step got here: nothing revives it.
                 let slack = held.deadline.since(cx.now);
                 held.ends = cx.now + hold;
-                claim.failed_requests = 0;
+                claim.exchange.forget_failures();
                 if !moves {
                     return self.renew_after_former_master(cx, number);
                 }
@@ -301,7 +301,7 @@ impl KeyState {
         // The claim was granted, whatever the store says of its repeats.
         let failure =
             FailedRequest::of_late_answer(cx.now, self.taken_at, "the answer came too late to be used");
-        claim.unanswered = Some(Box::new(failure.reported()));
+        claim.exchange.note_unanswered(failure.reported());
         if tries < MAX_STALE_ANSWERS {
             return self.schedule_confirmation(cx, number, tries);
         }
@@ -321,7 +321,7 @@ impl KeyState {
         self.finish_yield(cx, number);
         let claim = &mut self.claims[number];
         claim.executable_until = None;
-        claim.unanswered = None;
+        claim.exchange.forget_unanswered();
         match claim.phase {
             // The request was executed before the pushed grant. The answer only says that t₀ could be younger.
             Phase::Confirming { since, tries } if sent < since => {
@@ -335,7 +335,7 @@ impl KeyState {
                     t0: sent,
                     recovers_until: recovery.map(|left| sent + left),
                 };
-                claim.failed_requests = 0;
+                claim.exchange.forget_failures();
                 match &mut claim.claimant {
                     Claimant::LineHead => self.failed_claims = 0,
                     Claimant::Solo(caller) => caller.failed_claims = 0,
@@ -509,7 +509,7 @@ impl KeyState {
             // differs: the store knows its latest winner even after the leave, so another node has the tick, or had
             // it.
             let is_finished = claim.tick.as_ref().is_some_and(|tick| tick.finished.is_some());
-            let kept = *reply == Reply::Done || (claim.unanswered.is_some() && !is_finished);
+            let kept = *reply == Reply::Done || (claim.exchange.unanswered().is_some() && !is_finished);
             let outcome = if kept {
                 Outcome::Kept
             } else {
@@ -533,7 +533,7 @@ impl KeyState {
         let Some(claim) = self.claims.get_mut(tag.claim) else {
             return;
         };
-        if claim.overtakable.take_if(|seq| *seq == tag.seq).is_some() && claim.in_flight.is_none() {
+        if claim.overtakable.take_if(|seq| *seq == tag.seq).is_some() && claim.exchange.is_idle() {
             self.ask(cx, tag.claim, RequestKind::Leave);
         }
     }
@@ -555,7 +555,7 @@ impl KeyState {
             {
                 cx.released(ticket, Outcome::Lost(LostCause::Gone));
             }
-            self.leave_old_number(cx, yielded, claim.seq, None);
+            self.leave_old_number(cx, yielded, claim.exchange.seq(), None);
         }
     }
 
@@ -650,7 +650,7 @@ impl KeyState {
                 since: cx.now,
                 tries: 0,
             };
-            if claim.in_flight.is_none() {
+            if claim.exchange.is_idle() {
                 self.ask(cx, number, RequestKind::Renew);
             }
         } else {

@@ -2,6 +2,7 @@
 
 use crate::error::StoreError;
 use crate::protocol::context::StepContext;
+use crate::protocol::exchange::Exchange;
 use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claim::{Claim, Claimant, Leaving, Origin, Phase, RequestKind, Yielded};
 use crate::protocol::key::key_state::{KeyState, Renewal};
@@ -44,7 +45,7 @@ impl KeyState {
             match claim.phase {
                 _ if wanted => {}
                 // The answer to the request in flight decides.
-                Phase::Asked if claim.in_flight.is_some() => {}
+                Phase::Asked if !claim.exchange.is_idle() => {}
                 Phase::Leaving(_) => {}
                 _ if claim.is_in_flight(RequestKind::Leave) => {}
                 _ if self.plant.is(Flaw::CancelledForgotten) => {
@@ -125,7 +126,7 @@ impl KeyState {
         let latest = claim.executable_until.unwrap_or(cx.now).max(cx.now) + claim.record_lifetime();
         let ends = match &claim.phase {
             // No request in flight or without an answer can have extended the record.
-            Phase::Held(held) if claim.in_flight.is_none() && claim.failed_requests == 0 => {
+            Phase::Held(held) if claim.exchange.is_idle() && claim.exchange.failures() == 0 => {
                 held.ends.min(latest)
             }
             _ => latest,
@@ -141,8 +142,8 @@ impl KeyState {
         } else {
             claim.phase = Phase::Leaving(Leaving { release, ends, until });
         }
-        claim.failed_requests = 0;
-        claim.unanswered = None;
+        claim.exchange.forget_failures();
+        claim.exchange.forget_unanswered();
         let passed = match claim.origin {
             Some(Origin::Pass(_)) => claim.take_passed(),
             _ => None,
@@ -177,7 +178,7 @@ impl KeyState {
             claim_id = old.claim_id;
         }
         let mut claim = Claim::new(claim_id, Claimant::LineHead, &options, cx.now);
-        claim.seq = old.seq;
+        claim.exchange = Exchange::after(old.exchange.seq());
         claim.origin = Some(Origin::Yield(Yielded {
             from: old.claim_id,
             term: old.term,
@@ -197,7 +198,7 @@ impl KeyState {
         cx: &mut StepContext<'_>,
         yielded: Yielded,
         seq: u32,
-        unanswered: Option<Box<StoreError>>,
+        unanswered: Option<StoreError>,
     ) {
         let ends = cx.now + ms(yielded.term.hold_ms());
         let number = yielded.from.claim;
@@ -211,9 +212,11 @@ impl KeyState {
             ends,
             until: ends,
         });
-        claim.unanswered = unanswered;
         // A late answer to an earlier request must not count for the leave.
-        claim.seq = seq;
+        claim.exchange = Exchange::after(seq);
+        if let Some(unanswered) = unanswered {
+            claim.exchange.note_unanswered(unanswered);
+        }
         self.claims.insert(claim);
         self.ask(cx, number, RequestKind::Leave);
     }
@@ -235,12 +238,7 @@ impl KeyState {
             kind => kind,
         };
         claim.note_overtakable(kind, cx.name.kind);
-        claim.seq += 1;
-        claim.in_flight = Some(kind);
-        claim.next_request = None;
-        claim.is_retry = false;
-        claim.is_redirected = false;
-        claim.recheck_on_answer = false;
+        let seq = claim.exchange.begin(kind);
         let (verb, class) = claim.verb_and_class(kind);
         let data = match claim.ticket() {
             Some(ticket) if !self.values.is_empty() => {
@@ -266,7 +264,7 @@ impl KeyState {
         };
         let tag = Tag {
             claim: claim.claim_id.claim,
-            seq: claim.seq,
+            seq,
             master: 0,
         };
         let lease = claim.lease();

@@ -97,7 +97,6 @@ impl KeyState {
         }
         let claim = &mut self.claims[number];
         claim.leave_at(deadline, cx.now + claim.record_lifetime());
-        claim.is_retry = false;
         self.undropped
             .extend(holders.into_iter().map(|ticket| (ticket, number)));
     }

@@ -106,13 +106,10 @@ impl KeyState {
             ..held
         };
         self.close_to_readers(number);
-        let old = self.claims.remove(number)?;
+        let mut old = self.claims.remove(number)?;
         cx.released(ticket, Outcome::Kept);
-        let old = Claim {
-            phase: Phase::Held(held),
-            next_request: None,
-            ..old
-        };
+        old.phase = Phase::Held(held);
+        old.exchange.rest();
         Some((old, held))
     }
 
@@ -226,7 +223,7 @@ impl KeyState {
         let goes_on =
             !failure.is_refused() && failure.keeps_waiting(caller.patience(), failed_claims, cx.now);
         let lasts = |old: &mut Claim| old.held().is_some_and(|held| cx.now < held.deadline);
-        if goes_on || claim.unanswered.is_some() {
+        if goes_on || claim.exchange.unanswered().is_some() {
             return false;
         }
         let Some(Origin::Pass(pass)) = &mut claim.origin else {

@@ -298,6 +298,8 @@ impl Transaction<'_> {
 
     /// Releases the claim's lease and hands the key over, or removes the claim from the queue.
     pub(crate) fn leave(&mut self, claim_id: ClaimId) -> Reply {
+        // A claim may own the key and wait for it, too, if a foreign client wrote an old record again.
+        self.state.candidate_values.retain(|(of, _)| *of != claim_id);
         if self.owned_by(claim_id).is_some()
             || self.is_revoked(claim_id)
             || self.plant.is(Flaw::RevokedLeftByAnother) && self.is_owner_revoked()
