@@ -88,6 +88,19 @@ impl LockOptions {
         }
     }
 
+    /// Returns what a claim for this caller has for life.
+    pub(crate) fn terms(&self) -> LeaseTerms {
+        LeaseTerms {
+            times: self.term,
+            mode: self.mode,
+            is_fixed: self.fixed,
+            tick: self.mark.map(|mark| TickTerms {
+                mark,
+                turn: self.turn,
+            }),
+        }
+    }
+
     /// Returns the length of the lease, without the margin.
     pub(crate) fn lease(&self) -> Duration {
         ms(self.term.lease_ms)
@@ -99,6 +112,37 @@ impl LockOptions {
             AcquireError::NodeFull
         } else {
             AcquireError::Busy
+        }
+    }
+}
+
+/// What a claim has for life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct LeaseTerms {
+    pub(crate) times: LeaseTimes,
+    /// How the lease may be shared.
+    pub(crate) mode: Mode,
+    /// The lease lasts for exactly its length.
+    pub(crate) is_fixed: bool,
+    /// The tick that the lease is for, if it is for one.
+    pub(crate) tick: Option<TickTerms>,
+}
+
+/// A tick, and what happens to it while an earlier tick blocks it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TickTerms {
+    pub(crate) mark: TickTime,
+    pub(crate) turn: WhenBehind,
+}
+
+impl LeaseTerms {
+    /// Returns the terms of a lease that is renewed, and is for no tick.
+    pub(crate) fn of_lock(times: LeaseTimes, mode: Mode) -> Self {
+        LeaseTerms {
+            times,
+            mode,
+            is_fixed: false,
+            tick: None,
         }
     }
 }

@@ -4,24 +4,18 @@ use std::time::Duration;
 
 use crate::protocol::exchange::Exchange;
 use crate::protocol::key::line::Caller;
-use crate::protocol::message::{
-    ClaimId, Fence, GrantNumber, Kind, LeaseTimes, Mode, TickTime, Verb, WhenBehind,
-};
-use crate::protocol::step::{Class, LockOptions, Ticket, ms};
+use crate::protocol::message::{ClaimId, Fence, GrantNumber, Kind, Mode, TickTime, Verb};
+use crate::protocol::step::{Class, LeaseTerms, LockOptions, Ticket, ms};
 use crate::protocol::time::Instant;
 
 /// A node's pursuit of one lease. Its number is used once, and the lease length never changes.
 #[derive(Debug)]
 pub(crate) struct Claim {
     pub(crate) claim_id: ClaimId,
-    pub(crate) term: LeaseTimes,
+    pub(crate) terms: LeaseTerms,
     pub(crate) claimant: Claimant,
-    /// How the lease may be shared.
-    pub(crate) mode: Mode,
-    /// The lease is never renewed.
-    pub(crate) fixed: bool,
-    /// Set only for the claim of a tick.
-    pub(crate) tick: Option<Box<TickClaim>>,
+    /// Of the claim of a tick.
+    pub(crate) attempt: TickAttempt,
     pub(crate) phase: Phase,
     /// When the first request was made, which is never later than it was sent.
     pub(crate) created_at: Instant,
@@ -39,14 +33,11 @@ pub(crate) struct Claim {
     pub(crate) origin: Option<Origin>,
 }
 
-/// The part of a claim that only a tick has.
-#[derive(Debug)]
-pub(crate) struct TickClaim {
-    pub(crate) mark: TickTime,
-    /// What happens to the tick while an earlier tick blocks it.
-    pub(crate) turn: WhenBehind,
+/// The run of a tick by its claim.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct TickAttempt {
     /// The number of this attempt at the tick.
-    pub(crate) attempt: u32,
+    pub(crate) number: u32,
     /// The previous tick, if it had not ended well. It never runs again.
     pub(crate) overtook: Option<TickTime>,
     /// Set when the tick was run to its end. `true`: the run went well.
@@ -66,7 +57,7 @@ impl Origin {
     /// Returns what the holder held as a writer, if this claim makes it a reader.
     pub(crate) fn held_as_writer(&self, mode: Mode) -> Option<&HeldLease> {
         let Origin::Pass(pass) = self else { return None };
-        pass.local.as_ref().filter(|old| old.mode != mode)?.held()
+        pass.local.as_ref().filter(|old| old.terms.mode != mode)?.held()
     }
 }
 
@@ -97,8 +88,7 @@ pub(crate) enum Claimant {
 #[derive(Debug)]
 pub(crate) struct Yielded {
     pub(crate) from: ClaimId,
-    pub(crate) term: LeaseTimes,
-    pub(crate) mode: Mode,
+    pub(crate) terms: LeaseTerms,
     /// Until when the lease surely lasts that was given up.
     pub(crate) deadline: Instant,
     pub(crate) release: Option<Ticket>,
@@ -141,7 +131,7 @@ impl Claim {
     /// Returns whether a recovery that ends at `end` is too long for the caller of a claim of its own. A tick waits for none: later
     /// ticks have come by then.
     pub(crate) fn is_held_back(&self, end: Instant) -> bool {
-        let gives_up = self.tick.is_some()
+        let gives_up = self.terms.tick.is_some()
             || matches!(self.claimant, Claimant::Solo(caller) if !caller.waits_until(end));
         self.phase.is_waiting() && gives_up
     }
@@ -197,14 +187,13 @@ pub struct Holding {
 impl Holding {
     /// Returns what the caller holds that has the place `index` among the local holders of a claim.
     pub(crate) fn new(now: Instant, claim: &Claim, held: &HeldLease, index: u64) -> Self {
-        let tick = claim.tick.as_deref();
         Holding {
             claim: claim.claim_id,
             fence: Fence::new(held.number, index),
             deadline: held.deadline,
             remaining: (now < held.deadline).then(|| held.deadline.since(now)),
-            attempt: tick.map_or(0, |tick| tick.attempt),
-            overtook: tick.and_then(|tick| tick.overtook),
+            attempt: claim.attempt.number,
+            overtook: claim.attempt.overtook,
         }
     }
 
@@ -321,21 +310,12 @@ pub(crate) struct Leaving {
 }
 
 impl Claim {
-    pub(crate) fn new(claim_id: ClaimId, claimant: Claimant, options: &LockOptions, now: Instant) -> Self {
-        let tick = options.mark.map(|mark| TickClaim {
-            mark,
-            turn: options.turn,
-            attempt: 0,
-            overtook: None,
-            finished: None,
-        });
+    pub(crate) fn new(claim_id: ClaimId, claimant: Claimant, terms: LeaseTerms, now: Instant) -> Self {
         Claim {
             claim_id,
-            term: options.term,
+            terms,
             claimant,
-            mode: options.mode,
-            fixed: options.fixed,
-            tick: tick.map(Box::new),
+            attempt: TickAttempt::default(),
             phase: Phase::Asked,
             created_at: now,
             exchange: Exchange::default(),
@@ -357,13 +337,18 @@ impl Claim {
         self.exchange.plan(at);
     }
 
+    /// Returns how the run of the tick ended, if the claim is for a tick that was run to its end. `true`: it went well.
+    pub(crate) fn finished(&self) -> Option<bool> {
+        self.attempt.finished.filter(|_| self.terms.tick.is_some())
+    }
+
     pub(crate) fn lease(&self) -> Duration {
-        ms(self.term.lease_ms)
+        ms(self.terms.times.lease_ms)
     }
 
     /// Returns how long the record lives in the store: the lease and the margin.
     pub(crate) fn record_lifetime(&self) -> Duration {
-        ms(self.term.hold_ms())
+        ms(self.terms.times.hold_ms())
     }
 
     /// Returns the pass that the claim waits for, until the store has answered.
@@ -430,8 +415,7 @@ impl Claim {
                 }
             }
             RequestKind::Leave => {
-                let finished = self.tick.as_ref().and_then(|tick| tick.finished);
-                let finish = finished.map(|well| Verb::Finish { well });
+                let finish = self.finished().map(|well| Verb::Finish { well });
                 (finish.unwrap_or(Verb::Leave), Class::Leave)
             }
             RequestKind::Yield => (Verb::Yield { to }, Class::Leave),
@@ -534,7 +518,7 @@ impl Claim {
     pub(crate) fn is_head_claim(&self) -> bool {
         let is_pursued = match &self.phase {
             Phase::Leaving(_) => false,
-            Phase::Held(held) => held.local().is_some() && !matches!(self.mode, Mode::Permits(_)),
+            Phase::Held(held) => held.local().is_some() && !matches!(self.terms.mode, Mode::Permits(_)),
             _ => true,
         };
         matches!(self.claimant, Claimant::LineHead) && is_pursued
@@ -560,7 +544,7 @@ impl Claim {
 
     /// Returns whether the claim is held and excludes no readers.
     pub(crate) fn is_shared(&self) -> bool {
-        self.mode == Mode::Read && self.held().is_some()
+        self.terms.mode == Mode::Read && self.held().is_some()
     }
 
     /// Returns whether the claim is for a caller behind the first of the line.

@@ -274,7 +274,9 @@ impl KeyState {
                 // A fixed lease is renewed for its caller only, which is told of the failure. No caller waits for an
                 // assertion.
                 let claim = &mut self.claims[number];
-                if claim.fixed && kind != RequestKind::Assert && !self.plant.is(Flaw::FixedLeaseRenewedAlone)
+                if claim.terms.is_fixed
+                    && kind != RequestKind::Assert
+                    && !self.plant.is(Flaw::FixedLeaseRenewedAlone)
                 {
                     claim.exchange.rest();
                 }

@@ -23,7 +23,7 @@ impl KeyState {
         deadline: Instant,
     ) {
         let claim = &mut self.claims[number];
-        let (lease, mode) = (claim.lease(), claim.mode);
+        let (lease, mode) = (claim.lease(), claim.terms.mode);
         claim.exchange.forget_failures();
         claim.executable_until = None;
         let next = match claim.claimant {
@@ -54,7 +54,7 @@ impl KeyState {
                 return self.give_way(cx, number, None);
             }
             self.line.pop();
-        } else if before.is_some() && !claim.fixed && next.options.max_hold.is_none() {
+        } else if before.is_some() && !claim.terms.is_fixed && next.options.max_hold.is_none() {
             // From now on the claim is like any other claim of the line.
             claim.claimant = Claimant::LineHead;
         }
@@ -115,8 +115,8 @@ impl KeyState {
         let rules = &cx.shard.rules;
         let in_burst = held.index < u64::from(rules.burst) && cx.now.since(held.since) < rules.burst_time;
         let checks_mode = !self.plant.is(Flaw::PermitHandedToMany);
-        let has_same_mode =
-            next.options.mode == claim.mode || matches!(claim.mode, Mode::Permits(_)) && !checks_mode;
+        let has_same_mode = next.options.mode == claim.terms.mode
+            || matches!(claim.terms.mode, Mode::Permits(_)) && !checks_mode;
         // With less than a third of the lease left, the renewals are failing. The next caller should not inherit
         // that.
         let is_short = next.lease() > lease || held.deadline.since(cx.now) < lease / 3;
@@ -155,7 +155,7 @@ impl KeyState {
         let precondition = Precondition {
             name: name.clone(),
             claim_id: claim.claim_id,
-            mode: claim.mode,
+            mode: claim.terms.mode,
             number: held.number,
         };
         let lease = claim.lease();
@@ -192,7 +192,7 @@ impl KeyState {
         number: ClaimNumber,
         release: Option<Ticket>,
     ) {
-        match self.claims[number].mode {
+        match self.claims[number].terms.mode {
             Mode::Exclusive | Mode::Read => self.yield_(cx, number, release),
             Mode::Permits(_) => self.leave(cx, number, release),
         }

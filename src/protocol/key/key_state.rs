@@ -360,9 +360,7 @@ impl KeyState {
         let number = claim.claim_id.claim;
         match held.holders {
             Holders::One(_) => {
-                if let Some(tick) = &mut self.claims[number].tick {
-                    tick.finished = finished;
-                }
+                self.claims[number].attempt.finished = finished;
                 self.give_back(cx, number, Some(ticket));
             }
             Holders::Readers(_) => self.leave_share(cx, ticket, Some(ticket)),

@@ -197,7 +197,7 @@ impl KeyState {
                 if claim.is_in_flight(RequestKind::Renew) && late_renewal_revives {
                     continue;
                 }
-                let cause = if claim.fixed {
+                let cause = if claim.terms.is_fixed {
                     LostCause::Ended
                 } else if held.local().is_some_and(|local| local.hold.is_overdue) {
                     LostCause::Overdue
@@ -276,7 +276,7 @@ impl KeyState {
             let next = held.due.min(latest);
             let until = held.local().and_then(|local| local.hold.until());
             let next = until.map_or(next, |until| next.min(until));
-            match claim.fixed {
+            match claim.terms.is_fixed {
                 true => claim.exchange.rest(),
                 false => claim.exchange.plan(next),
             }

@@ -15,7 +15,7 @@ use crate::protocol::key::line::Caller;
 use crate::protocol::message::{
     ClaimId, ClaimNumber, Grant, GrantNumber, LeaseTimes, Mode, NodeId, Reply, TickTime,
 };
-use crate::protocol::step::{AcquireError, Effect, KeyEvent, Outcome, Tag, TickRefusal, ms};
+use crate::protocol::step::{AcquireError, Effect, KeyEvent, LeaseTerms, Outcome, Tag, TickRefusal, ms};
 use crate::protocol::time::Instant;
 
 /// The number of stale answers in a row after which the lease is left to others. It would otherwise be extended
@@ -194,10 +194,10 @@ impl KeyState {
         claim.exchange.forget_unanswered();
         // A fixed lease does not start again when its writer becomes a reader.
         // A writer that becomes a reader beside a former master goes on with what is left.
-        let is_downgrade = |origin: &Origin| origin.held_as_writer(claim.mode).is_some();
+        let is_downgrade = |origin: &Origin| origin.held_as_writer(claim.terms.mode).is_some();
         let goes_on = !moves && claim.origin.as_ref().is_some_and(is_downgrade);
-        let origin = claim.origin.as_ref().filter(|_| claim.fixed);
-        let ends = origin.and_then(|origin| Some(origin.held_as_writer(claim.mode)?.deadline));
+        let origin = claim.origin.as_ref().filter(|_| claim.terms.is_fixed);
+        let ends = origin.and_then(|origin| Some(origin.held_as_writer(claim.terms.mode)?.deadline));
         let deadline = ends.map_or(deadline, |ends| deadline.min(ends));
         match &mut claim.phase {
             Phase::Held(held) if held.number == grant => {
@@ -279,7 +279,7 @@ impl KeyState {
     /// not for each permit.
     fn report_capacity(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, recorded: u32) {
         let is_old = |reported: Instant| cx.now.since(reported) >= CAPACITY_REPORT_PERIOD;
-        if let Mode::Permits(permits) = self.claims[number].mode
+        if let Mode::Permits(permits) = self.claims[number].terms.mode
             && cx.shard.capacity_reported.is_none_or(is_old)
         {
             cx.shard.capacity_reported = Some(cx.now);
@@ -341,8 +341,8 @@ impl KeyState {
                     Claimant::Solo(caller) => caller.failed_claims = 0,
                     Claimant::LineFollower | Claimant::Abandoned => {}
                 }
-                self.claims_head_only = matches!(claim.mode, Mode::Permits(_));
-                let mode = claim.mode;
+                self.claims_head_only = matches!(claim.terms.mode, Mode::Permits(_));
+                let mode = claim.terms.mode;
                 self.schedule_wait(cx, number, queued.left, queued.is_foreign);
                 if let Some(left) = recovery {
                     return self.deny_recovering(cx, left);
@@ -380,7 +380,8 @@ impl KeyState {
             }
             RequestKind::Claim { .. } | RequestKind::Renew
                 if self.claims[number].is_held_back(cx.now + ms(left))
-                    && !(self.claims[number].tick.is_some() && self.plant.is(Flaw::TickWaitsForRecovery)) =>
+                    && !(self.claims[number].terms.tick.is_some()
+                        && self.plant.is(Flaw::TickWaitsForRecovery)) =>
             {
                 self.hold_back(cx, number, kind, ms(left));
             }
@@ -399,7 +400,7 @@ impl KeyState {
         let denial = AcquireError::Store(StoreError::recovering(left));
         let claim = &self.claims[number];
         let is_first = matches!(claim.phase, Phase::Asked) && matches!(kind, RequestKind::Claim { .. });
-        if is_first && claim.tick.is_some() {
+        if is_first && claim.terms.tick.is_some() {
             // The server neither grants nor queues a tick.
             return self.end_denied(cx, number, denial);
         }
@@ -431,9 +432,8 @@ impl KeyState {
 
     /// Notes the number of the attempt. `overtook` is the previous tick, if it had not ended well.
     fn note_attempt(&mut self, number: ClaimNumber, attempt: u32, overtook: Option<TickTime>) {
-        if let Some(tick) = &mut self.claims[number].tick {
-            (tick.attempt, tick.overtook) = (attempt, overtook.or(tick.overtook));
-        }
+        let known = &mut self.claims[number].attempt;
+        (known.number, known.overtook) = (attempt, overtook.or(known.overtook));
     }
 
     fn refuse_tick(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, refusal: TickRefusal) {
@@ -444,13 +444,13 @@ impl KeyState {
         let Some(claim) = self.claims.remove(number) else {
             return;
         };
-        self.claims_head_only = matches!(claim.mode, Mode::Permits(_));
+        self.claims_head_only = matches!(claim.terms.mode, Mode::Permits(_));
         self.taken_at = Some(cx.now);
         match claim.claimant {
             // A tick that comes while an earlier one runs is skipped, even if its caller waits. A store without a
             // queue gives the same answer to a standby, so there the tick is claimed again: a skipped tick is over by
             // then.
-            Claimant::Solo(caller) if !waited || claim.tick.is_some() && cx.shard.rules.queues => {
+            Claimant::Solo(caller) if !waited || claim.terms.tick.is_some() && cx.shard.rules.queues => {
                 return cx.deny(caller.ticket, caller.options.busy());
             }
             Claimant::Solo(mut caller) => {
@@ -459,7 +459,7 @@ impl KeyState {
             }
             Claimant::LineHead => {
                 self.failed_claims = 0;
-                self.deny_behind(cx, claim.mode);
+                self.deny_behind(cx, claim.terms.mode);
             }
             Claimant::LineFollower | Claimant::Abandoned => {}
         }
@@ -508,7 +508,7 @@ impl KeyState {
             // "Not there" may be the result of the first try, which was sent while the lease was held. A tick
             // differs: the store knows its latest winner even after the leave, so another node has the tick, or had
             // it.
-            let is_finished = claim.tick.as_ref().is_some_and(|tick| tick.finished.is_some());
+            let is_finished = claim.finished().is_some();
             let kept = *reply == Reply::Done || (claim.exchange.unanswered().is_some() && !is_finished);
             let outcome = if kept {
                 Outcome::Kept
@@ -630,9 +630,7 @@ impl KeyState {
             Phase::Leaving(_) => return cx.event(KeyEvent::PushStale),
         };
         claim.executable_until = None;
-        if let Some(tick) = &mut claim.tick {
-            tick.attempt = grant.attempt;
-        }
+        claim.attempt.number = grant.attempt;
         // A push that overtakes the answer to a yield proves that the yield was executed. That answer may be ignored
         // later, as when the number is left at once because no caller wants it.
         self.finish_yield(cx, number);
@@ -643,7 +641,7 @@ impl KeyState {
         // The successor of a master may have answered "queued" after the former master pushed a grant.
         let is_of_former = grant.number <= cx.shard.former.highest && !self.plant.is(Flaw::FormerPushUsed);
         // A fixed lease starts with an answer, so that its holder gets the full length.
-        let confirm = claim.fixed || !cx.shard.rules.final_push || is_of_former;
+        let confirm = claim.terms.is_fixed || !cx.shard.rules.final_push || is_of_former;
         if confirm || deadline.since(cx.now) < lease / 3 {
             cx.event(KeyEvent::PushConfirming);
             claim.phase = Phase::Confirming {
@@ -671,14 +669,13 @@ impl KeyState {
             return cx.event(KeyEvent::PushForged);
         }
         cx.event(KeyEvent::UnknownLeft);
-        let term = LeaseTimes {
+        let times = LeaseTimes {
             lease_ms,
             margin_ms: lease_ms,
         };
         let yielded = Yielded {
             from: claim_id,
-            term,
-            mode,
+            terms: LeaseTerms::of_lock(times, mode),
             deadline: cx.now,
             release: None,
         };

@@ -23,7 +23,7 @@ impl KeyState {
     pub(crate) fn note_inheritance(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let (owner_ends, from) = (self.owner_ends.take(), self.owner.take());
         let ran_out = owner_ends.is_some_and(|ends| ends <= cx.now);
-        if ran_out && !self.claims[number].fixed {
+        if ran_out && !self.claims[number].terms.is_fixed {
             cx.event(KeyEvent::Inherited { from });
         }
     }
@@ -38,7 +38,7 @@ impl KeyState {
                 continue;
             };
             let wanted = match claim.claimant {
-                Claimant::LineHead => claim.held().is_some() || self.line.mode() == Some(claim.mode),
+                Claimant::LineHead => claim.held().is_some() || self.line.mode() == Some(claim.terms.mode),
                 Claimant::Solo(_) | Claimant::LineFollower => true,
                 Claimant::Abandoned => false,
             };
@@ -114,7 +114,7 @@ impl KeyState {
     ) {
         let claim_id = cx.shard.next_claim_id();
         self.claims
-            .insert(Claim::new(claim_id, claimant, options, cx.now));
+            .insert(Claim::new(claim_id, claimant, options.terms(), cx.now));
         self.ask(cx, claim_id.claim, RequestKind::Claim { wait });
     }
 
@@ -131,7 +131,7 @@ impl KeyState {
             }
             _ => latest,
         };
-        let is_finished = claim.tick.as_ref().is_some_and(|tick| tick.finished.is_some());
+        let is_finished = claim.finished().is_some();
         let until = if is_finished && !is_closed {
             cx.now + MAX_FINISH_LEASES * claim.record_lifetime()
         } else {
@@ -177,12 +177,11 @@ impl KeyState {
         if self.plant.is(Flaw::YieldKeepsNumber) {
             claim_id = old.claim_id;
         }
-        let mut claim = Claim::new(claim_id, Claimant::LineHead, &options, cx.now);
+        let mut claim = Claim::new(claim_id, Claimant::LineHead, options.terms(), cx.now);
         claim.exchange = Exchange::after(old.exchange.seq());
         claim.origin = Some(Origin::Yield(Yielded {
             from: old.claim_id,
-            term: old.term,
-            mode: old.mode,
+            terms: old.terms,
             deadline: old.held().map_or(cx.now, |held| held.deadline),
             release,
         }));
@@ -200,13 +199,9 @@ impl KeyState {
         seq: u32,
         unanswered: Option<StoreError>,
     ) {
-        let ends = cx.now + ms(yielded.term.hold_ms());
+        let ends = cx.now + ms(yielded.terms.times.hold_ms());
         let number = yielded.from.claim;
-        let options = LockOptions {
-            mode: yielded.mode,
-            ..LockOptions::new(yielded.term)
-        };
-        let mut claim = Claim::new(yielded.from, Claimant::Abandoned, &options, cx.now);
+        let mut claim = Claim::new(yielded.from, Claimant::Abandoned, yielded.terms, cx.now);
         claim.phase = Phase::Leaving(Leaving {
             release: yielded.release,
             ends,
@@ -230,7 +225,7 @@ impl KeyState {
         let is_asked_for = self.renewals.iter().any(is_its) || self.plant.is(Flaw::FixedLeaseRenewedAlone);
         let claim = &mut self.claims[number];
         // A fixed lease is lengthened for its caller only.
-        let asserts = claim.fixed && claim.held().is_some() && !is_asked_for;
+        let asserts = claim.terms.is_fixed && claim.held().is_some() && !is_asked_for;
         // The outcome of a pass is found out by a repeat, because a pass is executed only once.
         let kind = match kind {
             RequestKind::Renew if claim.pass().is_some() => RequestKind::Pass,
@@ -248,17 +243,17 @@ impl KeyState {
             _ => None,
         };
         let claim_id = claim.request_claim_id(kind);
-        let mut term = claim.term;
+        let mut term = claim.terms.times;
         if let (RequestKind::Assert, Some(held)) = (kind, claim.held()) {
             term.lease_ms = (held.deadline.since(cx.now).as_millis() as u64 + 1).min(term.lease_ms);
         }
         let request = Request {
-            mark: claim.tick.as_deref().map(|tick| tick.mark),
-            when_behind: claim.tick.as_deref().map_or(WhenBehind::Skip, |tick| tick.turn),
+            mark: claim.terms.tick.map(|tick| tick.mark),
+            when_behind: claim.terms.tick.map_or(WhenBehind::Skip, |tick| tick.turn),
             name: cx.name.clone(),
             claim_id,
             term,
-            mode: claim.mode,
+            mode: claim.terms.mode,
             verb,
             data,
         };

@@ -130,9 +130,7 @@ impl KeyState {
         let Some(claim) = self.claims.get_mut(number) else {
             return;
         };
-        if let Some(tick) = &mut claim.tick {
-            tick.finished = finished;
-        }
+        claim.attempt.finished = finished;
         let is_left = claim.is_in_flight(RequestKind::Leave);
         if !is_left && self.undropped.iter().all(|(_, of)| *of != number) {
             self.ask(cx, number, RequestKind::Leave);

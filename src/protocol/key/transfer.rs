@@ -50,7 +50,7 @@ impl KeyState {
             return cx.effects.extend(Self::passed_too_late(ticket, to));
         };
         let options = LockOptions {
-            mode: old.mode,
+            mode: old.terms.mode,
             fixed: true,
             ..LockOptions::new(term)
         };
@@ -61,22 +61,25 @@ impl KeyState {
     pub(crate) fn downgrade(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, to: Ticket) {
         let writes = self
             .held_by(ticket)
-            .is_some_and(|(claim, ..)| claim.mode == Mode::Exclusive);
+            .is_some_and(|(claim, ..)| claim.terms.mode == Mode::Exclusive);
         let Some((old, held)) = writes.then(|| self.end_holding(cx, ticket, to)).flatten() else {
             self.drop_lost(cx, ticket, None);
             return cx.effects.extend(Self::passed_too_late(ticket, to));
         };
         // A fixed lease ends when it would have ended without the downgrade.
         let left_ms = held.deadline.since(cx.now).as_millis() as u64;
-        let lease_ms = if old.fixed {
+        let lease_ms = if old.terms.is_fixed {
             left_ms.max(1)
         } else {
-            old.term.lease_ms
+            old.terms.times.lease_ms
         };
-        let term = LeaseTimes { lease_ms, ..old.term };
+        let term = LeaseTimes {
+            lease_ms,
+            ..old.terms.times
+        };
         let options = LockOptions {
             mode: Mode::Read,
-            fixed: old.fixed,
+            fixed: old.terms.is_fixed,
             max_hold: held.local().and_then(|local| local.hold.max),
             ..LockOptions::new(term)
         };
@@ -144,7 +147,7 @@ impl KeyState {
         // A holder that gives a lease up waits for the answer while its own lease lasts, and not while the lease is
         // kept for others.
         let term = match &local {
-            Some(local) if local.term.lease_ms < options.term.lease_ms => local.term,
+            Some(local) if local.terms.times.lease_ms < options.term.lease_ms => local.terms.times,
             _ => options.term,
         };
         let caller = Caller {
@@ -156,7 +159,7 @@ impl KeyState {
         };
         let ends = local.as_ref().and_then(|local| Some(local.held()?.deadline));
         let claim_id = cx.shard.next_claim_id();
-        let mut claim = Claim::new(claim_id, Claimant::Solo(caller), &options, cx.now);
+        let mut claim = Claim::new(claim_id, Claimant::Solo(caller), options.terms(), cx.now);
         claim.origin = Some(Origin::Pass(Box::new(Pass { from, local })));
         self.claims.insert(claim);
         // Beside a former master no lease can be kept for longer than it lasts.
@@ -197,7 +200,7 @@ impl KeyState {
             if let Claimant::Solo(caller) = claim.claimant
                 && gives_up
                 && let Some(origin) = &claim.origin
-                && origin.held_as_writer(claim.mode).is_some()
+                && origin.held_as_writer(claim.terms.mode).is_some()
             {
                 claim.claimant = Claimant::Abandoned;
                 return cx.deny(caller.ticket, AcquireError::Lost(LostCause::Gone));
