@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use crate::protocol::exchange::Exchange;
-use crate::protocol::key::line::Caller;
 use crate::protocol::message::{ClaimId, Fence, GrantNumber, Kind, Mode, TickTime, Verb};
 use crate::protocol::step::{Class, LeaseTerms, LockOptions, Ticket, ms};
 use crate::protocol::time::Instant;
@@ -13,7 +12,6 @@ use crate::protocol::time::Instant;
 pub(crate) struct Claim {
     pub(crate) claim_id: ClaimId,
     pub(crate) terms: LeaseTerms,
-    pub(crate) claimant: Claimant,
     /// Of the claim of a tick.
     pub(crate) attempt: TickAttempt,
     pub(crate) phase: Phase,
@@ -71,20 +69,6 @@ pub(crate) struct Pass {
     pub(crate) local: Option<Claim>,
 }
 
-/// The callers that a claim is for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Claimant {
-    /// The first caller of the line.
-    LineHead,
-    /// One caller: with a fixed lease, a tick, or its own place in the queue.
-    Solo(Caller),
-    /// The caller that is first in the line at the grant. Sent for a caller behind the first, and granted only if
-    /// enough permits are free. After the grant it is [`LineHead`](Self::LineHead).
-    LineFollower,
-    /// No caller any more.
-    Abandoned,
-}
-
 #[derive(Debug)]
 pub(crate) struct Yielded {
     pub(crate) from: ClaimId,
@@ -125,16 +109,6 @@ pub(crate) enum Phase {
     Held(HeldLease),
     /// Dead here; the store is being told.
     Leaving(Leaving),
-}
-
-impl Claim {
-    /// Returns whether a recovery that ends at `end` is too long for the caller of a claim of its own. A tick waits for none: later
-    /// ticks have come by then.
-    pub(crate) fn is_held_back(&self, end: Instant) -> bool {
-        let gives_up = self.terms.tick.is_some()
-            || matches!(self.claimant, Claimant::Solo(caller) if !caller.waits_until(end));
-        self.phase.is_waiting() && gives_up
-    }
 }
 
 impl Phase {
@@ -310,11 +284,10 @@ pub(crate) struct Leaving {
 }
 
 impl Claim {
-    pub(crate) fn new(claim_id: ClaimId, claimant: Claimant, terms: LeaseTerms, now: Instant) -> Self {
+    pub(crate) fn new(claim_id: ClaimId, terms: LeaseTerms, now: Instant) -> Self {
         Claim {
             claim_id,
             terms,
-            claimant,
             attempt: TickAttempt::default(),
             phase: Phase::Asked,
             created_at: now,
@@ -326,9 +299,8 @@ impl Claim {
         }
     }
 
-    /// Gives the claim up. It is left at `at`, and its record ends by itself at `ends`.
+    /// Ends the claim. It is left at `at`, and its record ends by itself at `ends`.
     pub(crate) fn leave_at(&mut self, at: Instant, ends: Instant) {
-        self.claimant = Claimant::Abandoned;
         self.phase = Phase::Leaving(Leaving {
             release: None,
             ends,
@@ -486,42 +458,8 @@ impl Claim {
             .min()
     }
 
-    pub(crate) fn summary(&self) -> ClaimSummary {
-        ClaimSummary {
-            due: self.due(),
-            ticket: self.ticket(),
-            is_head_claim: self.is_head_claim(),
-            is_taken: self.is_taken(),
-            is_recovering: self.is_recovering(),
-            is_shared: self.is_shared(),
-            waits_alone: self.waits_alone(),
-            is_for_follower: self.is_for_follower(),
-        }
-    }
-
-    fn is_leaving(&self) -> bool {
+    pub(crate) fn is_leaving(&self) -> bool {
         matches!(self.phase, Phase::Leaving(_))
-    }
-
-    /// Returns the one caller that holds by the claim, or that waits for it alone.
-    pub(crate) fn ticket(&self) -> Option<Ticket> {
-        match (&self.phase, &self.claimant) {
-            (Phase::Held(held), _) => held.local().map(|local| local.ticket),
-            (Phase::Leaving(_), _) => None,
-            (_, Claimant::Solo(caller)) => Some(caller.ticket),
-            _ => None,
-        }
-    }
-
-    /// Returns whether the claim is for the head of the line, or is held and will be handed on to it. While other
-    /// claims may hold beside this one, as readers or by permits, the head of the line gets another claim.
-    pub(crate) fn is_head_claim(&self) -> bool {
-        let is_pursued = match &self.phase {
-            Phase::Leaving(_) => false,
-            Phase::Held(held) => held.local().is_some() && !matches!(self.terms.mode, Mode::Permits(_)),
-            _ => true,
-        };
-        matches!(self.claimant, Claimant::LineHead) && is_pursued
     }
 
     /// Returns whether the key is surely taken: this claim holds it, or a claim before this one does.
@@ -546,34 +484,4 @@ impl Claim {
     pub(crate) fn is_shared(&self) -> bool {
         self.terms.mode == Mode::Read && self.held().is_some()
     }
-
-    /// Returns whether the claim is for a caller behind the first of the line.
-    pub(crate) fn is_for_follower(&self) -> bool {
-        self.claimant == Claimant::LineFollower && !self.is_leaving()
-    }
-
-    /// Returns whether the claim is for one caller that does not hold yet.
-    pub(crate) fn waits_alone(&self) -> bool {
-        matches!(self.claimant, Claimant::Solo(_)) && !self.is_leaving() && self.held().is_none()
-    }
-}
-
-/// The facts by which claims are found.
-#[derive(Debug, Default, Clone, Copy)]
-pub(crate) struct ClaimSummary {
-    pub(crate) due: Option<Instant>,
-    /// The one caller that holds by the claim, or that waits for it alone.
-    pub(crate) ticket: Option<Ticket>,
-    /// See [`Claim::is_head_claim`].
-    pub(crate) is_head_claim: bool,
-    /// See [`Claim::is_taken`].
-    pub(crate) is_taken: bool,
-    /// See [`Claim::is_recovering`].
-    pub(crate) is_recovering: bool,
-    /// See [`Claim::is_shared`].
-    pub(crate) is_shared: bool,
-    /// See [`Claim::waits_alone`].
-    pub(crate) waits_alone: bool,
-    /// See [`Claim::is_for_follower`].
-    pub(crate) is_for_follower: bool,
 }

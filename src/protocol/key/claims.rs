@@ -9,7 +9,8 @@ use std::ops::{Index, IndexMut};
 use foldhash::quality::RandomState;
 
 use crate::error::StoreError;
-use crate::protocol::key::claim::{Claim, ClaimSummary};
+use crate::protocol::key::claim::{Claim, Phase};
+use crate::protocol::key::line::Caller;
 use crate::protocol::message::{ClaimNumber, Mode};
 use crate::protocol::step::Ticket;
 use crate::protocol::time::Instant;
@@ -17,10 +18,110 @@ use crate::protocol::time::Instant;
 /// The largest number of claims that is searched without an index, which is faster for so few.
 const MAX_UNINDEXED_CLAIMS: usize = 8;
 
+/// The callers that a claim is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Claimant {
+    /// The first caller of the line.
+    LineHead,
+    /// One caller: with a fixed lease, a tick, or its own place in the queue.
+    Solo(Caller),
+    /// The caller that is first in the line at the grant. Sent for a caller behind the first, and granted only if
+    /// enough permits are free. After the grant it is [`LineHead`](Self::LineHead).
+    LineFollower,
+    /// No caller any more.
+    Abandoned,
+}
+
+/// A claim of a key, and the callers that it is for.
+#[derive(Debug)]
+pub(crate) struct ListedClaim {
+    pub(crate) claim: Claim,
+    pub(crate) claimant: Claimant,
+}
+
+impl ListedClaim {
+    fn number(&self) -> ClaimNumber {
+        self.claim.claim_id.claim
+    }
+
+    /// Returns whether a recovery that ends at `end` is too long for the caller of a claim of its own. A tick waits for none: later
+    /// ticks have come by then.
+    pub(crate) fn is_held_back(&self, end: Instant) -> bool {
+        let gives_up = self.claim.terms.tick.is_some()
+            || matches!(self.claimant, Claimant::Solo(caller) if !caller.waits_until(end));
+        self.claim.phase.is_waiting() && gives_up
+    }
+
+    fn summary(&self) -> ClaimSummary {
+        ClaimSummary {
+            due: self.claim.due(),
+            ticket: self.ticket(),
+            is_head_claim: self.is_head_claim(),
+            is_taken: self.claim.is_taken(),
+            is_recovering: self.claim.is_recovering(),
+            is_shared: self.claim.is_shared(),
+            waits_alone: self.waits_alone(),
+            is_for_follower: self.is_for_follower(),
+        }
+    }
+
+    /// Returns the one caller that holds by the claim, or that waits for it alone.
+    pub(crate) fn ticket(&self) -> Option<Ticket> {
+        match (&self.claim.phase, &self.claimant) {
+            (Phase::Held(held), _) => held.local().map(|local| local.ticket),
+            (Phase::Leaving(_), _) => None,
+            (_, Claimant::Solo(caller)) => Some(caller.ticket),
+            _ => None,
+        }
+    }
+
+    /// Returns whether the claim is for the head of the line, or is held and will be handed on to it. While other
+    /// claims may hold beside this one, as readers or by permits, the head of the line gets another claim.
+    fn is_head_claim(&self) -> bool {
+        let is_pursued = match &self.claim.phase {
+            Phase::Leaving(_) => false,
+            Phase::Held(held) => held.local().is_some() && !matches!(self.claim.terms.mode, Mode::Permits(_)),
+            _ => true,
+        };
+        matches!(self.claimant, Claimant::LineHead) && is_pursued
+    }
+
+    /// Returns whether the claim is for a caller behind the first of the line.
+    fn is_for_follower(&self) -> bool {
+        self.claimant == Claimant::LineFollower && !self.claim.is_leaving()
+    }
+
+    /// Returns whether the claim is for one caller that does not hold yet.
+    fn waits_alone(&self) -> bool {
+        let is_waiting = !self.claim.is_leaving() && self.claim.held().is_none();
+        matches!(self.claimant, Claimant::Solo(_)) && is_waiting
+    }
+}
+
+/// The facts by which claims are found.
+#[derive(Debug, Default, Clone, Copy)]
+struct ClaimSummary {
+    due: Option<Instant>,
+    /// The one caller that holds by the claim, or that waits for it alone.
+    ticket: Option<Ticket>,
+    /// See [`ListedClaim::is_head_claim`].
+    is_head_claim: bool,
+    /// See [`Claim::is_taken`].
+    is_taken: bool,
+    /// See [`Claim::is_recovering`].
+    is_recovering: bool,
+    /// See [`Claim::is_shared`].
+    is_shared: bool,
+    /// See [`ListedClaim::waits_alone`].
+    waits_alone: bool,
+    /// See [`ListedClaim::is_for_follower`].
+    is_for_follower: bool,
+}
+
 /// Every claim of a key that is not over. At most one is for the head of the line.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
-    list: Vec<Claim>,
+    list: Vec<ListedClaim>,
     index: Option<Box<ClaimIndex>>,
 }
 
@@ -101,39 +202,39 @@ impl Claims {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Claim> {
-        self.list.iter()
+        self.list.iter().map(|listed| &listed.claim)
     }
 
-    pub(crate) fn insert(&mut self, claim: Claim) {
+    pub(crate) fn insert(&mut self, claim: Claim, claimant: Claimant) {
         let number = claim.claim_id.claim;
-        self.list.push(claim);
+        self.list.push(ListedClaim { claim, claimant });
         if let Some(index) = &mut self.index {
             index.places.insert(number, self.list.len() - 1);
             index.touch(number);
         } else if self.list.len() > MAX_UNINDEXED_CLAIMS {
             let mut index = Box::<ClaimIndex>::default();
-            for (at, claim) in self.list.iter().enumerate() {
-                index.places.insert(claim.claim_id.claim, at);
-                index.touch(claim.claim_id.claim);
+            for (at, listed) in self.list.iter().enumerate() {
+                index.places.insert(listed.number(), at);
+                index.touch(listed.number());
             }
             self.index = Some(index);
         }
     }
 
-    pub(crate) fn remove(&mut self, number: ClaimNumber) -> Option<Claim> {
+    pub(crate) fn remove(&mut self, number: ClaimNumber) -> Option<ListedClaim> {
         let at = self.place(number)?;
-        let claim = self.list.swap_remove(at);
+        let listed = self.list.swap_remove(at);
         if let Some(index) = &mut self.index {
             index.remove(number);
             index.places.remove(&number);
             if let Some(moved) = self.list.get(at) {
-                index.places.insert(moved.claim_id.claim, at);
+                index.places.insert(moved.number(), at);
             }
             if self.list.is_empty() {
                 self.index = None;
             }
         }
-        Some(claim)
+        Some(listed)
     }
 
     /// Removes a claim that is over, without returning it.
@@ -151,33 +252,64 @@ impl Claims {
     }
 
     #[inline]
-    pub(crate) fn get(&self, number: ClaimNumber) -> Option<&Claim> {
+    pub(crate) fn listed(&self, number: ClaimNumber) -> Option<&ListedClaim> {
         if let Some(index) = &self.index {
             return self.list.get(*index.places.get(&number)?);
         }
-        self.list.iter().find(|claim| claim.claim_id.claim == number)
+        self.list.iter().find(|listed| listed.number() == number)
     }
 
     #[inline]
-    pub(crate) fn get_mut(&mut self, number: ClaimNumber) -> Option<&mut Claim> {
+    pub(crate) fn listed_mut(&mut self, number: ClaimNumber) -> Option<&mut ListedClaim> {
         if let Some(index) = &mut self.index {
             let at = *index.places.get(&number)?;
             index.touch(number);
             return self.list.get_mut(at);
         }
-        self.list.iter_mut().find(|claim| claim.claim_id.claim == number)
+        self.list.iter_mut().find(|listed| listed.number() == number)
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, number: ClaimNumber) -> Option<&Claim> {
+        self.listed(number).map(|listed| &listed.claim)
+    }
+
+    #[inline]
+    pub(crate) fn get_mut(&mut self, number: ClaimNumber) -> Option<&mut Claim> {
+        self.listed_mut(number).map(|listed| &mut listed.claim)
+    }
+
+    /// Returns the callers that a claim is for.
+    #[inline]
+    pub(crate) fn claimant(&self, number: ClaimNumber) -> Claimant {
+        self.listed(number)
+            .map_or(Claimant::Abandoned, |listed| listed.claimant)
+    }
+
+    pub(crate) fn set_claimant(&mut self, number: ClaimNumber, claimant: Claimant) {
+        if let Some(listed) = self.listed_mut(number) {
+            listed.claimant = claimant;
+        }
+    }
+
+    /// Abandons a claim, and returns the callers that it was for.
+    pub(crate) fn take_claimant(&mut self, number: ClaimNumber) -> Claimant {
+        let claimant = self.claimant(number);
+        self.set_claimant(number, Claimant::Abandoned);
+        claimant
     }
 
     /// Returns the claim of this number if its lease is being passed on.
     pub(crate) fn passed_mut(&mut self, number: ClaimNumber) -> Option<&mut Claim> {
-        let mut passed = self.list.iter_mut().filter_map(Claim::passed_mut);
+        let claims = self.list.iter_mut().map(|listed| &mut listed.claim);
+        let mut passed = claims.filter_map(Claim::passed_mut);
         passed.find(|old| old.claim_id.claim == number)
     }
 
     fn place(&self, number: ClaimNumber) -> Option<usize> {
         match &self.index {
             Some(index) => index.places.get(&number).copied(),
-            None => self.list.iter().position(|claim| claim.claim_id.claim == number),
+            None => self.list.iter().position(|listed| listed.number() == number),
         }
     }
 
@@ -185,7 +317,11 @@ impl Claims {
     pub(crate) fn of(&self, ticket: Ticket) -> Option<&Claim> {
         match &self.index {
             Some(index) => self.get(*index.tickets.get(&ticket)?),
-            None => self.list.iter().find(|claim| claim.ticket() == Some(ticket)),
+            None => {
+                let mut listed = self.list.iter();
+                let listed = listed.find(|listed| listed.ticket() == Some(ticket))?;
+                Some(&listed.claim)
+            }
         }
     }
 
@@ -196,9 +332,9 @@ impl Claims {
         match &self.index {
             Some(index) => index.head_claim,
             None => {
-                let mut claims = self.list.iter();
-                let head_claim = claims.find(|claim| claim.is_head_claim())?;
-                Some(head_claim.claim_id.claim)
+                let mut listed = self.list.iter();
+                let head_claim = listed.find(|listed| listed.is_head_claim())?;
+                Some(head_claim.number())
             }
         }
     }
@@ -212,7 +348,7 @@ impl Claims {
             _ if matches!(mode, Mode::Permits(_)) => false,
             Some(index) if mode == Mode::Exclusive => index.taken > 0,
             Some(index) => index.taken > index.shared,
-            None => self.list.iter().any(excludes),
+            None => self.iter().any(excludes),
         }
     }
 
@@ -220,13 +356,13 @@ impl Claims {
     pub(crate) fn is_recovering(&self) -> bool {
         match &self.index {
             Some(index) => index.recovering > 0,
-            None => self.list.iter().any(Claim::is_recovering),
+            None => self.iter().any(Claim::is_recovering),
         }
     }
 
     /// Returns the error of a server that recovers, if a claim waits for the end of that. Valid between steps only.
     pub(crate) fn recovery(&self, now: Instant) -> Option<StoreError> {
-        let ends = || self.list.iter().filter_map(Claim::recovers_until).max();
+        let ends = || self.iter().filter_map(Claim::recovers_until).max();
         let end = self.is_recovering().then(ends)??;
         Some(StoreError::recovering(end.since(now)))
     }
@@ -235,7 +371,7 @@ impl Claims {
     pub(crate) fn waiting_alone(&self) -> usize {
         match &self.index {
             Some(index) => index.alone,
-            None => self.list.iter().filter(|claim| claim.waits_alone()).count(),
+            None => self.list.iter().filter(|listed| listed.waits_alone()).count(),
         }
     }
 
@@ -244,7 +380,7 @@ impl Claims {
         self.refresh();
         match &self.index {
             Some(index) => index.followers,
-            None => self.list.iter().filter(|claim| claim.is_for_follower()).count(),
+            None => self.list.iter().filter(|listed| listed.is_for_follower()).count(),
         }
     }
 
@@ -253,7 +389,7 @@ impl Claims {
         self.refresh();
         match &self.index {
             Some(index) => index.dues.first().map(|(due, _)| *due),
-            None => self.list.iter().filter_map(Claim::due).min(),
+            None => self.iter().filter_map(Claim::due).min(),
         }
     }
 
@@ -267,7 +403,6 @@ impl Claims {
             }
             None => {
                 let due = self
-                    .list
                     .iter()
                     .filter(|claim| claim.due().is_some_and(|due| due <= now));
                 due.map(|claim| claim.claim_id.claim).collect()
@@ -293,7 +428,7 @@ impl Claims {
     }
 
     pub(crate) fn all(&self) -> ClaimNumbers {
-        self.list.iter().map(|claim| claim.claim_id.claim).collect()
+        self.list.iter().map(ListedClaim::number).collect()
     }
 
     #[inline]

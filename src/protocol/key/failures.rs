@@ -4,7 +4,8 @@ use crate::error::StoreError;
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::{FailedRequest, MAX_RETRY_PAUSE};
 use crate::protocol::flaw::Flaw;
-use crate::protocol::key::claim::{Claimant, Phase, RequestKind};
+use crate::protocol::key::claim::{Phase, RequestKind};
+use crate::protocol::key::claims::Claimant;
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::key::line::Caller;
 use crate::protocol::message::{ClaimNumber, Kind, Reply};
@@ -167,7 +168,7 @@ impl KeyState {
 
     /// Handles a first request that was not executed. Its number leaves nothing behind.
     fn claim_not_executed(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failure: &FailedRequest) {
-        let claimant = self.claims[number].claimant;
+        let claimant = self.claims.claimant(number);
         self.claims.end(number);
         self.claim_again(cx, claimant, failure);
     }
@@ -200,14 +201,15 @@ impl KeyState {
             return self.claim_not_executed(cx, number, failure);
         }
         claim.executable_until = Some(failure.late_after.max(cx.now));
-        let is_wanted = match claim.claimant {
+        let claimant = self.claims.claimant(number);
+        let is_wanted = match claimant {
             Claimant::LineHead => !self.line.is_empty(),
             Claimant::Solo(_) => true,
             Claimant::LineFollower | Claimant::Abandoned => false,
         };
         if !is_wanted {
-            if claim.claimant == Claimant::LineFollower {
-                claim.claimant = Claimant::Abandoned;
+            if claimant == Claimant::LineFollower {
+                self.claims.set_claimant(number, Claimant::Abandoned);
                 self.claims_head_only = true;
             }
             return;
@@ -231,10 +233,10 @@ impl KeyState {
         if self.continue_holding(cx, number, failure) {
             return;
         }
-        let claimant = self.claims[number].claimant;
+        let claimant = self.claims.claimant(number);
         let (claimant, failed_claims) = self.count_failed_claim(cx, claimant, failure);
-        let claim = &mut self.claims[number];
-        claim.claimant = claimant;
+        self.claims.set_claimant(number, claimant);
+        let claim = &self.claims[number];
         let is_first = failure.is_repeated_at_once(failed_claims);
         match claimant {
             // No caller is left: `claim_for_line` finds the claim unwanted.

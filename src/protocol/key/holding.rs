@@ -5,7 +5,8 @@ use std::time::Duration;
 use crate::error::LostCause;
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Flaw;
-use crate::protocol::key::claim::{Claimant, HeldLease, Holders, LocalHolder, Phase};
+use crate::protocol::key::claim::{HeldLease, Holders, LocalHolder, Phase};
+use crate::protocol::key::claims::Claimant;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimNumber, Fence, GrantNumber, Mode, Name};
 use crate::protocol::step::{Effect, KeyEvent, Outcome, Ticket};
@@ -22,11 +23,12 @@ impl KeyState {
         grant: GrantNumber,
         deadline: Instant,
     ) {
+        let mut claimant = self.claims.claimant(number);
         let claim = &mut self.claims[number];
         let (lease, mode) = (claim.lease(), claim.terms.mode);
         claim.exchange.forget_failures();
         claim.executable_until = None;
-        let next = match claim.claimant {
+        let next = match claimant {
             Claimant::LineHead | Claimant::LineFollower => self.line.front().copied(),
             Claimant::Solo(caller) => Some(caller),
             Claimant::Abandoned => None,
@@ -42,23 +44,24 @@ impl KeyState {
             return self.leave(cx, number, None);
         };
         self.busy_claims = 0;
-        if matches!(claim.claimant, Claimant::LineHead | Claimant::LineFollower) {
+        if matches!(claimant, Claimant::LineHead | Claimant::LineFollower) {
             self.failed_claims = 0;
-            claim.claimant = Claimant::LineHead;
+            claimant = Claimant::LineHead;
             self.claims_head_only = !matches!(claim.phase, Phase::Asked);
             // A number has one lease length and one mode for life, and the first caller wants a longer lease or
             // another mode.
             if next.lease() > lease || next.options.mode != mode {
                 cx.event(KeyEvent::GrantUnsuitable);
                 self.claims_head_only = true;
+                self.claims.set_claimant(number, claimant);
                 return self.give_way(cx, number, None);
             }
             self.line.pop();
         } else if before.is_some() && !claim.terms.is_fixed && next.options.max_hold.is_none() {
             // From now on the claim is like any other claim of the line.
-            claim.claimant = Claimant::LineHead;
+            claimant = Claimant::LineHead;
         }
-        let is_open = claim.claimant == Claimant::LineHead && mode == Mode::Read;
+        let is_open = claimant == Claimant::LineHead && mode == Mode::Read;
         let mut local = LocalHolder::new(cx.now, next.ticket, next.options, lease);
         local.hold = before.unwrap_or(local.hold);
         let holders = if is_open {
@@ -68,6 +71,7 @@ impl KeyState {
             Holders::One(local)
         };
         claim.phase = Phase::Held(HeldLease::new(cx.now, claim, grant, deadline, holders));
+        self.claims.set_claimant(number, claimant);
         self.last_held = number;
         cx.effects
             .push(Effect::Granted(next.ticket, Fence::new(grant, 0)));
@@ -102,12 +106,13 @@ impl KeyState {
         number: ClaimNumber,
         release: Option<Ticket>,
     ) {
+        let claimant = self.claims.claimant(number);
         let claim = &mut self.claims[number];
         let lease = claim.lease();
         let Phase::Held(held) = &mut claim.phase else {
             return;
         };
-        let is_shared = claim.claimant == Claimant::LineHead || self.plant.is(Flaw::SoloHandedOn);
+        let is_shared = claimant == Claimant::LineHead || self.plant.is(Flaw::SoloHandedOn);
         let next = self.line.front().filter(|_| is_shared);
         let Some(next) = next.copied() else {
             return self.leave(cx, number, release);

@@ -6,8 +6,8 @@ use crate::error::{LostCause, StoreError};
 use crate::protocol::call::calls::Calls;
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::key::claim::{Claim, Claimant, HeldLease, Holders, Holding, Origin, Phase, RequestKind};
-use crate::protocol::key::claims::Claims;
+use crate::protocol::key::claim::{Claim, HeldLease, Holders, Holding, Origin, Phase, RequestKind};
+use crate::protocol::key::claims::{Claimant, Claims};
 use crate::protocol::key::line::{Caller, Line};
 use crate::protocol::key::readers::Readers;
 use crate::protocol::message::{ClaimId, ClaimNumber, Mode, NodeId, Payload};
@@ -348,7 +348,7 @@ impl KeyState {
         if claim.held().is_some() {
             self.give_back(cx, number, None);
         } else {
-            self.claims[number].claimant = Claimant::Abandoned;
+            self.claims.set_claimant(number, Claimant::Abandoned);
         }
     }
 
@@ -376,8 +376,9 @@ impl KeyState {
         self.line.retain(|_| false, |caller| deny(caller, cx));
         solos.values().for_each(|caller| deny(caller, cx));
         for number in self.claims.all() {
+            let claimant = self.claims.claimant(number);
             let claim = &mut self.claims[number];
-            match (&mut claim.phase, claim.claimant) {
+            match (&mut claim.phase, claimant) {
                 (Phase::Held(_), _) if keeps_held && !self.plant.is(Flaw::RunGivenUpAtClose) => {}
                 (Phase::Held(_), _) => self.lose(cx, number, LostCause::Shutdown),
                 (Phase::Leaving(leaving), _) => {
@@ -389,7 +390,7 @@ impl KeyState {
                 }
                 (_, Claimant::Solo(caller)) => {
                     deny(&caller, cx);
-                    claim.claimant = Claimant::Abandoned;
+                    self.claims.set_claimant(number, Claimant::Abandoned);
                 }
                 _ => {}
             }

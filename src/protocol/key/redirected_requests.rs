@@ -2,7 +2,8 @@
 
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Flaw;
-use crate::protocol::key::claim::{Claimant, Phase, RequestKind};
+use crate::protocol::key::claim::{Phase, RequestKind};
+use crate::protocol::key::claims::Claimant;
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::message::ClaimNumber;
 use crate::protocol::redirects::AskAgain;
@@ -46,7 +47,7 @@ impl KeyState {
             let seq = self.claims[number].exchange.seq();
             self.leave_old_number(cx, yielded, seq, None);
         }
-        let claimant = self.claims[number].claimant;
+        let claimant = self.claims.claimant(number);
         self.claims.end(number);
         if let Claimant::Solo(caller) = claimant {
             self.solos.insert(caller.ticket, caller);

@@ -9,7 +9,8 @@ use crate::error::{LostCause, StoreError};
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Flaw;
-use crate::protocol::key::claim::{Claimant, Leaving, Origin, Phase, RequestKind, Yielded};
+use crate::protocol::key::claim::{Leaving, Origin, Phase, RequestKind, Yielded};
+use crate::protocol::key::claims::{Claimant, ListedClaim};
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::key::line::Caller;
 use crate::protocol::message::{
@@ -233,8 +234,7 @@ impl KeyState {
                     && cx.now >= ends
                 {
                     // The fixed lease ended while the answer was in flight.
-                    let claimant = std::mem::replace(&mut claim.claimant, Claimant::Abandoned);
-                    if let Claimant::Solo(caller) = claimant {
+                    if let Claimant::Solo(caller) = self.claims.take_claimant(number) {
                         cx.deny(caller.ticket, AcquireError::Lost(LostCause::Ended));
                     }
                     self.leave(cx, number, None);
@@ -305,9 +305,8 @@ impl KeyState {
         if tries < MAX_STALE_ANSWERS {
             return self.schedule_confirmation(cx, number, tries);
         }
-        let claimant = std::mem::replace(&mut claim.claimant, Claimant::Abandoned);
         let is_pass = claim.pass().is_some();
-        match claimant {
+        match self.claims.take_claimant(number) {
             // A lease that is taken over is not claimed again: another owner may have had it meanwhile.
             Claimant::Solo(caller) if is_pass => {
                 cx.deny(caller.ticket, AcquireError::Store(failure.reported()));
@@ -336,13 +335,19 @@ impl KeyState {
                     recovers_until: recovery.map(|left| sent + left),
                 };
                 claim.exchange.forget_failures();
-                match &mut claim.claimant {
+                let mode = claim.terms.mode;
+                self.claims_head_only = matches!(mode, Mode::Permits(_));
+                match self.claims.claimant(number) {
                     Claimant::LineHead => self.failed_claims = 0,
-                    Claimant::Solo(caller) => caller.failed_claims = 0,
+                    Claimant::Solo(caller) => {
+                        let caller = Caller {
+                            failed_claims: 0,
+                            ..caller
+                        };
+                        self.claims.set_claimant(number, Claimant::Solo(caller));
+                    }
                     Claimant::LineFollower | Claimant::Abandoned => {}
                 }
-                self.claims_head_only = matches!(claim.terms.mode, Mode::Permits(_));
-                let mode = claim.terms.mode;
                 self.schedule_wait(cx, number, queued.left, queued.is_foreign);
                 if let Some(left) = recovery {
                     return self.deny_recovering(cx, left);
@@ -379,7 +384,10 @@ impl KeyState {
                 self.refused(cx, number, kind, StoreError::recovering(ms(left)));
             }
             RequestKind::Claim { .. } | RequestKind::Renew
-                if self.claims[number].is_held_back(cx.now + ms(left))
+                if self
+                    .claims
+                    .listed(number)
+                    .is_some_and(|of| of.is_held_back(cx.now + ms(left)))
                     && !(self.claims[number].terms.tick.is_some()
                         && self.plant.is(Flaw::TickWaitsForRecovery)) =>
             {
@@ -404,8 +412,7 @@ impl KeyState {
             // The server neither grants nor queues a tick.
             return self.end_denied(cx, number, denial);
         }
-        let claimant = std::mem::replace(&mut self.claims[number].claimant, Claimant::Abandoned);
-        if let Claimant::Solo(caller) = claimant {
+        if let Claimant::Solo(caller) = self.claims.take_claimant(number) {
             cx.deny(caller.ticket, denial);
         }
         self.leave(cx, number, None);
@@ -424,8 +431,8 @@ impl KeyState {
 
     /// Ends a claim, and denies its caller.
     fn end_denied(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, denial: AcquireError) {
-        let claim = self.claims.remove(number);
-        if let Some(Claimant::Solo(caller)) = claim.map(|claim| claim.claimant) {
+        let listed = self.claims.remove(number);
+        if let Some(Claimant::Solo(caller)) = listed.map(|listed| listed.claimant) {
             cx.deny(caller.ticket, denial);
         }
     }
@@ -441,12 +448,12 @@ impl KeyState {
     }
 
     fn busy(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, waited: bool, left: Option<u64>) {
-        let Some(claim) = self.claims.remove(number) else {
+        let Some(ListedClaim { claim, claimant }) = self.claims.remove(number) else {
             return;
         };
         self.claims_head_only = matches!(claim.terms.mode, Mode::Permits(_));
         self.taken_at = Some(cx.now);
-        match claim.claimant {
+        match claimant {
             // A tick that comes while an earlier one runs is skipped, even if its caller waits. A store without a
             // queue gives the same answer to a standby, so there the tick is claimed again: a skipped tick is over by
             // then.
@@ -485,8 +492,8 @@ impl KeyState {
     /// Handles a claim that was refused because another key of its group is not free. Callers that want this key
     /// alone are claimed for again.
     fn group_refused(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        let claim = self.claims.remove(number);
-        match claim.map_or(Claimant::Abandoned, |claim| claim.claimant) {
+        let listed = self.claims.remove(number);
+        match listed.map_or(Claimant::Abandoned, |listed| listed.claimant) {
             Claimant::Solo(caller) => cx.deny(caller.ticket, AcquireError::Busy),
             Claimant::LineHead => self.line.retain(
                 |caller| !caller.options.together,
@@ -545,7 +552,7 @@ impl KeyState {
         number: ClaimNumber,
         reply: &Reply,
     ) {
-        let Some(mut claim) = self.claims.remove(number) else {
+        let Some(ListedClaim { mut claim, .. }) = self.claims.remove(number) else {
             return;
         };
         if let Some(mut yielded) = claim.take_yielded() {
@@ -582,8 +589,8 @@ impl KeyState {
     /// still be executed, the number is left when it no longer can be.
     pub(crate) fn end_number(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Claimant {
         let forgets = self.plant.is(Flaw::AssertedAfterLeave);
+        let claimant = self.claims.take_claimant(number);
         let claim = &mut self.claims[number];
-        let claimant = std::mem::replace(&mut claim.claimant, Claimant::Abandoned);
         let assertable = claim.assertable(cx.now).filter(|_| !forgets);
         match claim.executable_until.take().max(assertable) {
             Some(until) => self.leave_at(cx, number, until),
@@ -615,7 +622,7 @@ impl KeyState {
                 // The push does not name the mode. A share of permits stays until it ends.
                 self.leave_unknown(cx, grant.claim_id, (grant.lease_ms, Mode::Exclusive));
                 if self.plant.is(Flaw::UnknownKept) {
-                    self.claims[number].claimant = Claimant::LineHead;
+                    self.claims.set_claimant(number, Claimant::LineHead);
                     self.start(cx, number, grant.number, cx.now + ms(grant.lease_ms));
                 }
             };

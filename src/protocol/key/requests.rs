@@ -4,7 +4,8 @@ use crate::error::StoreError;
 use crate::protocol::context::StepContext;
 use crate::protocol::exchange::Exchange;
 use crate::protocol::flaw::Flaw;
-use crate::protocol::key::claim::{Claim, Claimant, Leaving, Origin, Phase, RequestKind, Yielded};
+use crate::protocol::key::claim::{Claim, Leaving, Origin, Phase, RequestKind, Yielded};
+use crate::protocol::key::claims::{Claimant, ListedClaim};
 use crate::protocol::key::key_state::{KeyState, Renewal};
 use crate::protocol::key::line::Caller;
 use crate::protocol::key::replies::POLL_PAUSES;
@@ -34,10 +35,10 @@ impl KeyState {
             self.let_readers_in(cx);
         }
         for number in self.claims.unsettled() {
-            let Some(claim) = self.claims.get(number) else {
+            let Some(ListedClaim { claim, claimant }) = self.claims.listed(number) else {
                 continue;
             };
-            let wanted = match claim.claimant {
+            let wanted = match claimant {
                 Claimant::LineHead => claim.held().is_some() || self.line.mode() == Some(claim.terms.mode),
                 Claimant::Solo(_) | Claimant::LineFollower => true,
                 Claimant::Abandoned => false,
@@ -113,8 +114,8 @@ impl KeyState {
         wait: bool,
     ) {
         let claim_id = cx.shard.next_claim_id();
-        self.claims
-            .insert(Claim::new(claim_id, claimant, options.terms(), cx.now));
+        let claim = Claim::new(claim_id, options.terms(), cx.now);
+        self.claims.insert(claim, claimant);
         self.ask(cx, claim_id.claim, RequestKind::Claim { wait });
     }
 
@@ -137,9 +138,8 @@ impl KeyState {
         } else {
             ends
         };
-        if keeps_number && claim.held().is_none() {
-            claim.claimant = Claimant::LineHead;
-        } else {
+        let keeps_number = keeps_number && claim.held().is_none();
+        if !keeps_number {
             claim.phase = Phase::Leaving(Leaving { release, ends, until });
         }
         claim.exchange.forget_failures();
@@ -148,6 +148,9 @@ impl KeyState {
             Some(Origin::Pass(_)) => claim.take_passed(),
             _ => None,
         };
+        if keeps_number {
+            self.claims.set_claimant(number, Claimant::LineHead);
+        }
         self.ask(cx, number, RequestKind::Leave);
         if let Some(old) = passed {
             self.leave_passed(cx, old);
@@ -170,14 +173,14 @@ impl KeyState {
         if old.is_in_flight(RequestKind::Renew) || old.assertable(cx.now).is_some() {
             return self.leave(cx, number, release);
         }
-        let Some(old) = self.claims.remove(number) else {
+        let Some(ListedClaim { claim: old, .. }) = self.claims.remove(number) else {
             return;
         };
         let mut claim_id = cx.shard.next_claim_id();
         if self.plant.is(Flaw::YieldKeepsNumber) {
             claim_id = old.claim_id;
         }
-        let mut claim = Claim::new(claim_id, Claimant::LineHead, options.terms(), cx.now);
+        let mut claim = Claim::new(claim_id, options.terms(), cx.now);
         claim.exchange = Exchange::after(old.exchange.seq());
         claim.origin = Some(Origin::Yield(Yielded {
             from: old.claim_id,
@@ -185,7 +188,7 @@ impl KeyState {
             deadline: old.held().map_or(cx.now, |held| held.deadline),
             release,
         }));
-        self.claims.insert(claim);
+        self.claims.insert(claim, Claimant::LineHead);
         cx.event(KeyEvent::Yielded);
         self.ask(cx, claim_id.claim, RequestKind::Yield);
     }
@@ -201,7 +204,7 @@ impl KeyState {
     ) {
         let ends = cx.now + ms(yielded.terms.times.hold_ms());
         let number = yielded.from.claim;
-        let mut claim = Claim::new(yielded.from, Claimant::Abandoned, yielded.terms, cx.now);
+        let mut claim = Claim::new(yielded.from, yielded.terms, cx.now);
         claim.phase = Phase::Leaving(Leaving {
             release: yielded.release,
             ends,
@@ -212,7 +215,7 @@ impl KeyState {
         if let Some(unanswered) = unanswered {
             claim.exchange.note_unanswered(unanswered);
         }
-        self.claims.insert(claim);
+        self.claims.insert(claim, Claimant::Abandoned);
         self.ask(cx, number, RequestKind::Leave);
     }
 
@@ -223,6 +226,8 @@ impl KeyState {
             held.is_some_and(|(claim, ..)| claim.claim_id.claim == number)
         };
         let is_asked_for = self.renewals.iter().any(is_its) || self.plant.is(Flaw::FixedLeaseRenewedAlone);
+        let listed = self.claims.listed(number).filter(|_| !self.values.is_empty());
+        let ticket = listed.and_then(ListedClaim::ticket);
         let claim = &mut self.claims[number];
         // A fixed lease is lengthened for its caller only.
         let asserts = claim.terms.is_fixed && claim.held().is_some() && !is_asked_for;
@@ -235,13 +240,10 @@ impl KeyState {
         claim.note_overtakable(kind, cx.name.kind);
         let seq = claim.exchange.begin(kind);
         let (verb, class) = claim.verb_and_class(kind);
-        let data = match claim.ticket() {
-            Some(ticket) if !self.values.is_empty() => {
-                let value = self.values.iter().find(|(of, _)| *of == ticket);
-                value.map(|(_, value)| value.clone())
-            }
-            _ => None,
-        };
+        let data = ticket.and_then(|ticket| {
+            let value = self.values.iter().find(|(of, _)| *of == ticket);
+            value.map(|(_, value)| value.clone())
+        });
         let claim_id = claim.request_claim_id(kind);
         let mut term = claim.terms.times;
         if let (RequestKind::Assert, Some(held)) = (kind, claim.held()) {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use crate::error::LostCause;
 use crate::protocol::context::StepContext;
-use crate::protocol::key::claim::{Claimant, Holders, Phase, RequestKind};
+use crate::protocol::key::claim::{Holders, Phase, RequestKind};
+use crate::protocol::key::claims::Claimant;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{Asking, ClaimId, ClaimNumber, Mode};
 use crate::protocol::step::{AcquireError, Effect, KeyEvent, Ticket, ms};
@@ -97,6 +98,7 @@ impl KeyState {
         }
         let claim = &mut self.claims[number];
         claim.leave_at(deadline, cx.now + claim.record_lifetime());
+        self.claims.set_claimant(number, Claimant::Abandoned);
         self.undropped
             .extend(holders.into_iter().map(|ticket| (ticket, number)));
     }
@@ -105,9 +107,8 @@ impl KeyState {
     /// to take over a lease.
     fn leave_ungranted(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         cx.event(KeyEvent::Requeued);
-        let claim = &mut self.claims[number];
-        let is_pass = claim.pass().is_some();
-        let claimant = std::mem::replace(&mut claim.claimant, Claimant::Abandoned);
+        let is_pass = self.claims[number].pass().is_some();
+        let claimant = self.claims.take_claimant(number);
         self.leave(cx, number, None);
         match claimant {
             Claimant::Solo(caller) if is_pass => {

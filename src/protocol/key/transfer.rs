@@ -8,9 +8,8 @@ use crate::error::{LostCause, StoreError};
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Flaw;
-use crate::protocol::key::claim::{
-    Claim, Claimant, HeldLease, Holders, LocalHolder, Origin, Pass, Phase, RequestKind,
-};
+use crate::protocol::key::claim::{Claim, HeldLease, Holders, LocalHolder, Origin, Pass, Phase, RequestKind};
+use crate::protocol::key::claims::Claimant;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::key::line::Caller;
 use crate::protocol::message::{ClaimId, ClaimNumber, Fence, LeaseTimes, Mode};
@@ -109,7 +108,7 @@ impl KeyState {
             ..held
         };
         self.close_to_readers(number);
-        let mut old = self.claims.remove(number)?;
+        let mut old = self.claims.remove(number)?.claim;
         cx.released(ticket, Outcome::Kept);
         old.phase = Phase::Held(held);
         old.exchange.rest();
@@ -159,9 +158,9 @@ impl KeyState {
         };
         let ends = local.as_ref().and_then(|local| Some(local.held()?.deadline));
         let claim_id = cx.shard.next_claim_id();
-        let mut claim = Claim::new(claim_id, Claimant::Solo(caller), options.terms(), cx.now);
+        let mut claim = Claim::new(claim_id, options.terms(), cx.now);
         claim.origin = Some(Origin::Pass(Box::new(Pass { from, local })));
-        self.claims.insert(claim);
+        self.claims.insert(claim, Claimant::Solo(caller));
         // Beside a former master no lease can be kept for longer than it lasts.
         if let Some(until) = cx.shard.beside_former_master(cx.now)
             && options.fixed
@@ -194,15 +193,16 @@ impl KeyState {
         failure: &FailedRequest,
     ) {
         let gives_up = self.plant.is(Flaw::DowngradeGivesUp);
+        let claimant = self.claims.claimant(number);
         let claim = &mut self.claims[number];
         if failure.may_be_executed() {
             claim.executable_until = Some(failure.late_after.max(cx.now));
-            if let Claimant::Solo(caller) = claim.claimant
+            if let Claimant::Solo(caller) = claimant
                 && gives_up
                 && let Some(origin) = &claim.origin
                 && origin.held_as_writer(claim.terms.mode).is_some()
             {
-                claim.claimant = Claimant::Abandoned;
+                self.claims.set_claimant(number, Claimant::Abandoned);
                 return cx.deny(caller.ticket, AcquireError::Lost(LostCause::Gone));
             }
         }
@@ -218,10 +218,10 @@ impl KeyState {
         number: ClaimNumber,
         failure: &FailedRequest,
     ) -> bool {
-        let claim = &mut self.claims[number];
-        let Claimant::Solo(caller) = claim.claimant else {
+        let Claimant::Solo(caller) = self.claims.claimant(number) else {
             return false;
         };
+        let claim = &mut self.claims[number];
         let failed_claims = caller.failed_claims + 1;
         let goes_on =
             !failure.is_refused() && failure.keeps_waiting(caller.patience(), failed_claims, cx.now);
@@ -237,7 +237,6 @@ impl KeyState {
         };
         self.claims.end(number);
         // The line has a claim of its own since the pass was sent.
-        old.claimant = Claimant::Solo(caller);
         let (number, lease) = (old.claim_id.claim, old.lease());
         if let Phase::Held(held) = &mut old.phase
             && let Holders::One(local) = &mut held.holders
@@ -247,7 +246,7 @@ impl KeyState {
             cx.deny(caller.ticket, kept);
         }
         let is_renewing = old.is_renewing();
-        self.claims.insert(old);
+        self.claims.insert(old, Claimant::Solo(caller));
         self.last_held = number;
         if !is_renewing {
             self.schedule_renewal(cx, number);
@@ -278,10 +277,9 @@ impl KeyState {
     }
 
     /// Leaves the number of a lease whose pass may or may not have been executed.
-    pub(crate) fn leave_passed(&mut self, cx: &mut StepContext<'_>, mut old: Claim) {
-        old.claimant = Claimant::Abandoned;
+    pub(crate) fn leave_passed(&mut self, cx: &mut StepContext<'_>, old: Claim) {
         let number = old.claim_id.claim;
-        self.claims.insert(old);
+        self.claims.insert(old, Claimant::Abandoned);
         self.leave(cx, number, None);
     }
 }
