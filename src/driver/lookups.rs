@@ -7,7 +7,7 @@ use crate::driver::node::Node;
 use crate::driver::servers::Server;
 use crate::driver::waiter::{Waiter, lock};
 use crate::error::StoreError;
-use crate::protocol::key::claim::Holding;
+use crate::protocol::claim::held_lease::Holding;
 use crate::protocol::key::shard::Shard;
 use crate::protocol::message::{ClaimId, Name};
 use crate::protocol::step::Ticket;

@@ -17,7 +17,7 @@ use crate::observe::Began;
 use crate::primitives::call::CallFuture;
 #[cfg(feature = "tower")]
 use crate::primitives::offer::Offer;
-use crate::protocol::key::claim::Holding;
+use crate::protocol::claim::held_lease::Holding;
 use crate::protocol::message::{Fence, Mode, Name};
 use crate::protocol::step::{CallAnswer, Input, Ticket};
 

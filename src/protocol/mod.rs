@@ -11,6 +11,7 @@
 //! [`write`](mod@write), [`view`] (what operators see), then one folder each: [`key`], [`call`], [`session`], [`ledger`].
 
 pub mod call;
+pub mod claim;
 pub mod cluster;
 pub mod context;
 pub(crate) mod exchange;

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use tenure::Key;
 use tenure::error::StoreError;
+use tenure::protocol::claim::held_lease::Holding;
 use tenure::protocol::context::Seed;
-use tenure::protocol::key::claim::Holding;
 use tenure::protocol::key::shard::Shard;
 use tenure::protocol::message::{Call, GrantNumber, LeaseTimes, Name, NodeId, Reply, TickTime, Verb};
 use tenure::protocol::step::{

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tenure::protocol::key::claim::Holding;
+use tenure::protocol::claim::held_lease::Holding;
 use tenure::protocol::message::{Call, GrantNumber, LeaderReport, LeaseTimes, Payload};
 use tenure::protocol::step::{AcquireError, CallOptions, Input, LockOptions, Ticket};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tenure::protocol::key::claim::Holding;
+use tenure::protocol::claim::held_lease::Holding;
 use tenure::protocol::message::{Mode, Name, Permits};
 use tenure::protocol::session::step::{Probe, SessionInput};
 use tenure::protocol::step::{Input, LockOptions, Ticket};

@@ -1,6 +1,6 @@
 //! Questions about the state of a world, which every layer may ask.
 
-use tenure::protocol::key::claim::Holding;
+use tenure::protocol::claim::held_lease::Holding;
 use tenure::protocol::ledger::JobRecord;
 use tenure::protocol::message::{Batch, ClaimId, Fence, GrantNumber, LeaseTimes, Name};
 use tenure::protocol::step::Ticket;

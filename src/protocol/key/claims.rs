@@ -9,7 +9,8 @@ use std::ops::{Index, IndexMut};
 use foldhash::quality::RandomState;
 
 use crate::error::StoreError;
-use crate::protocol::key::claim::{Claim, Phase};
+use crate::protocol::claim::Claim;
+use crate::protocol::claim::phase::Phase;
 use crate::protocol::key::line::Caller;
 use crate::protocol::message::{ClaimNumber, Mode};
 use crate::protocol::step::Ticket;

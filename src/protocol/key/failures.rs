@@ -1,10 +1,11 @@
 //! Handles requests without an answer, or with a refusal: retries them, or reports the error to the waiting callers.
 
 use crate::error::StoreError;
+use crate::protocol::claim::RequestKind;
+use crate::protocol::claim::phase::Phase;
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::{FailedRequest, MAX_RETRY_PAUSE};
 use crate::protocol::flaw::Flaw;
-use crate::protocol::key::claim::{Phase, RequestKind};
 use crate::protocol::key::claims::Claimant;
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::key::line::Caller;
@@ -42,10 +43,10 @@ impl KeyState {
             && (claim.held().is_some() || matches!(claim.phase, Phase::Leaving(_)))
             && (tag.seq < claim.exchange.seq() || !claim.is_in_flight(RequestKind::Leave))
         {
-            claim.note_assertable(failure.late_after);
+            claim.late.note_assertable(failure.late_after);
         }
         if let Some(claim) = self.claims.get_mut(tag.claim)
-            && claim.overtakable.take_if(|seq| *seq == tag.seq).is_some()
+            && claim.late.take_overtakable(tag.seq)
             && claim.exchange.is_idle()
             && claim.exchange.next_at().is_none()
         {
@@ -185,7 +186,7 @@ impl KeyState {
             self.leave_old_number(cx, yielded, seq, unanswered);
             // A renewal of the old number may have been lost with the yield.
             if failure.may_be_executed() {
-                self.claims[old].note_assertable(failure.late_after);
+                self.claims[old].late.note_assertable(failure.late_after);
             }
         }
         let claim = &mut self.claims[number];
@@ -200,7 +201,7 @@ impl KeyState {
         if !failure.may_be_executed() {
             return self.claim_not_executed(cx, number, failure);
         }
-        claim.executable_until = Some(failure.late_after.max(cx.now));
+        claim.late.note_executable(failure.late_after.max(cx.now));
         let claimant = self.claims.claimant(number);
         let is_wanted = match claimant {
             Claimant::LineHead => !self.line.is_empty(),
@@ -248,7 +249,7 @@ impl KeyState {
             _ => {
                 let error = failure.error.clone();
                 cx.event(KeyEvent::WaitFailed { error });
-                self.schedule_retry(cx, number);
+                self.claims[number].schedule_retry(cx);
             }
         }
     }
@@ -272,7 +273,7 @@ impl KeyState {
                 let left = held.deadline.since(cx.now);
                 let error = failure.error.clone();
                 cx.event(KeyEvent::RenewFailed { left, error });
-                self.schedule_retry(cx, number);
+                self.claims[number].schedule_retry(cx);
                 // A fixed lease is renewed for its caller only, which is told of the failure. No caller waits for an
                 // assertion.
                 let claim = &mut self.claims[number];
@@ -314,7 +315,7 @@ impl KeyState {
             }
             self.ask(cx, number, RequestKind::Leave);
         } else {
-            self.schedule_retry(cx, number);
+            self.claims[number].schedule_retry(cx);
         }
     }
 }

@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use crate::error::LostCause;
+use crate::protocol::claim::held_lease::{HeldLease, Holders, LocalHolder};
+use crate::protocol::claim::phase::Phase;
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Flaw;
-use crate::protocol::key::claim::{HeldLease, Holders, LocalHolder, Phase};
 use crate::protocol::key::claims::Claimant;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimNumber, Fence, GrantNumber, Mode, Name};
@@ -27,7 +28,7 @@ impl KeyState {
         let claim = &mut self.claims[number];
         let (lease, mode) = (claim.lease(), claim.terms.mode);
         claim.exchange.forget_failures();
-        claim.executable_until = None;
+        claim.late.forget_executable();
         let next = match claimant {
             Claimant::LineHead | Claimant::LineFollower => self.line.front().copied(),
             Claimant::Solo(caller) => Some(caller),
@@ -62,7 +63,7 @@ impl KeyState {
             claimant = Claimant::LineHead;
         }
         let is_open = claimant == Claimant::LineHead && mode == Mode::Read;
-        let mut local = LocalHolder::new(cx.now, next.ticket, next.options, lease);
+        let mut local = LocalHolder::new(cx.now, next.ticket, next.options.max_hold, lease);
         local.hold = before.unwrap_or(local.hold);
         let holders = if is_open {
             self.readers.add(local, number, 0);
@@ -130,7 +131,12 @@ impl KeyState {
             return self.give_way(cx, number, release);
         }
         self.line.pop();
-        held.holders = Holders::One(LocalHolder::new(cx.now, next.ticket, next.options, lease));
+        held.holders = Holders::One(LocalHolder::new(
+            cx.now,
+            next.ticket,
+            next.options.max_hold,
+            lease,
+        ));
         held.index += 1;
         let fence = Fence::new(held.number, held.index);
         self.taken_at = Some(cx.now);

@@ -4,9 +4,12 @@ use std::collections::BTreeMap;
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::call::calls::Calls;
+use crate::protocol::claim::held_lease::{HeldLease, Holders, Holding};
+use crate::protocol::claim::origin::Origin;
+use crate::protocol::claim::phase::Phase;
+use crate::protocol::claim::{Claim, RequestKind};
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::key::claim::{Claim, HeldLease, Holders, Holding, Origin, Phase, RequestKind};
 use crate::protocol::key::claims::{Claimant, Claims};
 use crate::protocol::key::line::{Caller, Line};
 use crate::protocol::key::readers::Readers;

@@ -1,9 +1,8 @@
 //! The key machine: the state of one key, kept while a caller or a claim of this process needs it.
 //!
-//! Reading order: [`shard`], `line`, `claim`, [`claims`], [`key_state`], `requests`, `holding`, `readers`,
+//! Reading order: [`shard`], `line`, [`claims`], [`key_state`], `requests`, `holding`, `readers`,
 //! `shared_lease`, `transfer`, `revocation`, [`replies`], [`failures`], [`renewal`].
 
-pub mod claim;
 pub mod claims;
 pub mod failures;
 pub(crate) mod holding;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::protocol::key::claim::LocalHolder;
+use crate::protocol::claim::held_lease::LocalHolder;
 use crate::protocol::message::ClaimNumber;
 use crate::protocol::step::Ticket;
 use crate::protocol::time::Instant;

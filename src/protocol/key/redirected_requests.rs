@@ -1,8 +1,9 @@
 //! Asks again for requests that a server did not execute because it does not serve the key.
 
+use crate::protocol::claim::RequestKind;
+use crate::protocol::claim::phase::Phase;
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Flaw;
-use crate::protocol::key::claim::{Phase, RequestKind};
 use crate::protocol::key::claims::Claimant;
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::message::ClaimNumber;

@@ -6,10 +6,12 @@
 use std::time::Duration;
 
 use crate::error::{LostCause, StoreError};
+use crate::protocol::claim::RequestKind;
+use crate::protocol::claim::origin::{Origin, Yielded};
+use crate::protocol::claim::phase::{Leaving, Phase};
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Flaw;
-use crate::protocol::key::claim::{Leaving, Origin, Phase, RequestKind, Yielded};
 use crate::protocol::key::claims::{Claimant, ListedClaim};
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::key::line::Caller;
@@ -207,7 +209,7 @@ impl KeyState {
                 held.ends = cx.now + hold;
                 claim.exchange.forget_failures();
                 if !moves {
-                    return self.renew_after_former_master(cx, number);
+                    return claim.schedule_renewal_after_former_master(cx);
                 }
                 held.deadline = held.deadline.max(deadline);
                 cx.event(KeyEvent::Renewed { slack });
@@ -229,7 +231,7 @@ impl KeyState {
                     self.note_missed_push(cx, time, grant);
                 }
                 let claim = &mut self.claims[number];
-                claim.executable_until = None;
+                claim.late.forget_executable();
                 if let Some(ends) = ends
                     && cx.now >= ends
                 {
@@ -303,7 +305,7 @@ impl KeyState {
             FailedRequest::of_late_answer(cx.now, self.taken_at, "the answer came too late to be used");
         claim.exchange.note_unanswered(failure.reported());
         if tries < MAX_STALE_ANSWERS {
-            return self.schedule_confirmation(cx, number, tries);
+            return self.claims[number].schedule_confirmation(cx, tries);
         }
         let is_pass = claim.pass().is_some();
         match self.claims.take_claimant(number) {
@@ -319,12 +321,12 @@ impl KeyState {
     fn queued(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, sent: Instant, queued: Queued) {
         self.finish_yield(cx, number);
         let claim = &mut self.claims[number];
-        claim.executable_until = None;
+        claim.late.forget_executable();
         claim.exchange.forget_unanswered();
         match claim.phase {
             // The request was executed before the pushed grant. The answer only says that t₀ could be younger.
             Phase::Confirming { since, tries } if sent < since => {
-                self.schedule_confirmation(cx, number, tries + 1);
+                self.claims[number].schedule_confirmation(cx, tries + 1);
             }
             // In `Confirming`, the request was sent when the grant was known here. So there is no grant, though one
             // was pushed.
@@ -357,7 +359,7 @@ impl KeyState {
                 self.deny_behind(cx, mode);
             }
             // The store has no record of the lease yet: another record is there until it expires.
-            Phase::Held(_) => self.schedule_retry(cx, number),
+            Phase::Held(_) => self.claims[number].schedule_retry(cx),
             Phase::Leaving(_) => {}
         }
     }
@@ -526,10 +528,10 @@ impl KeyState {
         }
         // The claim itself may still be executed, if it was not there.
         if *reply != Reply::NotThere {
-            claim.executable_until = None;
+            claim.late.forget_executable();
         }
         // The renewal may still write the lease again.
-        if self.claims[number].overtakable.is_none() || self.plant.is(Flaw::AssertedAfterLeave) {
+        if !self.claims[number].late.may_be_overtaken() || self.plant.is(Flaw::AssertedAfterLeave) {
             self.end_number(cx, number);
         }
     }
@@ -540,7 +542,7 @@ impl KeyState {
         let Some(claim) = self.claims.get_mut(tag.claim) else {
             return;
         };
-        if claim.overtakable.take_if(|seq| *seq == tag.seq).is_some() && claim.exchange.is_idle() {
+        if claim.late.take_overtakable(tag.seq) && claim.exchange.is_idle() {
             self.ask(cx, tag.claim, RequestKind::Leave);
         }
     }
@@ -590,9 +592,7 @@ impl KeyState {
     pub(crate) fn end_number(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Claimant {
         let forgets = self.plant.is(Flaw::AssertedAfterLeave);
         let claimant = self.claims.take_claimant(number);
-        let claim = &mut self.claims[number];
-        let assertable = claim.assertable(cx.now).filter(|_| !forgets);
-        match claim.executable_until.take().max(assertable) {
+        match self.claims[number].late.take_last(cx.now, !forgets) {
             Some(until) => self.leave_at(cx, number, until),
             None => {
                 self.claims.end(number);
@@ -636,7 +636,7 @@ impl KeyState {
             Phase::Confirming { .. } | Phase::Held(_) => return,
             Phase::Leaving(_) => return cx.event(KeyEvent::PushStale),
         };
-        claim.executable_until = None;
+        claim.late.forget_executable();
         claim.attempt.number = grant.attempt;
         // A push that overtakes the answer to a yield proves that the yield was executed. That answer may be ignored
         // later, as when the number is left at once because no caller wants it.

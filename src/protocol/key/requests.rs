@@ -1,16 +1,18 @@
 //! The claims that the callers of a key need, and the requests of each claim.
 
 use crate::error::StoreError;
+use crate::protocol::claim::origin::{Origin, Yielded};
+use crate::protocol::claim::phase::{Leaving, Phase};
+use crate::protocol::claim::{Claim, RequestKind};
 use crate::protocol::context::StepContext;
 use crate::protocol::exchange::Exchange;
 use crate::protocol::flaw::Flaw;
-use crate::protocol::key::claim::{Claim, Leaving, Origin, Phase, RequestKind, Yielded};
 use crate::protocol::key::claims::{Claimant, ListedClaim};
 use crate::protocol::key::key_state::{KeyState, Renewal};
 use crate::protocol::key::line::Caller;
 use crate::protocol::key::replies::POLL_PAUSES;
-use crate::protocol::message::{ClaimNumber, Mode, Request, WhenBehind};
-use crate::protocol::step::{KeyEvent, LockOptions, Outgoing, Tag, Ticket, ms};
+use crate::protocol::message::{ClaimNumber, Mode};
+use crate::protocol::step::{KeyEvent, LockOptions, Ticket, ms};
 
 /// How many leases long a finish is repeated: longer than an unfinished tick can block others.
 const MAX_FINISH_LEASES: u32 = 8;
@@ -124,7 +126,7 @@ impl KeyState {
         let is_closed = cx.shard.is_closed;
         let keeps_number = self.plant.is(Flaw::LeaveKeepsNumber);
         let claim = &mut self.claims[number];
-        let latest = claim.executable_until.unwrap_or(cx.now).max(cx.now) + claim.record_lifetime();
+        let latest = claim.late.executable_from(cx.now) + claim.record_lifetime();
         let ends = match &claim.phase {
             // No request in flight or without an answer can have extended the record.
             Phase::Held(held) if claim.exchange.is_idle() && claim.exchange.failures() == 0 => {
@@ -170,7 +172,7 @@ impl KeyState {
         }
         // The yield would not undo a late assertion of the old number. A leave is repeated.
         let old = &self.claims[number];
-        if old.is_in_flight(RequestKind::Renew) || old.assertable(cx.now).is_some() {
+        if old.is_in_flight(RequestKind::Renew) || old.late.is_assertable(cx.now) {
             return self.leave(cx, number, release);
         }
         let Some(ListedClaim { claim: old, .. }) = self.claims.remove(number) else {
@@ -227,51 +229,11 @@ impl KeyState {
         };
         let is_asked_for = self.renewals.iter().any(is_its) || self.plant.is(Flaw::FixedLeaseRenewedAlone);
         let listed = self.claims.listed(number).filter(|_| !self.values.is_empty());
-        let ticket = listed.and_then(ListedClaim::ticket);
-        let claim = &mut self.claims[number];
-        // A fixed lease is lengthened for its caller only.
-        let asserts = claim.terms.is_fixed && claim.held().is_some() && !is_asked_for;
-        // The outcome of a pass is found out by a repeat, because a pass is executed only once.
-        let kind = match kind {
-            RequestKind::Renew if claim.pass().is_some() => RequestKind::Pass,
-            RequestKind::Renew if asserts => RequestKind::Assert,
-            kind => kind,
-        };
-        claim.note_overtakable(kind, cx.name.kind);
-        let seq = claim.exchange.begin(kind);
-        let (verb, class) = claim.verb_and_class(kind);
-        let data = ticket.and_then(|ticket| {
+        let data = listed.and_then(ListedClaim::ticket).and_then(|ticket| {
             let value = self.values.iter().find(|(of, _)| *of == ticket);
             value.map(|(_, value)| value.clone())
         });
-        let claim_id = claim.request_claim_id(kind);
-        let mut term = claim.terms.times;
-        if let (RequestKind::Assert, Some(held)) = (kind, claim.held()) {
-            term.lease_ms = (held.deadline.since(cx.now).as_millis() as u64 + 1).min(term.lease_ms);
-        }
-        let request = Request {
-            mark: claim.terms.tick.map(|tick| tick.mark),
-            when_behind: claim.terms.tick.map_or(WhenBehind::Skip, |tick| tick.turn),
-            name: cx.name.clone(),
-            claim_id,
-            term,
-            mode: claim.terms.mode,
-            verb,
-            data,
-        };
-        let tag = Tag {
-            claim: claim.claim_id.claim,
-            seq,
-            master: 0,
-        };
-        let lease = claim.lease();
-        cx.send(Outgoing {
-            tag,
-            request,
-            lease,
-            class,
-            called: cx.now,
-        });
+        self.claims[number].ask(cx, kind, is_asked_for, data);
         if self.plant.is(Flaw::UnansweredRefresh)
             && let Phase::Queued { t0, .. } = &mut self.claims[number].phase
         {

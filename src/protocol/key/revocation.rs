@@ -3,8 +3,10 @@
 use std::sync::Arc;
 
 use crate::error::LostCause;
+use crate::protocol::claim::RequestKind;
+use crate::protocol::claim::held_lease::Holders;
+use crate::protocol::claim::phase::Phase;
 use crate::protocol::context::StepContext;
-use crate::protocol::key::claim::{Holders, Phase, RequestKind};
 use crate::protocol::key::claims::Claimant;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{Asking, ClaimId, ClaimNumber, Mode};

@@ -7,9 +7,9 @@ use std::time::Duration;
 use foldhash::quality::RandomState;
 
 use crate::error::StoreError;
+use crate::protocol::claim::held_lease::Holding;
 use crate::protocol::context::{RequestSink, Seed, ShardContext, StepContext};
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::key::claim::Holding;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimId, Kind, Name, NodeId};
 use crate::protocol::quorum::Quorum;

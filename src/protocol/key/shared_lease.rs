@@ -5,8 +5,9 @@
 //! the order of the line, so no reader passes a writer of this process.
 
 use crate::error::LostCause;
+use crate::protocol::claim::held_lease::{HeldLease, Holders, LocalHolder};
+use crate::protocol::claim::phase::Phase;
 use crate::protocol::context::StepContext;
-use crate::protocol::key::claim::{HeldLease, Holders, LocalHolder, Phase};
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimNumber, Fence, Mode};
 use crate::protocol::step::{Effect, KeyEvent, Outcome, Ticket};
@@ -54,7 +55,7 @@ impl KeyState {
         *count += 1;
         let (index, fence) = (*index, Fence::new(*grant, *index));
         self.line.pop();
-        let local = LocalHolder::new(cx.now, next.ticket, next.options, lease);
+        let local = LocalHolder::new(cx.now, next.ticket, next.options.max_hold, lease);
         self.readers.add(local, number, index);
         self.taken_at = Some(cx.now);
         cx.event(KeyEvent::HandedOn);

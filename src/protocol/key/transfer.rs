@@ -5,10 +5,13 @@
 //! grant. A pass is executed once. So it may be repeated, and a repeat finds what the first has done.
 
 use crate::error::{LostCause, StoreError};
+use crate::protocol::claim::held_lease::{HeldLease, Holders, LocalHolder};
+use crate::protocol::claim::origin::{Origin, Pass};
+use crate::protocol::claim::phase::Phase;
+use crate::protocol::claim::{Claim, RequestKind};
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Flaw;
-use crate::protocol::key::claim::{Claim, HeldLease, Holders, LocalHolder, Origin, Pass, Phase, RequestKind};
 use crate::protocol::key::claims::Claimant;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::key::line::Caller;
@@ -196,7 +199,7 @@ impl KeyState {
         let claimant = self.claims.claimant(number);
         let claim = &mut self.claims[number];
         if failure.may_be_executed() {
-            claim.executable_until = Some(failure.late_after.max(cx.now));
+            claim.late.note_executable(failure.late_after.max(cx.now));
             if let Claimant::Solo(caller) = claimant
                 && gives_up
                 && let Some(origin) = &claim.origin
@@ -270,7 +273,7 @@ impl KeyState {
     /// number is left.
     pub(crate) fn end_passed(&mut self, cx: &mut StepContext<'_>, old: Option<Claim>) {
         if let Some(old) = old
-            && (old.is_renewing() || old.assertable(cx.now).is_some())
+            && (old.is_renewing() || old.late.is_assertable(cx.now))
         {
             self.leave_passed(cx, old);
         }

@@ -1,0 +1,192 @@
+//! A claim: a node's pursuit of one lease, from its first request to its last.
+
+//!
+//! Reading order: `origin`, `phase`, `held_lease`, `sending`, `timers`, `late_execution`.
+
+use std::time::Duration;
+
+use crate::protocol::claim::held_lease::HeldLease;
+use crate::protocol::claim::late_execution::LateExecution;
+use crate::protocol::claim::origin::{Origin, Pass, Yielded};
+use crate::protocol::claim::phase::{Leaving, Phase};
+use crate::protocol::exchange::Exchange;
+use crate::protocol::message::{ClaimId, Mode, TickTime};
+use crate::protocol::step::{LeaseTerms, ms};
+use crate::protocol::time::Instant;
+
+pub mod held_lease;
+mod late_execution;
+pub(crate) mod origin;
+pub(crate) mod phase;
+mod sending;
+mod timers;
+
+/// A node's pursuit of one lease. Its number is used once, and the lease length never changes.
+#[derive(Debug)]
+pub(crate) struct Claim {
+    pub(crate) claim_id: ClaimId,
+    pub(crate) terms: LeaseTerms,
+    /// Of the claim of a tick.
+    pub(crate) attempt: TickAttempt,
+    pub(crate) phase: Phase,
+    /// When the first request was made, which is never later than it was sent.
+    pub(crate) created_at: Instant,
+    pub(crate) exchange: Exchange<RequestKind>,
+    pub(crate) late: LateExecution,
+    /// The lease that the claim continues. Set until the store has answered.
+    pub(crate) origin: Option<Origin>,
+}
+
+/// The run of a tick by its claim.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct TickAttempt {
+    /// The number of this attempt at the tick.
+    pub(crate) number: u32,
+    /// The previous tick, if it had not ended well. It never runs again.
+    pub(crate) overtook: Option<TickTime>,
+    /// Set when the tick was run to its end. `true`: the run went well.
+    pub(crate) finished: Option<bool>,
+}
+
+/// What a request of a claim is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RequestKind {
+    Claim {
+        wait: bool,
+    },
+    Renew,
+    /// Asserts a fixed lease for the time that is left of it.
+    Assert,
+    Leave,
+    Yield,
+    Pass,
+}
+
+impl Claim {
+    pub(crate) fn new(claim_id: ClaimId, terms: LeaseTerms, now: Instant) -> Self {
+        Claim {
+            claim_id,
+            terms,
+            attempt: TickAttempt::default(),
+            phase: Phase::Asked,
+            created_at: now,
+            exchange: Exchange::default(),
+            late: LateExecution::default(),
+            origin: None,
+        }
+    }
+
+    /// Ends the claim. It is left at `at`, and its record ends by itself at `ends`.
+    pub(crate) fn leave_at(&mut self, at: Instant, ends: Instant) {
+        self.phase = Phase::Leaving(Leaving {
+            release: None,
+            ends,
+            until: ends,
+        });
+        self.exchange.plan(at);
+    }
+
+    /// Returns how the run of the tick ended, if the claim is for a tick that was run to its end. `true`: it went well.
+    pub(crate) fn finished(&self) -> Option<bool> {
+        self.attempt.finished.filter(|_| self.terms.tick.is_some())
+    }
+
+    pub(crate) fn lease(&self) -> Duration {
+        ms(self.terms.times.lease_ms)
+    }
+
+    /// Returns how long the record lives in the store: the lease and the margin.
+    pub(crate) fn record_lifetime(&self) -> Duration {
+        ms(self.terms.times.hold_ms())
+    }
+
+    /// Returns the pass that the claim waits for, until the store has answered.
+    pub(crate) fn pass(&self) -> Option<&Pass> {
+        match &self.origin {
+            Some(Origin::Pass(pass)) => Some(pass),
+            Some(Origin::Yield(_)) | None => None,
+        }
+    }
+
+    /// Returns until when the lease surely lasts that this claim continues, as far as its yield or pass knows.
+    pub(crate) fn continued_until(&self) -> Option<Instant> {
+        match self.origin.as_ref()? {
+            Origin::Yield(yielded) => Some(yielded.deadline),
+            Origin::Pass(pass) => match &pass.local {
+                Some(old) => old.held().map(|held| held.deadline),
+                // An executed adoption came after the claim was made.
+                None => Some(self.created_at + self.lease()),
+            },
+        }
+    }
+
+    /// Returns the local claim whose lease is being passed on.
+    pub(crate) fn passed_mut(&mut self) -> Option<&mut Claim> {
+        match &mut self.origin {
+            Some(Origin::Pass(pass)) => pass.local.as_mut(),
+            Some(Origin::Yield(_)) | None => None,
+        }
+    }
+
+    /// Ends a pass. Returns the local claim whose lease was passed on.
+    pub(crate) fn take_passed(&mut self) -> Option<Claim> {
+        match self.origin.take_if(|origin| matches!(origin, Origin::Pass(_))) {
+            Some(Origin::Pass(pass)) => pass.local,
+            _ => None,
+        }
+    }
+
+    /// Ends a yield. Returns what was yielded.
+    pub(crate) fn take_yielded(&mut self) -> Option<Yielded> {
+        match self.origin.take_if(|origin| matches!(origin, Origin::Yield(_))) {
+            Some(Origin::Yield(yielded)) => Some(yielded),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn held(&self) -> Option<&HeldLease> {
+        match &self.phase {
+            Phase::Held(held) => Some(held),
+            _ => None,
+        }
+    }
+
+    /// Returns whether a renewal is in flight.
+    pub(crate) fn is_renewing(&self) -> bool {
+        matches!(
+            self.exchange.in_flight(),
+            Some(RequestKind::Renew | RequestKind::Assert)
+        )
+    }
+
+    pub(crate) fn is_in_flight(&self, kind: RequestKind) -> bool {
+        self.exchange.in_flight() == Some(&kind)
+    }
+
+    pub(crate) fn is_leaving(&self) -> bool {
+        matches!(self.phase, Phase::Leaving(_))
+    }
+
+    /// Returns whether the key is surely taken: this claim holds it, or a claim before this one does.
+    pub(crate) fn is_taken(&self) -> bool {
+        !matches!(self.phase, Phase::Asked | Phase::Leaving(_)) && !self.is_recovering()
+    }
+
+    /// Returns whether the claim waits for the end of the server's recovery.
+    pub(crate) fn is_recovering(&self) -> bool {
+        self.recovers_until().is_some()
+    }
+
+    /// Returns when the recovery ends for which the claim waits, if it waits for one.
+    pub(crate) fn recovers_until(&self) -> Option<Instant> {
+        match self.phase {
+            Phase::Queued { recovers_until, .. } => recovers_until,
+            _ => None,
+        }
+    }
+
+    /// Returns whether the claim is held and excludes no readers.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.terms.mode == Mode::Read && self.held().is_some()
+    }
+}

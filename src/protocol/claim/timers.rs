@@ -1,0 +1,174 @@
+//! When a claim sends its next request.
+
+use std::time::Duration;
+
+use crate::protocol::claim::Claim;
+use crate::protocol::claim::held_lease::{Holders, LocalHolder};
+use crate::protocol::claim::phase::Phase;
+use crate::protocol::context::StepContext;
+use crate::protocol::failed_request::MAX_RETRY_PAUSE;
+use crate::protocol::message::Kind;
+use crate::protocol::step::{Effect, InboxState, KeyEvent, ms};
+use crate::protocol::time::Instant;
+
+/// The shortest pause before a failed request is repeated.
+const MIN_RETRY_PAUSE: Duration = Duration::from_millis(10);
+/// The shortest pause before a grant that was too old is confirmed again. The pause doubles.
+const MIN_CONFIRMATION_PAUSE: Duration = Duration::from_millis(20);
+/// How often a waiting claim asks while the owner does not know the queue, in the first [`FOREIGN_EARLY_WAIT`] of a wait.
+/// Other libraries poll, too: redis-py every 100 ms.
+const FOREIGN_EARLY_PERIOD: Duration = Duration::from_millis(30);
+/// How often a waiting claim asks after that: a caller that has waited so long waits for a long holder.
+const FOREIGN_LATE_PERIOD: Duration = Duration::from_millis(250);
+/// How long a wait for a foreign owner counts as early.
+const FOREIGN_EARLY_WAIT: Duration = Duration::from_secs(2);
+/// The bounds of a waiter's pause while it is unknown whether grants are pushed.
+const UNCONFIRMED_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(250));
+
+impl Claim {
+    /// Returns whether the holder has reached its `max_hold`. The holder is then told once, and the lease is not
+    /// renewed any more. The rest of the lease is the holder's time to finish. Also reports a holder that has held
+    /// for long.
+    pub(crate) fn check_overdue(&mut self, cx: &mut StepContext<'_>, renews_all: bool) -> bool {
+        let Phase::Held(held) = &mut self.phase else {
+            return false;
+        };
+        let left = held.deadline.since(cx.now);
+        let Holders::One(LocalHolder { ticket, hold, .. }) = &mut held.holders else {
+            return false;
+        };
+        let held_for = cx.now.since(hold.since);
+        if hold.until().is_none_or(|until| cx.now < until) || renews_all {
+            // The time of a job or of a leader has no usual length.
+            let is_lock = !matches!(cx.name.kind, Kind::Job | Kind::Election);
+            let is_long = held_for >= cx.shard.rules.long_hold && !hold.is_reported && is_lock;
+            hold.is_reported |= is_long;
+            if is_long {
+                cx.event(KeyEvent::HeldLong { held: held_for });
+            }
+            return false;
+        }
+        self.exchange.rest();
+        if !hold.is_overdue {
+            hold.is_overdue = true;
+            cx.effects.push(Effect::Overdue(*ticket));
+            cx.event(KeyEvent::Overdue { held: held_for, left });
+        }
+        true
+    }
+
+    /// Schedules the renewal of a lease, when a third of it is over. A fixed lease is not renewed.
+    ///
+    /// A late renewal does not delay the next ones. An outage of the store makes all leases due at once. If the next
+    /// renewals counted from the late ones, all leases of every node would stay in step for ever.
+    pub(crate) fn schedule_renewal(&mut self, now: Instant) {
+        let third = self.lease() / 3;
+        let Phase::Held(held) = &mut self.phase else {
+            return;
+        };
+        let left = held.deadline.since(now);
+        let latest = now + left.saturating_sub(2 * third);
+        while held.due <= now {
+            held.due = held.due + third;
+        }
+        let next = held.due.min(latest);
+        let until = held.local().and_then(|local| local.hold.until());
+        match self.terms.is_fixed {
+            true => self.exchange.rest(),
+            false => self.exchange.plan(until.map_or(next, |until| next.min(until))),
+        }
+    }
+
+    /// Schedules the first renewal that moves the deadline again, for the time when no former master can grant any more. A
+    /// lease that ends before is lost.
+    pub(crate) fn schedule_renewal_after_former_master(&mut self, cx: &mut StepContext<'_>) {
+        let (Some(held), Some(until)) = (self.held(), cx.shard.former.until) else {
+            return;
+        };
+        let spread = held.deadline.since(until.max(cx.now)) / 4;
+        let overdue = held.local().and_then(|local| local.hold.until());
+        let pause = cx.shard.between((Duration::ZERO, spread.min(MAX_RETRY_PAUSE)));
+        let next = until.max(cx.now) + pause;
+        self.exchange
+            .plan(overdue.map_or(next, |overdue| next.min(overdue)).max(cx.now));
+    }
+
+    /// Schedules the renewal of a waiting claim, when the owner's record should be over. The pause is at most a third
+    /// of the claim's own lease, whatever the store says of the record. So t₀ is never old, and a lost push is only a
+    /// delay. `others`: behind a foreign owner, how many other claims of the key check, too.
+    pub(crate) fn schedule_wait(&mut self, cx: &mut StepContext<'_>, left: Option<u64>, others: Option<u32>) {
+        let third = self.lease() / 3;
+        let owner = left.map_or(third, |left| ms(left.max(1)) + ms(2));
+        let mut pause = if owner < third {
+            owner
+        } else {
+            cx.shard.jittered(third)
+        };
+        if let Some(others) = others {
+            pause = pause.min(self.foreign_pause(cx, others));
+        }
+        if cx.shard.inbox == InboxState::Unconfirmed {
+            pause = pause.min(cx.shard.between(UNCONFIRMED_PAUSES));
+        }
+        self.exchange.plan(cx.now + pause);
+    }
+
+    /// Asks soon, because it is unknown whether grants are pushed.
+    pub(crate) fn expect_no_push(&mut self, cx: &mut StepContext<'_>) {
+        let look = cx.now + cx.shard.between(UNCONFIRMED_PAUSES);
+        self.exchange.plan_by(look);
+    }
+
+    /// Returns how long a claim waits before it checks whether a foreign owner has released. Such an owner does not
+    /// announce its release.
+    ///
+    /// A node checks all its keys at the same moments, which differ from node to node. The checks of a node then
+    /// travel in one batch, and the round trip is the cost. Any claim that checks moves the queue of its key on, so
+    /// the claims take turns. Many fixed leases check no more often together than one claim does.
+    fn foreign_pause(&self, cx: &mut StepContext<'_>, others: u32) -> Duration {
+        let look = if cx.now.since(self.created_at) < FOREIGN_EARLY_WAIT {
+            FOREIGN_EARLY_PERIOD
+        } else {
+            FOREIGN_LATE_PERIOD
+        };
+        let period = look.as_nanos() as u64;
+        let since_last = (cx.now.as_nanos() + cx.shard.node.phase(period)) % period;
+        look * (1 + cx.shard.below(2 * others + 1)) - Duration::from_nanos(since_last)
+    }
+
+    /// Schedules another confirmation of a grant that was too old to be used.
+    pub(crate) fn schedule_confirmation(&mut self, cx: &mut StepContext<'_>, tries: u32) {
+        if let Phase::Confirming { tries: tried, .. } = &mut self.phase {
+            *tried = tries;
+        }
+        let pause = MIN_CONFIRMATION_PAUSE * (1 << tries.clamp(1, 6).saturating_sub(1));
+        let pause = cx.shard.jittered(pause.min(MAX_RETRY_PAUSE));
+        self.exchange.plan(cx.now + pause);
+    }
+
+    /// Schedules the retry of a failed request: soon at first, and always while some of the lease is left.
+    pub(crate) fn schedule_retry(&mut self, cx: &mut StepContext<'_>) {
+        let failures = self.exchange.count_failure();
+        let step = (self.lease() / 32 * (1 << failures.min(3))).min(MAX_RETRY_PAUSE);
+        let pause = match &self.phase {
+            Phase::Held(held) => step.min(held.deadline.since(cx.now) / 4),
+            _ => step,
+        };
+        let pause = cx.shard.jittered(pause).max(MIN_RETRY_PAUSE);
+        self.exchange.retry(cx.now + pause);
+    }
+
+    /// Returns when the claim next needs a step: at its deadline, when a grant is given back that was not taken up, and when
+    /// a request is due.
+    #[inline]
+    pub(crate) fn due(&self) -> Option<Instant> {
+        let (deadline, unfetched) = self.held().map_or((None, None), |held| {
+            let unfetched = held.local().and_then(|local| local.unfetched);
+            (Some(held.deadline), unfetched)
+        });
+        [self.exchange.next_at(), deadline, unfetched]
+            .into_iter()
+            .flatten()
+            .min()
+    }
+}
