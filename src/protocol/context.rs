@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use siphasher::sip::SipHasher24;
 
+use crate::protocol::flaw::Plant;
 use crate::protocol::message::{ClaimId, ClaimNumber, Name, NodeId};
 use crate::protocol::step::{
     AcquireError, Effect, FormerMaster, InboxState, KeyEvent, Outcome, Outgoing, Rules, Ticket,
@@ -35,6 +36,7 @@ impl Seed {
 pub(crate) struct ShardContext {
     pub(crate) node: NodeId,
     pub(crate) rules: Rules,
+    pub(crate) plant: Plant,
     /// Whether grants are pushed.
     pub(crate) inbox: InboxState,
     /// What a master before the present one may still do.
@@ -51,11 +53,12 @@ pub(crate) struct ShardContext {
 
 impl ShardContext {
     /// Returns the context of shard `index` of `of` shards of `node`.
-    pub(crate) fn new(node: NodeId, index: u64, of: u64, seed: Seed, rules: Rules) -> Self {
+    pub(crate) fn new(node: NodeId, index: u64, of: u64, seed: Seed, rules: Rules, plant: Plant) -> Self {
         let (key0, key1) = seed.nonce_key;
         ShardContext {
             node,
             rules,
+            plant,
             inbox: InboxState::default(),
             former: FormerMaster::default(),
             is_closed: false,

@@ -4,7 +4,7 @@ use crate::error::StoreError;
 use crate::protocol::call::pending_call::{PendingAction, PendingCall, PendingCaller};
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::{FailedRequest, MAX_RETRY_PAUSE};
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::message::{Call, Payload, Reply, Request, Verb, WhenBehind};
 use crate::protocol::redirects::{AskAgain, Redirects};
 use crate::protocol::step::{
@@ -26,7 +26,6 @@ enum RequestSender {
 /// The calls of one key, and the callers that wait for answers.
 #[derive(Debug, Default)]
 pub(crate) struct Calls {
-    pub(crate) plant: Plant,
     pub(crate) pending: Vec<PendingCall>,
     /// The actions, which are sent once.
     pub(crate) actions: Vec<PendingAction>,
@@ -41,13 +40,6 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    pub(crate) fn new(plant: Plant) -> Self {
-        Calls {
-            plant,
-            ..Calls::default()
-        }
-    }
-
     pub(crate) fn is_idle(&self) -> bool {
         self.pending.is_empty() && self.resting.is_empty() && self.actions.is_empty()
     }
@@ -104,7 +96,7 @@ impl Calls {
     // What callers do.
 
     fn call(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, options: CallOptions) {
-        if options.rests && !self.plant.is(Flaw::NeverRests) {
+        if options.rests && !cx.shard.plant.is(Flaw::NeverRests) {
             let until = cx.now + cx.shard.jittered(ms(options.term.lease_ms) / 3);
             self.resting.push((until, ticket, options));
         } else {
@@ -174,7 +166,7 @@ impl Calls {
     fn send(&mut self, cx: &mut StepContext<'_>, at: usize) {
         let call = &mut self.pending[at];
         let term = call.term();
-        let is_mistaken = self.plant.is(Flaw::RepeatedUnderFreshId) && call.exchange.seq() > 0;
+        let is_mistaken = cx.shard.plant.is(Flaw::RepeatedUnderFreshId) && call.exchange.seq() > 0;
         let id = match call.id {
             Some(id) if !call.is_watch() && !is_mistaken => id,
             _ => {
@@ -186,7 +178,7 @@ impl Calls {
             call.options.data = Some(Payload(id.to_string().into_bytes().into()));
         }
         let seq = call.exchange.begin(());
-        let class = if self.plant.is(Flaw::SavedAfterLeave) {
+        let class = if cx.shard.plant.is(Flaw::SavedAfterLeave) {
             Class::Claim
         } else {
             Class::of_call(call.options.call)
@@ -229,7 +221,7 @@ impl Calls {
 
     /// Handles the answer to a request that was sent at `sent`.
     fn answered(&mut self, cx: &mut StepContext<'_>, mut at: usize, sent: Instant, reply: Reply) {
-        if self.plant.is(Flaw::AnswerToAnotherCall) {
+        if cx.shard.plant.is(Flaw::AnswerToAnotherCall) {
             let first = self.pending.iter().position(|call| !call.exchange.is_idle());
             at = first.unwrap_or(at);
         }
@@ -248,8 +240,8 @@ impl Calls {
         }
         self.error = None;
         let (takes_all, takes_one) = (
-            self.plant.is(Flaw::OldLookBelieved),
-            !self.plant.is(Flaw::SenderClockBelieved),
+            cx.shard.plant.is(Flaw::OldLookBelieved),
+            !cx.shard.plant.is(Flaw::SenderClockBelieved),
         );
         let call = &mut self.pending[at];
         if let Reply::Watching(version) = reply {
@@ -290,8 +282,8 @@ impl Calls {
     fn failed(&mut self, cx: &mut StepContext<'_>, at: usize, mut failure: FailedRequest) {
         let now = cx.now;
         self.error = Some(failure.error.clone());
-        let believes_all = self.plant.is(Flaw::RefusalBelieved);
-        let forgets = self.plant.is(Flaw::WatchLostWithConnection);
+        let believes_all = cx.shard.plant.is(Flaw::RefusalBelieved);
+        let forgets = cx.shard.plant.is(Flaw::WatchLostWithConnection);
         let call = &mut self.pending[at];
         call.exchange.note_failure(&mut failure, believes_all);
         if failure.may_be_executed() {

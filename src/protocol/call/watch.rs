@@ -49,8 +49,8 @@ impl Calls {
     ) {
         // The store answered, so a caller whose wait ends now has not met an outage.
         self.no_news_at = Some(cx.now);
-        let takes_all = self.plant.is(Flaw::OldLookBelieved);
-        let push_alone = self.plant.is(Flaw::WatchedByPushAlone);
+        let takes_all = cx.shard.plant.is(Flaw::OldLookBelieved);
+        let push_alone = cx.shard.plant.is(Flaw::WatchedByPushAlone);
         let call = &mut self.pending[at];
         let pause = cx.shard.jittered(call.lease() / 3);
         let next = if push_alone { NEVER } else { cx.now + pause };

@@ -1,21 +1,22 @@
 //! A claim: a node's pursuit of one lease, from its first request to its last.
 
 //!
-//! Reading order: `origin`, `phase`, `held_lease`, `sending`, `timers`, `late_execution`.
+//! Reading order: `origin`, `phase`, `held_lease`, `sending`, `timers`, `leaving`, `late_execution`.
 
 use std::time::Duration;
 
 use crate::protocol::claim::held_lease::HeldLease;
 use crate::protocol::claim::late_execution::LateExecution;
 use crate::protocol::claim::origin::{Origin, Pass, Yielded};
-use crate::protocol::claim::phase::{Leaving, Phase};
+use crate::protocol::claim::phase::Phase;
 use crate::protocol::exchange::Exchange;
-use crate::protocol::message::{ClaimId, Mode, TickTime};
+use crate::protocol::message::{ClaimId, ClaimNumber, Mode, TickTime};
 use crate::protocol::step::{LeaseTerms, ms};
 use crate::protocol::time::Instant;
 
 pub mod held_lease;
 mod late_execution;
+mod leaving;
 pub(crate) mod origin;
 pub(crate) mod phase;
 mod sending;
@@ -24,15 +25,15 @@ mod timers;
 /// A node's pursuit of one lease. Its number is used once, and the lease length never changes.
 #[derive(Debug)]
 pub(crate) struct Claim {
-    pub(crate) claim_id: ClaimId,
-    pub(crate) terms: LeaseTerms,
+    claim_id: ClaimId,
+    terms: LeaseTerms,
     /// Of the claim of a tick.
-    pub(crate) attempt: TickAttempt,
+    attempt: TickAttempt,
     pub(crate) phase: Phase,
     /// When the first request was made, which is never later than it was sent.
-    pub(crate) created_at: Instant,
+    created_at: Instant,
     pub(crate) exchange: Exchange<RequestKind>,
-    pub(crate) late: LateExecution,
+    late: LateExecution,
     /// The lease that the claim continues. Set until the store has answered.
     pub(crate) origin: Option<Origin>,
 }
@@ -76,14 +77,32 @@ impl Claim {
         }
     }
 
-    /// Ends the claim. It is left at `at`, and its record ends by itself at `ends`.
-    pub(crate) fn leave_at(&mut self, at: Instant, ends: Instant) {
-        self.phase = Phase::Leaving(Leaving {
-            release: None,
-            ends,
-            until: ends,
-        });
-        self.exchange.plan(at);
+    pub(crate) fn id(&self) -> ClaimId {
+        self.claim_id
+    }
+
+    pub(crate) fn number(&self) -> ClaimNumber {
+        self.claim_id.claim
+    }
+
+    pub(crate) fn terms(&self) -> LeaseTerms {
+        self.terms
+    }
+
+    /// Returns when the first request was made, which is never later than it was sent.
+    pub(crate) fn created_at(&self) -> Instant {
+        self.created_at
+    }
+
+    /// Notes the number of the attempt at the tick. `overtook`: the previous tick, if it had not ended well.
+    pub(crate) fn note_attempt(&mut self, number: u32, overtook: Option<TickTime>) {
+        self.attempt.number = number;
+        self.attempt.overtook = overtook.or(self.attempt.overtook);
+    }
+
+    /// Notes how the run of the tick ended, if it was run to its end.
+    pub(crate) fn note_finished(&mut self, finished: Option<bool>) {
+        self.attempt.finished = finished;
     }
 
     /// Returns how the run of the tick ended, if the claim is for a tick that was run to its end. `true`: it went well.

@@ -42,13 +42,13 @@ pub(crate) struct ListedClaim {
 
 impl ListedClaim {
     fn number(&self) -> ClaimNumber {
-        self.claim.claim_id.claim
+        self.claim.number()
     }
 
     /// Returns whether a recovery that ends at `end` is too long for the caller of a claim of its own. A tick waits for none: later
     /// ticks have come by then.
     pub(crate) fn is_held_back(&self, end: Instant) -> bool {
-        let gives_up = self.claim.terms.tick.is_some()
+        let gives_up = self.claim.terms().tick.is_some()
             || matches!(self.claimant, Claimant::Solo(caller) if !caller.waits_until(end));
         self.claim.phase.is_waiting() && gives_up
     }
@@ -81,7 +81,9 @@ impl ListedClaim {
     fn is_head_claim(&self) -> bool {
         let is_pursued = match &self.claim.phase {
             Phase::Leaving(_) => false,
-            Phase::Held(held) => held.local().is_some() && !matches!(self.claim.terms.mode, Mode::Permits(_)),
+            Phase::Held(held) => {
+                held.local().is_some() && !matches!(self.claim.terms().mode, Mode::Permits(_))
+            }
             _ => true,
         };
         matches!(self.claimant, Claimant::LineHead) && is_pursued
@@ -207,7 +209,7 @@ impl Claims {
     }
 
     pub(crate) fn insert(&mut self, claim: Claim, claimant: Claimant) {
-        let number = claim.claim_id.claim;
+        let number = claim.number();
         self.list.push(ListedClaim { claim, claimant });
         if let Some(index) = &mut self.index {
             index.places.insert(number, self.list.len() - 1);
@@ -304,7 +306,7 @@ impl Claims {
     pub(crate) fn passed_mut(&mut self, number: ClaimNumber) -> Option<&mut Claim> {
         let claims = self.list.iter_mut().map(|listed| &mut listed.claim);
         let mut passed = claims.filter_map(Claim::passed_mut);
-        passed.find(|old| old.claim_id.claim == number)
+        passed.find(|old| old.number() == number)
     }
 
     fn place(&self, number: ClaimNumber) -> Option<usize> {
@@ -406,7 +408,7 @@ impl Claims {
                 let due = self
                     .iter()
                     .filter(|claim| claim.due().is_some_and(|due| due <= now));
-                due.map(|claim| claim.claim_id.claim).collect()
+                due.map(|claim| claim.number()).collect()
             }
         }
     }

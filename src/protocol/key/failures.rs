@@ -9,14 +9,15 @@ use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claims::Claimant;
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::key::line::Caller;
-use crate::protocol::message::{ClaimNumber, Kind, Reply};
-use crate::protocol::step::{AcquireError, KeyEvent, Outcome, Tag};
+use crate::protocol::message::{ClaimNumber, Reply};
+use crate::protocol::step::{AcquireError, KeyEvent, Tag};
 
 impl KeyState {
     /// Notes a failed request of a claim. If an earlier request has no answer either, the callers get that error. The
     /// earlier request may have been executed, whatever the store says of its repeat.
     fn note_failure(
         &mut self,
+        cx: &StepContext<'_>,
         number: ClaimNumber,
         kind: RequestKind,
         mut failure: FailedRequest,
@@ -25,7 +26,7 @@ impl KeyState {
         if !matches!(kind, RequestKind::Leave) {
             self.error = Some(failure.error.clone());
         }
-        let believes_all = self.plant.is(Flaw::RefusalBelieved);
+        let believes_all = cx.shard.plant.is(Flaw::RefusalBelieved);
         self.claims[number]
             .exchange
             .note_failure(&mut failure, believes_all);
@@ -37,17 +38,11 @@ impl KeyState {
             None => self.claims.passed_mut(tag.claim),
             claim => claim,
         };
-        if let Some(claim) = claim
-            && failure.may_be_executed()
-            && cx.name.kind != Kind::Job
-            && (claim.held().is_some() || matches!(claim.phase, Phase::Leaving(_)))
-            && (tag.seq < claim.exchange.seq() || !claim.is_in_flight(RequestKind::Leave))
-        {
-            claim.late.note_assertable(failure.late_after);
+        if let Some(claim) = claim {
+            claim.note_late_renewal(cx.name.kind, tag.seq, &failure);
         }
         if let Some(claim) = self.claims.get_mut(tag.claim)
-            && claim.late.take_overtakable(tag.seq)
-            && claim.exchange.is_idle()
+            && claim.is_overtaken(tag.seq)
             && claim.exchange.next_at().is_none()
         {
             // The leave has its answer.
@@ -61,7 +56,7 @@ impl KeyState {
         if let Some(when) = self.redirects.note(cx.now, lease, failure.executed) {
             return self.ask_elsewhere(cx, tag.claim, kind, when);
         }
-        let failure = self.note_failure(tag.claim, kind, failure);
+        let failure = self.note_failure(cx, tag.claim, kind, failure);
         match kind {
             RequestKind::Claim { .. } | RequestKind::Yield => {
                 self.claim_failed(cx, tag.claim, &failure);
@@ -82,7 +77,7 @@ impl KeyState {
         error: StoreError,
     ) {
         let failure = FailedRequest::of_answer(cx.now, self.taken_at, error);
-        let failure = self.note_failure(number, kind, failure);
+        let failure = self.note_failure(cx, number, kind, failure);
         match kind {
             RequestKind::Claim { .. } => self.claim_not_executed(cx, number, &failure),
             RequestKind::Yield => {
@@ -186,7 +181,7 @@ impl KeyState {
             self.leave_old_number(cx, yielded, seq, unanswered);
             // A renewal of the old number may have been lost with the yield.
             if failure.may_be_executed() {
-                self.claims[old].late.note_assertable(failure.late_after);
+                self.claims[old].note_assertable(failure);
             }
         }
         let claim = &mut self.claims[number];
@@ -201,7 +196,7 @@ impl KeyState {
         if !failure.may_be_executed() {
             return self.claim_not_executed(cx, number, failure);
         }
-        claim.late.note_executable(failure.late_after.max(cx.now));
+        claim.note_executable(cx.now, failure);
         let claimant = self.claims.claimant(number);
         let is_wanted = match claimant {
             Claimant::LineHead => !self.line.is_empty(),
@@ -277,9 +272,9 @@ impl KeyState {
                 // A fixed lease is renewed for its caller only, which is told of the failure. No caller waits for an
                 // assertion.
                 let claim = &mut self.claims[number];
-                if claim.terms.is_fixed
+                if claim.terms().is_fixed
                     && kind != RequestKind::Assert
-                    && !self.plant.is(Flaw::FixedLeaseRenewedAlone)
+                    && !cx.shard.plant.is(Flaw::FixedLeaseRenewedAlone)
                 {
                     claim.exchange.rest();
                 }
@@ -290,32 +285,9 @@ impl KeyState {
         }
     }
 
-    /// Repeats the leave until the lease has ended by itself.
     fn leave_failed(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failure: &FailedRequest) {
-        let claim = &mut self.claims[number];
-        let is_bystander = failure.is_bystander(cx.now, claim.lease());
-        let Phase::Leaving(leaving) = &mut claim.phase else {
-            return;
-        };
-        cx.event(KeyEvent::LeaveRepeated);
-        let is_over = cx.now >= leaving.until;
-        let immediate = is_bystander || (claim.exchange.failures() == 0 && !failure.down);
-        if (is_over || !immediate)
-            && let Some(ticket) = leaving.release.take()
-        {
-            cx.released(ticket, Outcome::Unconfirmed(failure.reported()));
-        }
-        if is_over {
-            let error = Some(failure.error.clone());
-            cx.event(KeyEvent::LeaveFailed { error });
+        if self.claims[number].leave_failed(cx, failure) {
             self.claims.end(number);
-        } else if immediate {
-            if !is_bystander {
-                claim.exchange.count_failure();
-            }
-            self.ask(cx, number, RequestKind::Leave);
-        } else {
-            self.claims[number].schedule_retry(cx);
         }
     }
 }

@@ -6,7 +6,7 @@ use crate::error::LostCause;
 use crate::protocol::claim::held_lease::{HeldLease, Holders, LocalHolder};
 use crate::protocol::claim::phase::Phase;
 use crate::protocol::context::StepContext;
-use crate::protocol::flaw::Flaw;
+use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claims::Claimant;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimNumber, Fence, GrantNumber, Mode, Name};
@@ -26,9 +26,9 @@ impl KeyState {
     ) {
         let mut claimant = self.claims.claimant(number);
         let claim = &mut self.claims[number];
-        let (lease, mode) = (claim.lease(), claim.terms.mode);
+        let (lease, mode) = (claim.lease(), claim.terms().mode);
         claim.exchange.forget_failures();
-        claim.late.forget_executable();
+        claim.forget_executable();
         let next = match claimant {
             Claimant::LineHead | Claimant::LineFollower => self.line.front().copied(),
             Claimant::Solo(caller) => Some(caller),
@@ -58,7 +58,7 @@ impl KeyState {
                 return self.give_way(cx, number, None);
             }
             self.line.pop();
-        } else if before.is_some() && !claim.terms.is_fixed && next.options.max_hold.is_none() {
+        } else if before.is_some() && !claim.terms().is_fixed && next.options.max_hold.is_none() {
             // From now on the claim is like any other claim of the line.
             claimant = Claimant::LineHead;
         }
@@ -87,7 +87,7 @@ impl KeyState {
     /// Returns the time until which a grant that is taken up is held at least, or `None` if it is over.
     pub(crate) fn take_up(&mut self, now: Instant, ticket: Ticket) -> Option<Instant> {
         let (claim, held, _) = self.held_by(ticket)?;
-        let (number, deadline) = (claim.claim_id.claim, held.deadline);
+        let (number, deadline) = (claim.number(), held.deadline);
         if now >= deadline {
             return None;
         }
@@ -109,24 +109,23 @@ impl KeyState {
     ) {
         let claimant = self.claims.claimant(number);
         let claim = &mut self.claims[number];
-        let lease = claim.lease();
+        let (lease, mode) = (claim.lease(), claim.terms().mode);
         let Phase::Held(held) = &mut claim.phase else {
             return;
         };
-        let is_shared = claimant == Claimant::LineHead || self.plant.is(Flaw::SoloHandedOn);
+        let is_shared = claimant == Claimant::LineHead || cx.shard.plant.is(Flaw::SoloHandedOn);
         let next = self.line.front().filter(|_| is_shared);
         let Some(next) = next.copied() else {
             return self.leave(cx, number, release);
         };
         let rules = &cx.shard.rules;
         let in_burst = held.index < u64::from(rules.burst) && cx.now.since(held.since) < rules.burst_time;
-        let checks_mode = !self.plant.is(Flaw::PermitHandedToMany);
-        let has_same_mode = next.options.mode == claim.terms.mode
-            || matches!(claim.terms.mode, Mode::Permits(_)) && !checks_mode;
+        let checks_mode = !cx.shard.plant.is(Flaw::PermitHandedToMany);
+        let has_same_mode = next.options.mode == mode || matches!(mode, Mode::Permits(_)) && !checks_mode;
         // With less than a third of the lease left, the renewals are failing. The next caller should not inherit
         // that.
         let is_short = next.lease() > lease || held.deadline.since(cx.now) < lease / 3;
-        let may_be_written = held.writes > 0 && !self.plant.is(Flaw::HandedOnUnanswered);
+        let may_be_written = held.writes > 0 && !cx.shard.plant.is(Flaw::HandedOnUnanswered);
         if !in_burst || is_short || !has_same_mode || may_be_written || held.is_asked_for {
             return self.give_way(cx, number, release);
         }
@@ -161,16 +160,17 @@ impl KeyState {
         name: &Name,
         ticket: Ticket,
         now: Instant,
+        plant: Plant,
     ) -> Option<(Precondition, Duration)> {
         let (claim, held, _) = self.held_by(ticket).filter(|(_, held, _)| now < held.deadline)?;
         let precondition = Precondition {
             name: name.clone(),
-            claim_id: claim.claim_id,
-            mode: claim.terms.mode,
+            claim_id: claim.id(),
+            mode: claim.terms().mode,
             number: held.number,
         };
         let lease = claim.lease();
-        let is_counted = !self.plant.is(Flaw::UncountedWrite);
+        let is_counted = !plant.is(Flaw::UncountedWrite);
         self.held_under(&precondition)?.writes += u32::from(is_counted);
         Some((precondition, lease))
     }
@@ -189,7 +189,7 @@ impl KeyState {
     /// number, and keeps its lease.
     pub(crate) fn held_under(&mut self, lease: &Precondition) -> Option<&mut HeldLease> {
         let claim = self.claims.get_mut(lease.claim_id.claim);
-        match &mut claim.filter(|claim| claim.claim_id == lease.claim_id)?.phase {
+        match &mut claim.filter(|claim| claim.id() == lease.claim_id)?.phase {
             Phase::Held(held) if held.number == lease.number => Some(held),
             _ => None,
         }
@@ -203,7 +203,7 @@ impl KeyState {
         number: ClaimNumber,
         release: Option<Ticket>,
     ) {
-        match self.claims[number].terms.mode {
+        match self.claims[number].terms().mode {
             Mode::Exclusive | Mode::Read => self.yield_(cx, number, release),
             Mode::Permits(_) => self.leave(cx, number, release),
         }

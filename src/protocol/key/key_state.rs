@@ -9,7 +9,7 @@ use crate::protocol::claim::origin::Origin;
 use crate::protocol::claim::phase::Phase;
 use crate::protocol::claim::{Claim, RequestKind};
 use crate::protocol::context::StepContext;
-use crate::protocol::flaw::{Flaw, Plant};
+use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claims::{Claimant, Claims};
 use crate::protocol::key::line::{Caller, Line};
 use crate::protocol::key::readers::Readers;
@@ -21,7 +21,6 @@ use crate::protocol::time::Instant;
 /// The state of one key: its line, its claims and its calls.
 #[derive(Debug, Default)]
 pub(crate) struct KeyState {
-    pub(crate) plant: Plant,
     pub(crate) line: Line,
     /// The callers of the line that hold as readers.
     pub(crate) readers: Readers,
@@ -85,7 +84,7 @@ impl KeyState {
     #[inline]
     pub(crate) fn handle(&mut self, cx: &mut StepContext<'_>, mut input: Input) {
         if self.calls.is_some() || matches!(input, Input::Call(..) | Input::Act(..)) {
-            let calls = self.calls.get_or_insert_with(|| Box::new(Calls::new(self.plant)));
+            let calls = self.calls.get_or_insert_with(|| Box::default());
             let left = calls.handle(cx, input);
             self.step_calls(cx, |_, _| {});
             match left {
@@ -218,7 +217,7 @@ impl KeyState {
         held.filter(move |(_, held)| now < held.deadline)
             .flat_map(move |(claim, held)| {
                 let alone = held.local().map(|local| (local.ticket, held.index));
-                let readers = self.readers.of(claim.claim_id.claim);
+                let readers = self.readers.of(claim.number());
                 let all = alone
                     .into_iter()
                     .chain(readers.map(|(ticket, reader)| (ticket, reader.index)));
@@ -264,7 +263,7 @@ impl KeyState {
         };
         self.claims
             .iter()
-            .any(|claim| claim.claim_id == claim_id || claim.origin.as_ref().is_some_and(goes_on_with))
+            .any(|claim| claim.id() == claim_id || claim.origin.as_ref().is_some_and(goes_on_with))
     }
 
     // What callers do.
@@ -280,7 +279,7 @@ impl KeyState {
             behind: false,
             failed_claims: 0,
         };
-        if options.rests && !self.plant.is(Flaw::NeverRests) {
+        if options.rests && !cx.shard.plant.is(Flaw::NeverRests) {
             // A holder that loses its lease again and again, because its machine lacks some resource, leaves time to
             // others.
             caller.entered = cx.now + cx.shard.jittered(caller.lease() / 3);
@@ -347,7 +346,7 @@ impl KeyState {
             self.drop_lost(cx, ticket, None);
             return self.leave_share(cx, ticket, None);
         };
-        let number = claim.claim_id.claim;
+        let number = claim.number();
         if claim.held().is_some() {
             self.give_back(cx, number, None);
         } else {
@@ -360,10 +359,10 @@ impl KeyState {
             self.drop_lost(cx, ticket, finished);
             return cx.effects.push(Self::released_too_late(ticket));
         };
-        let number = claim.claim_id.claim;
+        let number = claim.number();
         match held.holders {
             Holders::One(_) => {
-                self.claims[number].attempt.finished = finished;
+                self.claims[number].note_finished(finished);
                 self.give_back(cx, number, Some(ticket));
             }
             Holders::Readers(_) => self.leave_share(cx, ticket, Some(ticket)),
@@ -382,7 +381,7 @@ impl KeyState {
             let claimant = self.claims.claimant(number);
             let claim = &mut self.claims[number];
             match (&mut claim.phase, claimant) {
-                (Phase::Held(_), _) if keeps_held && !self.plant.is(Flaw::RunGivenUpAtClose) => {}
+                (Phase::Held(_), _) if keeps_held && !cx.shard.plant.is(Flaw::RunGivenUpAtClose) => {}
                 (Phase::Held(_), _) => self.lose(cx, number, LostCause::Shutdown),
                 (Phase::Leaving(leaving), _) => {
                     leaving.until = leaving.until.min(leaving.ends);

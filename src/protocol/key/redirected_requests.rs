@@ -19,7 +19,7 @@ impl KeyState {
         kind: RequestKind,
         when: AskAgain,
     ) {
-        if self.plant.is(Flaw::RedirectTakenForGone) && kind == RequestKind::Renew {
+        if cx.shard.plant.is(Flaw::RedirectTakenForGone) && kind == RequestKind::Renew {
             return self.gone(cx, number);
         }
         let is_asked = matches!(self.claims[number].phase, Phase::Asked);

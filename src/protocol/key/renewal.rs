@@ -3,12 +3,12 @@
 use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::protocol::call::calls::Calls;
 use crate::protocol::claim::RequestKind;
-use crate::protocol::claim::phase::{Leaving, Phase};
+use crate::protocol::claim::phase::Phase;
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Flaw;
 use crate::protocol::key::key_state::{KeyState, Renewal};
 use crate::protocol::message::ClaimNumber;
-use crate::protocol::step::{AcquireError, CallAnswer, Effect, InboxState, KeyEvent, Outcome, Ticket};
+use crate::protocol::step::{AcquireError, CallAnswer, Effect, InboxState, Ticket};
 use crate::protocol::time::Instant;
 
 impl KeyState {
@@ -48,33 +48,19 @@ impl KeyState {
             Phase::Held(_) | Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
                 self.ask(cx, number, RequestKind::Renew);
             }
-            Phase::Leaving(leaving) if cx.now >= leaving.until => self.give_leave_up(cx, number, leaving),
-            Phase::Leaving(_) => self.ask(cx, number, RequestKind::Leave),
+            Phase::Leaving(_) => {
+                if self.claims[number].repeat_leave(cx, self.error.as_ref()) {
+                    self.claims.end(number);
+                }
+            }
         }
-    }
-
-    /// Ends a leave that is no longer repeated. Its caller still waits if no request failed, because the key was on its way
-    /// to another server.
-    fn give_leave_up(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, leaving: Leaving) {
-        cx.event(KeyEvent::LeaveFailed { error: None });
-        let first = self.claims[number].exchange.unanswered().or(self.error.as_ref());
-        if let Some(ticket) = leaving.release {
-            let error = first.cloned().unwrap_or_else(|| {
-                StoreError::new(
-                    StoreErrorKind::Unreachable,
-                    "the key moved between servers until its lease was over",
-                )
-            });
-            cx.released(ticket, Outcome::Unconfirmed(error));
-        }
-        self.claims.end(number);
     }
 
     /// Returns whether the holder has reached its `max_hold`. The holder is then told once, and the lease is not
     /// renewed any more. The rest of the lease is the holder's time to finish. Also reports a holder that has held
     /// for long.
     pub(crate) fn check_overdue(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> bool {
-        let renews_all = self.plant.is(Flaw::OverdueRenewed);
+        let renews_all = cx.shard.plant.is(Flaw::OverdueRenewed);
         if matches!(self.claims[number].held(), Some(held) if held.local().is_none()) {
             self.note_long_readers(cx, number);
             return false;
@@ -87,7 +73,7 @@ impl KeyState {
         let Some((claim, ..)) = self.held_by(renewal.holder) else {
             return cx.effects.push(Self::renewed_too_late(renewal.caller));
         };
-        let (number, is_asking) = (claim.claim_id.claim, claim.is_in_flight(RequestKind::Renew));
+        let (number, is_asking) = (claim.number(), claim.is_in_flight(RequestKind::Renew));
         if self.check_overdue(cx, number) {
             return cx.deny(renewal.caller, AcquireError::Lost(LostCause::Overdue));
         }
@@ -106,7 +92,7 @@ impl KeyState {
         let mut renewals = std::mem::take(&mut self.renewals);
         renewals.retain(|renewal| {
             let held = self.held_by(renewal.holder);
-            let is_renewed = held.is_some_and(|(claim, ..)| claim.claim_id.claim == number);
+            let is_renewed = held.is_some_and(|(claim, ..)| claim.number() == number);
             if is_renewed {
                 let answer = CallAnswer::Owned(true);
                 cx.effects.push(Effect::Answered(renewal.caller, answer));
@@ -151,7 +137,7 @@ impl KeyState {
         if self.timer.is_none_or(|due| due > cx.now) {
             return;
         }
-        let late_renewal_revives = self.plant.is(Flaw::LateRenewalRevives);
+        let late_renewal_revives = cx.shard.plant.is(Flaw::LateRenewalRevives);
         for number in self.claims.due(cx.now) {
             let claim = &self.claims[number];
             let Phase::Held(held) = claim.phase else { continue };
@@ -159,7 +145,7 @@ impl KeyState {
                 if claim.is_in_flight(RequestKind::Renew) && late_renewal_revives {
                     continue;
                 }
-                let cause = if claim.terms.is_fixed {
+                let cause = if claim.terms().is_fixed {
                     LostCause::Ended
                 } else if held.local().is_some_and(|local| local.hold.is_overdue) {
                     LostCause::Overdue

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::error::{LostCause, StoreError};
 use crate::protocol::claim::RequestKind;
 use crate::protocol::claim::origin::{Origin, Yielded};
-use crate::protocol::claim::phase::{Leaving, Phase};
+use crate::protocol::claim::phase::Phase;
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Flaw;
@@ -188,8 +188,8 @@ impl KeyState {
         (sent, time): (Instant, u64),
         grant: GrantNumber,
     ) {
-        let moves =
-            cx.shard.beside_former_master(sent).is_none() || self.plant.is(Flaw::RenewedBesideFormerMaster);
+        let moves = cx.shard.beside_former_master(sent).is_none()
+            || cx.shard.plant.is(Flaw::RenewedBesideFormerMaster);
         let deadline = self.deadline_by_answer(cx, number, (sent, moves));
         self.finish_yield(cx, number);
         let claim = &mut self.claims[number];
@@ -197,10 +197,10 @@ impl KeyState {
         claim.exchange.forget_unanswered();
         // A fixed lease does not start again when its writer becomes a reader.
         // A writer that becomes a reader beside a former master goes on with what is left.
-        let is_downgrade = |origin: &Origin| origin.held_as_writer(claim.terms.mode).is_some();
+        let is_downgrade = |origin: &Origin| origin.held_as_writer(claim.terms().mode).is_some();
         let goes_on = !moves && claim.origin.as_ref().is_some_and(is_downgrade);
-        let origin = claim.origin.as_ref().filter(|_| claim.terms.is_fixed);
-        let ends = origin.and_then(|origin| Some(origin.held_as_writer(claim.terms.mode)?.deadline));
+        let origin = claim.origin.as_ref().filter(|_| claim.terms().is_fixed);
+        let ends = origin.and_then(|origin| Some(origin.held_as_writer(claim.terms().mode)?.deadline));
         let deadline = ends.map_or(deadline, |ends| deadline.min(ends));
         match &mut claim.phase {
             Phase::Held(held) if held.number == grant => {
@@ -231,7 +231,7 @@ impl KeyState {
                     self.note_missed_push(cx, time, grant);
                 }
                 let claim = &mut self.claims[number];
-                claim.late.forget_executable();
+                claim.forget_executable();
                 if let Some(ends) = ends
                     && cx.now >= ends
                 {
@@ -257,11 +257,11 @@ impl KeyState {
         number: ClaimNumber,
         (sent, moves): (Instant, bool),
     ) -> Instant {
-        let from_reply = self.plant.is(Flaw::DeadlineFromReply);
+        let from_reply = cx.shard.plant.is(Flaw::DeadlineFromReply);
         let claim = &self.claims[number];
         let deadline = if from_reply { cx.now } else { sent } + claim.lease();
         let is_certain =
-            |until: Instant| moves && (cx.now < until || cx.shard.former.until <= Some(claim.created_at));
+            |until: Instant| moves && (cx.now < until || cx.shard.former.until <= Some(claim.created_at()));
         match claim.continued_until() {
             Some(until) if !is_certain(until) => deadline.min(until),
             _ => deadline,
@@ -272,7 +272,8 @@ impl KeyState {
     /// a grant is the server's clock at the grant, so both times are of one clock. A grant that was given to the
     /// renewal itself is not pushed; it is as young as its answer.
     fn note_missed_push(&mut self, cx: &mut StepContext<'_>, time: u64, grant: GrantNumber) {
-        if time.saturating_sub(grant.0) >= MIN_MISSED_PUSH_US && !self.plant.is(Flaw::SilentInboxTrusted) {
+        if time.saturating_sub(grant.0) >= MIN_MISSED_PUSH_US && !cx.shard.plant.is(Flaw::SilentInboxTrusted)
+        {
             cx.effects.push(Effect::PushMissed);
         }
     }
@@ -281,7 +282,7 @@ impl KeyState {
     /// not for each permit.
     fn report_capacity(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, recorded: u32) {
         let is_old = |reported: Instant| cx.now.since(reported) >= CAPACITY_REPORT_PERIOD;
-        if let Mode::Permits(permits) = self.claims[number].terms.mode
+        if let Mode::Permits(permits) = self.claims[number].terms().mode
             && cx.shard.capacity_reported.is_none_or(is_old)
         {
             cx.shard.capacity_reported = Some(cx.now);
@@ -321,7 +322,7 @@ impl KeyState {
     fn queued(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, sent: Instant, queued: Queued) {
         self.finish_yield(cx, number);
         let claim = &mut self.claims[number];
-        claim.late.forget_executable();
+        claim.forget_executable();
         claim.exchange.forget_unanswered();
         match claim.phase {
             // The request was executed before the pushed grant. The answer only says that t₀ could be younger.
@@ -337,7 +338,7 @@ impl KeyState {
                     recovers_until: recovery.map(|left| sent + left),
                 };
                 claim.exchange.forget_failures();
-                let mode = claim.terms.mode;
+                let mode = claim.terms().mode;
                 self.claims_head_only = matches!(mode, Mode::Permits(_));
                 match self.claims.claimant(number) {
                     Claimant::LineHead => self.failed_claims = 0,
@@ -390,8 +391,8 @@ impl KeyState {
                     .claims
                     .listed(number)
                     .is_some_and(|of| of.is_held_back(cx.now + ms(left)))
-                    && !(self.claims[number].terms.tick.is_some()
-                        && self.plant.is(Flaw::TickWaitsForRecovery)) =>
+                    && !(self.claims[number].terms().tick.is_some()
+                        && cx.shard.plant.is(Flaw::TickWaitsForRecovery)) =>
             {
                 self.hold_back(cx, number, kind, ms(left));
             }
@@ -410,7 +411,7 @@ impl KeyState {
         let denial = AcquireError::Store(StoreError::recovering(left));
         let claim = &self.claims[number];
         let is_first = matches!(claim.phase, Phase::Asked) && matches!(kind, RequestKind::Claim { .. });
-        if is_first && claim.terms.tick.is_some() {
+        if is_first && claim.terms().tick.is_some() {
             // The server neither grants nor queues a tick.
             return self.end_denied(cx, number, denial);
         }
@@ -441,8 +442,7 @@ impl KeyState {
 
     /// Notes the number of the attempt. `overtook` is the previous tick, if it had not ended well.
     fn note_attempt(&mut self, number: ClaimNumber, attempt: u32, overtook: Option<TickTime>) {
-        let known = &mut self.claims[number].attempt;
-        (known.number, known.overtook) = (attempt, overtook.or(known.overtook));
+        self.claims[number].note_attempt(attempt, overtook);
     }
 
     fn refuse_tick(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, refusal: TickRefusal) {
@@ -453,13 +453,13 @@ impl KeyState {
         let Some(ListedClaim { claim, claimant }) = self.claims.remove(number) else {
             return;
         };
-        self.claims_head_only = matches!(claim.terms.mode, Mode::Permits(_));
+        self.claims_head_only = matches!(claim.terms().mode, Mode::Permits(_));
         self.taken_at = Some(cx.now);
         match claimant {
             // A tick that comes while an earlier one runs is skipped, even if its caller waits. A store without a
             // queue gives the same answer to a standby, so there the tick is claimed again: a skipped tick is over by
             // then.
-            Claimant::Solo(caller) if !waited || claim.terms.tick.is_some() && cx.shard.rules.queues => {
+            Claimant::Solo(caller) if !waited || claim.terms().tick.is_some() && cx.shard.rules.queues => {
                 return cx.deny(caller.ticket, caller.options.busy());
             }
             Claimant::Solo(mut caller) => {
@@ -468,7 +468,7 @@ impl KeyState {
             }
             Claimant::LineHead => {
                 self.failed_claims = 0;
-                self.deny_behind(cx, claim.terms.mode);
+                self.deny_behind(cx, claim.terms().mode);
             }
             Claimant::LineFollower | Claimant::Abandoned => {}
         }
@@ -508,31 +508,13 @@ impl KeyState {
     /// Handles the answer to a leave.
     fn leave_answered(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, reply: &Reply) {
         let claim = &mut self.claims[number];
-        let Phase::Leaving(Leaving { release, .. }) = &mut claim.phase else {
-            // Only a number that outlives its leave, which is a planted mistake, gets here.
-            self.claims.end(number);
+        if !claim.leave_answered(cx, reply) {
             return;
-        };
-        if let Some(ticket) = release.take() {
-            // "Not there" may be the result of the first try, which was sent while the lease was held. A tick
-            // differs: the store knows its latest winner even after the leave, so another node has the tick, or had
-            // it.
-            let is_finished = claim.finished().is_some();
-            let kept = *reply == Reply::Done || (claim.exchange.unanswered().is_some() && !is_finished);
-            let outcome = if kept {
-                Outcome::Kept
-            } else {
-                Outcome::Lost(LostCause::Gone)
-            };
-            cx.released(ticket, outcome);
         }
-        // The claim itself may still be executed, if it was not there.
-        if *reply != Reply::NotThere {
-            claim.late.forget_executable();
-        }
-        // The renewal may still write the lease again.
-        if !self.claims[number].late.may_be_overtaken() || self.plant.is(Flaw::AssertedAfterLeave) {
+        if claim.is_leaving() {
             self.end_number(cx, number);
+        } else {
+            self.claims.end(number);
         }
     }
 
@@ -542,7 +524,7 @@ impl KeyState {
         let Some(claim) = self.claims.get_mut(tag.claim) else {
             return;
         };
-        if claim.late.take_overtakable(tag.seq) && claim.exchange.is_idle() {
+        if claim.is_overtaken(tag.seq) {
             self.ask(cx, tag.claim, RequestKind::Leave);
         }
     }
@@ -570,7 +552,7 @@ impl KeyState {
 
     /// Handles a claim that the store does not know. Its number is over.
     pub(crate) fn gone(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        let number_twice = self.plant.is(Flaw::NumberTwice);
+        let number_twice = cx.shard.plant.is(Flaw::NumberTwice);
         match self.claims[number].phase {
             Phase::Held(_) => self.lose(cx, number, LostCause::Gone),
             Phase::Leaving(_) => {}
@@ -590,23 +572,11 @@ impl KeyState {
     /// Ends a number that the store does not know, and returns its callers. If an unanswered request of the number may
     /// still be executed, the number is left when it no longer can be.
     pub(crate) fn end_number(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Claimant {
-        let forgets = self.plant.is(Flaw::AssertedAfterLeave);
         let claimant = self.claims.take_claimant(number);
-        match self.claims[number].late.take_last(cx.now, !forgets) {
-            Some(until) => self.leave_at(cx, number, until),
-            None => {
-                self.claims.end(number);
-            }
+        if self.claims[number].end(cx) {
+            self.claims.end(number);
         }
         claimant
-    }
-
-    /// Leaves a number at `until`, when no unanswered request of it can be executed any more.
-    pub(crate) fn leave_at(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, until: Instant) {
-        cx.event(KeyEvent::GhostLeft);
-        let claim = &mut self.claims[number];
-        let until = until.max(cx.now);
-        claim.leave_at(until, until + claim.record_lifetime());
     }
 
     /// Handles a pushed grant. "Queued" was answered to a request that was sent at t₀, and proves that this number
@@ -621,23 +591,23 @@ impl KeyState {
             } else {
                 // The push does not name the mode. A share of permits stays until it ends.
                 self.leave_unknown(cx, grant.claim_id, (grant.lease_ms, Mode::Exclusive));
-                if self.plant.is(Flaw::UnknownKept) {
+                if cx.shard.plant.is(Flaw::UnknownKept) {
                     self.claims.set_claimant(number, Claimant::LineHead);
                     self.start(cx, number, grant.number, cx.now + ms(grant.lease_ms));
                 }
             };
         };
-        if claim.claim_id != grant.claim_id {
+        if claim.id() != grant.claim_id {
             return cx.event(KeyEvent::PushForged);
         }
         let t0 = match claim.phase {
-            Phase::Asked => claim.created_at,
+            Phase::Asked => claim.created_at(),
             Phase::Queued { t0, .. } => t0,
             Phase::Confirming { .. } | Phase::Held(_) => return,
             Phase::Leaving(_) => return cx.event(KeyEvent::PushStale),
         };
-        claim.late.forget_executable();
-        claim.attempt.number = grant.attempt;
+        claim.forget_executable();
+        claim.note_attempt(grant.attempt, None);
         // A push that overtakes the answer to a yield proves that the yield was executed. That answer may be ignored
         // later, as when the number is left at once because no caller wants it.
         self.finish_yield(cx, number);
@@ -646,9 +616,10 @@ impl KeyState {
         let lease = claim.lease().min(ms(grant.lease_ms));
         let deadline = t0 + lease;
         // The successor of a master may have answered "queued" after the former master pushed a grant.
-        let is_of_former = grant.number <= cx.shard.former.highest && !self.plant.is(Flaw::FormerPushUsed);
+        let is_of_former =
+            grant.number <= cx.shard.former.highest && !cx.shard.plant.is(Flaw::FormerPushUsed);
         // A fixed lease starts with an answer, so that its holder gets the full length.
-        let confirm = claim.terms.is_fixed || !cx.shard.rules.final_push || is_of_former;
+        let confirm = claim.terms().is_fixed || !cx.shard.rules.final_push || is_of_former;
         if confirm || deadline.since(cx.now) < lease / 3 {
             cx.event(KeyEvent::PushConfirming);
             claim.phase = Phase::Confirming {

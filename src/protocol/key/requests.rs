@@ -14,9 +14,6 @@ use crate::protocol::key::replies::POLL_PAUSES;
 use crate::protocol::message::{ClaimNumber, Mode};
 use crate::protocol::step::{KeyEvent, LockOptions, Ticket, ms};
 
-/// How many leases long a finish is repeated: longer than an unfinished tick can block others.
-const MAX_FINISH_LEASES: u32 = 8;
-
 /// The greatest number of callers of a line with claims at one time, while there are permits.
 const MAX_LINE_CLAIMS: usize = 16;
 
@@ -26,7 +23,7 @@ impl KeyState {
     pub(crate) fn note_inheritance(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let (owner_ends, from) = (self.owner_ends.take(), self.owner.take());
         let ran_out = owner_ends.is_some_and(|ends| ends <= cx.now);
-        if ran_out && !self.claims[number].terms.is_fixed {
+        if ran_out && !self.claims[number].terms().is_fixed {
             cx.event(KeyEvent::Inherited { from });
         }
     }
@@ -41,7 +38,7 @@ impl KeyState {
                 continue;
             };
             let wanted = match claimant {
-                Claimant::LineHead => claim.held().is_some() || self.line.mode() == Some(claim.terms.mode),
+                Claimant::LineHead => claim.held().is_some() || self.line.mode() == Some(claim.terms().mode),
                 Claimant::Solo(_) | Claimant::LineFollower => true,
                 Claimant::Abandoned => false,
             };
@@ -51,7 +48,7 @@ impl KeyState {
                 Phase::Asked if !claim.exchange.is_idle() => {}
                 Phase::Leaving(_) => {}
                 _ if claim.is_in_flight(RequestKind::Leave) => {}
-                _ if self.plant.is(Flaw::CancelledForgotten) => {
+                _ if cx.shard.plant.is(Flaw::CancelledForgotten) => {
                     self.claims.end(number);
                 }
                 _ => self.leave(cx, number, None),
@@ -123,34 +120,13 @@ impl KeyState {
 
     /// Leaves a claim. Its number is dead here from now on, whatever the store answers.
     pub(crate) fn leave(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, release: Option<Ticket>) {
-        let is_closed = cx.shard.is_closed;
-        let keeps_number = self.plant.is(Flaw::LeaveKeepsNumber);
         let claim = &mut self.claims[number];
-        let latest = claim.late.executable_from(cx.now) + claim.record_lifetime();
-        let ends = match &claim.phase {
-            // No request in flight or without an answer can have extended the record.
-            Phase::Held(held) if claim.exchange.is_idle() && claim.exchange.failures() == 0 => {
-                held.ends.min(latest)
-            }
-            _ => latest,
-        };
-        let is_finished = claim.finished().is_some();
-        let until = if is_finished && !is_closed {
-            cx.now + MAX_FINISH_LEASES * claim.record_lifetime()
-        } else {
-            ends
-        };
-        let keeps_number = keeps_number && claim.held().is_none();
-        if !keeps_number {
-            claim.phase = Phase::Leaving(Leaving { release, ends, until });
-        }
-        claim.exchange.forget_failures();
-        claim.exchange.forget_unanswered();
+        claim.begin_leave(cx, release);
         let passed = match claim.origin {
             Some(Origin::Pass(_)) => claim.take_passed(),
             _ => None,
         };
-        if keeps_number {
+        if !self.claims[number].is_leaving() {
             self.claims.set_claimant(number, Claimant::LineHead);
         }
         self.ask(cx, number, RequestKind::Leave);
@@ -172,21 +148,21 @@ impl KeyState {
         }
         // The yield would not undo a late assertion of the old number. A leave is repeated.
         let old = &self.claims[number];
-        if old.is_in_flight(RequestKind::Renew) || old.late.is_assertable(cx.now) {
+        if old.is_in_flight(RequestKind::Renew) || old.is_assertable(cx.now) {
             return self.leave(cx, number, release);
         }
         let Some(ListedClaim { claim: old, .. }) = self.claims.remove(number) else {
             return;
         };
         let mut claim_id = cx.shard.next_claim_id();
-        if self.plant.is(Flaw::YieldKeepsNumber) {
-            claim_id = old.claim_id;
+        if cx.shard.plant.is(Flaw::YieldKeepsNumber) {
+            claim_id = old.id();
         }
         let mut claim = Claim::new(claim_id, options.terms(), cx.now);
         claim.exchange = Exchange::after(old.exchange.seq());
         claim.origin = Some(Origin::Yield(Yielded {
-            from: old.claim_id,
-            terms: old.terms,
+            from: old.id(),
+            terms: old.terms(),
             deadline: old.held().map_or(cx.now, |held| held.deadline),
             release,
         }));
@@ -225,16 +201,17 @@ impl KeyState {
     pub(crate) fn ask(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, kind: RequestKind) {
         let is_its = |renewal: &Renewal| {
             let held = self.held_by(renewal.holder);
-            held.is_some_and(|(claim, ..)| claim.claim_id.claim == number)
+            held.is_some_and(|(claim, ..)| claim.number() == number)
         };
-        let is_asked_for = self.renewals.iter().any(is_its) || self.plant.is(Flaw::FixedLeaseRenewedAlone);
+        let is_asked_for =
+            self.renewals.iter().any(is_its) || cx.shard.plant.is(Flaw::FixedLeaseRenewedAlone);
         let listed = self.claims.listed(number).filter(|_| !self.values.is_empty());
         let data = listed.and_then(ListedClaim::ticket).and_then(|ticket| {
             let value = self.values.iter().find(|(of, _)| *of == ticket);
             value.map(|(_, value)| value.clone())
         });
         self.claims[number].ask(cx, kind, is_asked_for, data);
-        if self.plant.is(Flaw::UnansweredRefresh)
+        if cx.shard.plant.is(Flaw::UnansweredRefresh)
             && let Phase::Queued { t0, .. } = &mut self.claims[number].phase
         {
             *t0 = cx.now;

@@ -21,7 +21,7 @@ impl KeyState {
     pub(crate) fn asked(&mut self, cx: &mut StepContext<'_>, claim_id: ClaimId, asking: &Arc<Asking>) {
         let number = claim_id.claim;
         let claim = self.claims.get_mut(number);
-        let Some(claim) = claim.filter(|claim| claim.claim_id == claim_id) else {
+        let Some(claim) = claim.filter(|claim| claim.id() == claim_id) else {
             return;
         };
         let Phase::Held(held) = &mut claim.phase else {
@@ -58,7 +58,7 @@ impl KeyState {
     /// Handles a push that says that a claim was revoked.
     pub(crate) fn pushed_revoked(&mut self, cx: &mut StepContext<'_>, claim_id: ClaimId, mode: Mode) {
         match self.claims.get(claim_id.claim) {
-            Some(claim) if claim.claim_id == claim_id => self.revoked(cx, claim_id.claim),
+            Some(claim) if claim.id() == claim_id => self.revoked(cx, claim_id.claim),
             Some(_) => cx.event(KeyEvent::PushForged),
             // The outcome of the yield or of the pass decides.
             None if self.knows_claim(claim_id) => cx.event(KeyEvent::PushStale),
@@ -133,7 +133,7 @@ impl KeyState {
         let Some(claim) = self.claims.get_mut(number) else {
             return;
         };
-        claim.attempt.finished = finished;
+        claim.note_finished(finished);
         let is_left = claim.is_in_flight(RequestKind::Leave);
         if !is_left && self.undropped.iter().all(|(_, of)| *of != number) {
             self.ask(cx, number, RequestKind::Leave);

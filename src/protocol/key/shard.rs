@@ -24,7 +24,6 @@ const MAX_KEPT_EFFECTS: usize = 64;
 /// The keys whose hash falls to this shard. Shards share no state, so that no lock is global.
 #[derive(Debug)]
 pub struct Shard {
-    plant: Plant,
     keys: HashMap<Name, Box<KeyState>, RandomState>,
     /// The empty state of a forgotten key, which keeps its memory for the next key.
     spare: Option<Box<KeyState>>,
@@ -79,12 +78,11 @@ impl Shard {
     #[doc(hidden)]
     pub fn with_plant(node: NodeId, index: u64, of: u64, seed: Seed, rules: Rules, plant: Plant) -> Self {
         Shard {
-            plant,
             keys: HashMap::default(),
             spare: None,
             timers: Timers::default(),
             last_key: 0,
-            context: ShardContext::new(node, index, of, seed, rules),
+            context: ShardContext::new(node, index, of, seed, rules, plant),
             last_ticket: 0,
             quorum: (rules.masters > 0).then(|| Box::new(Quorum::new(rules.masters, plant))),
             effects: Vec::new(),
@@ -159,7 +157,7 @@ impl Shard {
             | Input::Act(..) => self.keys.entry(name.clone()).or_insert_with(|| {
                 let mut key = self.spare.take().unwrap_or_default();
                 self.last_key += 1;
-                (key.plant, key.number) = (self.plant, self.last_key);
+                key.number = self.last_key;
                 key
             }),
             Input::Release(ticket) | Input::Finish(ticket, _) => match self.keys.get_mut(name) {
@@ -199,7 +197,7 @@ impl Shard {
     /// This is no step: it happens for every grant, and has no effects.
     pub fn take_up(&mut self, now: Instant, name: &Name, ticket: Ticket) -> Option<Instant> {
         let deadline = self.keys.get_mut(name).and_then(|key| key.take_up(now, ticket));
-        if self.plant.is(Flaw::LostGrantReturned) {
+        if self.context.plant.is(Flaw::LostGrantReturned) {
             return deadline.or(Some(now));
         }
         debug_assert!(
@@ -326,7 +324,9 @@ impl Shard {
         name: &Name,
         ticket: Ticket,
     ) -> Option<(Precondition, Duration)> {
-        self.keys.get_mut(name)?.begin_write(name, ticket, now)
+        self.keys
+            .get_mut(name)?
+            .begin_write(name, ticket, now, self.context.plant)
     }
 
     /// Returns whether the lease of a write is still held here.
@@ -412,7 +412,7 @@ impl Shard {
     /// Begins a step. Drops the effects of a step that panicked.
     #[inline]
     fn begin(&mut self) {
-        if !self.effects.is_empty() && !self.plant.is(Flaw::EffectsLeft) {
+        if !self.effects.is_empty() && !self.context.plant.is(Flaw::EffectsLeft) {
             self.effects.clear();
         }
     }
@@ -421,7 +421,7 @@ impl Shard {
     fn effects(&mut self) -> Effects<'_> {
         Effects {
             effects: &mut self.effects,
-            plant: self.plant,
+            plant: self.context.plant,
         }
     }
 

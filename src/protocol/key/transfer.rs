@@ -52,40 +52,40 @@ impl KeyState {
             return cx.effects.extend(Self::passed_too_late(ticket, to));
         };
         let options = LockOptions {
-            mode: old.terms.mode,
+            mode: old.terms().mode,
             fixed: true,
             ..LockOptions::new(term)
         };
-        self.take_over(cx, to, options, (old.claim_id, Some(old)));
+        self.take_over(cx, to, options, (old.id(), Some(old)));
     }
 
     /// Makes a writer a reader. The number by which it wrote is dead here from now on.
     pub(crate) fn downgrade(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, to: Ticket) {
         let writes = self
             .held_by(ticket)
-            .is_some_and(|(claim, ..)| claim.terms.mode == Mode::Exclusive);
+            .is_some_and(|(claim, ..)| claim.terms().mode == Mode::Exclusive);
         let Some((old, held)) = writes.then(|| self.end_holding(cx, ticket, to)).flatten() else {
             self.drop_lost(cx, ticket, None);
             return cx.effects.extend(Self::passed_too_late(ticket, to));
         };
         // A fixed lease ends when it would have ended without the downgrade.
         let left_ms = held.deadline.since(cx.now).as_millis() as u64;
-        let lease_ms = if old.terms.is_fixed {
+        let lease_ms = if old.terms().is_fixed {
             left_ms.max(1)
         } else {
-            old.terms.times.lease_ms
+            old.terms().times.lease_ms
         };
         let term = LeaseTimes {
             lease_ms,
-            ..old.terms.times
+            ..old.terms().times
         };
         let options = LockOptions {
             mode: Mode::Read,
-            fixed: old.terms.is_fixed,
+            fixed: old.terms().is_fixed,
             max_hold: held.local().and_then(|local| local.hold.max),
             ..LockOptions::new(term)
         };
-        self.take_over(cx, to, options, (old.claim_id, Some(old)));
+        self.take_over(cx, to, options, (old.id(), Some(old)));
     }
 
     /// Ends what a holder holds. Returns its claim and lease as they were, but held under the ticket of the caller
@@ -97,7 +97,7 @@ impl KeyState {
         to: Ticket,
     ) -> Option<(Claim, HeldLease)> {
         let (claim, held, index) = self.held_by(ticket)?;
-        let (number, held) = (claim.claim_id.claim, *held);
+        let (number, held) = (claim.number(), *held);
         let local = held.local().map(|local| local.hold);
         let reader = self.readers.remove(ticket).map(|reader| reader.local.hold);
         let local = LocalHolder {
@@ -149,7 +149,7 @@ impl KeyState {
         // A holder that gives a lease up waits for the answer while its own lease lasts, and not while the lease is
         // kept for others.
         let term = match &local {
-            Some(local) if local.terms.times.lease_ms < options.term.lease_ms => local.terms.times,
+            Some(local) if local.terms().times.lease_ms < options.term.lease_ms => local.terms().times,
             _ => options.term,
         };
         let caller = Caller {
@@ -181,7 +181,7 @@ impl KeyState {
     /// Forgets a lease that was given away. No caller of this process renews it or gives it back.
     pub(crate) fn handed_out(&mut self, cx: &mut StepContext<'_>, ticket: Ticket) {
         if let Some((claim, ..)) = self.held_by(ticket) {
-            let number = claim.claim_id.claim;
+            let number = claim.number();
             self.claims.end(number);
             cx.released(ticket, Outcome::Kept);
         } else {
@@ -195,15 +195,15 @@ impl KeyState {
         number: ClaimNumber,
         failure: &FailedRequest,
     ) {
-        let gives_up = self.plant.is(Flaw::DowngradeGivesUp);
+        let gives_up = cx.shard.plant.is(Flaw::DowngradeGivesUp);
         let claimant = self.claims.claimant(number);
         let claim = &mut self.claims[number];
         if failure.may_be_executed() {
-            claim.late.note_executable(failure.late_after.max(cx.now));
+            claim.note_executable(cx.now, failure);
             if let Claimant::Solo(caller) = claimant
                 && gives_up
                 && let Some(origin) = &claim.origin
-                && origin.held_as_writer(claim.terms.mode).is_some()
+                && origin.held_as_writer(claim.terms().mode).is_some()
             {
                 self.claims.set_claimant(number, Claimant::Abandoned);
                 return cx.deny(caller.ticket, AcquireError::Lost(LostCause::Gone));
@@ -240,7 +240,7 @@ impl KeyState {
         };
         self.claims.end(number);
         // The line has a claim of its own since the pass was sent.
-        let (number, lease) = (old.claim_id.claim, old.lease());
+        let (number, lease) = (old.number(), old.lease());
         if let Phase::Held(held) = &mut old.phase
             && let Holders::One(local) = &mut held.holders
         {
@@ -273,7 +273,7 @@ impl KeyState {
     /// number is left.
     pub(crate) fn end_passed(&mut self, cx: &mut StepContext<'_>, old: Option<Claim>) {
         if let Some(old) = old
-            && (old.is_renewing() || old.late.is_assertable(cx.now))
+            && (old.is_renewing() || old.is_assertable(cx.now))
         {
             self.leave_passed(cx, old);
         }
@@ -281,7 +281,7 @@ impl KeyState {
 
     /// Leaves the number of a lease whose pass may or may not have been executed.
     pub(crate) fn leave_passed(&mut self, cx: &mut StepContext<'_>, old: Claim) {
-        let number = old.claim_id.claim;
+        let number = old.number();
         self.claims.insert(old, Claimant::Abandoned);
         self.leave(cx, number, None);
     }
