@@ -95,7 +95,7 @@ impl LocalHolder {
 
 impl HeldLease {
     /// Returns a lease that a claim is granted now.
-    pub(crate) fn new(
+    pub(super) fn new(
         now: Instant,
         claim: &Claim,
         number: GrantNumber,

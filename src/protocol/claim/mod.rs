@@ -1,7 +1,7 @@
 //! A claim: a node's pursuit of one lease, from its first request to its last.
 
 //!
-//! Reading order: `origin`, `phase`, `held_lease`, `sending`, `timers`, `leaving`, `late_execution`.
+//! Reading order: `origin`, `phase`, `held_lease`, `sending`, `answers`, `timers`, `leaving`, `late_execution`.
 
 use std::time::Duration;
 
@@ -14,6 +14,7 @@ use crate::protocol::message::{ClaimId, ClaimNumber, Mode, TickTime};
 use crate::protocol::step::{LeaseTerms, ms};
 use crate::protocol::time::Instant;
 
+pub(crate) mod answers;
 pub mod held_lease;
 mod late_execution;
 mod leaving;
@@ -87,11 +88,6 @@ impl Claim {
 
     pub(crate) fn terms(&self) -> LeaseTerms {
         self.terms
-    }
-
-    /// Returns when the first request was made, which is never later than it was sent.
-    pub(crate) fn created_at(&self) -> Instant {
-        self.created_at
     }
 
     /// Notes the number of the attempt at the tick. `overtook`: the previous tick, if it had not ended well.
@@ -180,6 +176,10 @@ impl Claim {
 
     pub(crate) fn is_in_flight(&self, kind: RequestKind) -> bool {
         self.exchange.in_flight() == Some(&kind)
+    }
+
+    pub(crate) fn is_queued(&self) -> bool {
+        matches!(self.phase, Phase::Queued { .. })
     }
 
     pub(crate) fn is_leaving(&self) -> bool {

@@ -3,13 +3,14 @@
 use std::time::Duration;
 
 use crate::error::LostCause;
+use crate::protocol::claim::answers::Granted;
 use crate::protocol::claim::held_lease::{HeldLease, Holders, LocalHolder};
 use crate::protocol::claim::phase::Phase;
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claims::Claimant;
 use crate::protocol::key::key_state::KeyState;
-use crate::protocol::message::{ClaimNumber, Fence, GrantNumber, Mode, Name};
+use crate::protocol::message::{ClaimNumber, Fence, Mode, Name};
 use crate::protocol::step::{Effect, KeyEvent, Outcome, Ticket};
 use crate::protocol::time::Instant;
 use crate::protocol::write::Precondition;
@@ -17,13 +18,7 @@ use crate::protocol::write::Precondition;
 impl KeyState {
     /// Starts a grant: the caller of the claim holds the lease. The claim is left if it has no caller, and given away if
     /// the lease does not suit the caller.
-    pub(crate) fn start(
-        &mut self,
-        cx: &mut StepContext<'_>,
-        number: ClaimNumber,
-        grant: GrantNumber,
-        deadline: Instant,
-    ) {
+    pub(crate) fn start(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, granted: Granted) {
         let mut claimant = self.claims.claimant(number);
         let claim = &mut self.claims[number];
         let (lease, mode) = (claim.lease(), claim.terms().mode);
@@ -71,11 +66,10 @@ impl KeyState {
         } else {
             Holders::One(local)
         };
-        claim.phase = Phase::Held(HeldLease::new(cx.now, claim, grant, deadline, holders));
+        let fence = claim.hold(cx.now, granted, holders);
         self.claims.set_claimant(number, claimant);
         self.last_held = number;
-        cx.effects
-            .push(Effect::Granted(next.ticket, Fence::new(grant, 0)));
+        cx.effects.push(Effect::Granted(next.ticket, fence));
         self.schedule_renewal(cx, number);
         if is_open {
             self.open_to_readers(cx, number);

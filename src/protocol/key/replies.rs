@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::claim::RequestKind;
-use crate::protocol::claim::origin::{Origin, Yielded};
+use crate::protocol::claim::answers::{ClaimEvent, Granted, QueuePosition, TOO_OLD};
+use crate::protocol::claim::origin::Yielded;
 use crate::protocol::claim::phase::Phase;
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
@@ -15,18 +16,9 @@ use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claims::{Claimant, ListedClaim};
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::key::line::Caller;
-use crate::protocol::message::{
-    ClaimId, ClaimNumber, Grant, GrantNumber, LeaseTimes, Mode, NodeId, Reply, TickTime,
-};
-use crate::protocol::step::{AcquireError, Effect, KeyEvent, LeaseTerms, Outcome, Tag, TickRefusal, ms};
+use crate::protocol::message::{ClaimId, ClaimNumber, Grant, GrantNumber, LeaseTimes, Mode, Reply, TickTime};
+use crate::protocol::step::{AcquireError, KeyEvent, LeaseTerms, Outcome, Tag, TickRefusal, ms};
 use crate::protocol::time::Instant;
-
-/// The number of stale answers in a row after which the lease is left to others. It would otherwise be extended
-/// without end, and never used.
-const MAX_STALE_ANSWERS: u32 = 3;
-
-/// The age of a grant, in µs, at which its push must have arrived. A push is never that much slower than an answer.
-const MIN_MISSED_PUSH_US: u64 = 100_000;
 
 /// The first and the longest pause before a busy key of a store without a queue is claimed again.
 pub(crate) const POLL_PAUSES: (Duration, Duration) = (ms(30), ms(250));
@@ -36,37 +28,6 @@ const UNKNOWN_CLAIM_SEQ: u32 = 1 << 31;
 
 /// The shortest time between two reports that the capacity of a semaphore differs, for all semaphores of a shard.
 const CAPACITY_REPORT_PERIOD: Duration = Duration::from_secs(60);
-
-/// What the store says of a claim that it queued.
-#[derive(Debug, Clone, Copy)]
-struct Queued {
-    /// When the owner's record ends, or the recovery, in milliseconds.
-    left: Option<u64>,
-    /// The owner does not announce its release.
-    is_foreign: bool,
-    /// The server recovers, and grants nothing.
-    is_recovering: bool,
-    /// The owner's node, if it is known.
-    owner: Option<NodeId>,
-}
-
-impl Queued {
-    /// Reads a reply that says "queued".
-    fn of(reply: &Reply) -> Self {
-        let (left, owner) = match *reply {
-            Reply::QueuedBehind(left, node) => (left, Some(node)),
-            Reply::Queued(left) | Reply::QueuedBehindForeign(left) => (left, None),
-            Reply::Recovering(left) => (Some(left), None),
-            _ => (None, None),
-        };
-        Queued {
-            left,
-            is_foreign: matches!(reply, Reply::QueuedBehindForeign(_)),
-            is_recovering: matches!(reply, Reply::Recovering(_)),
-            owner,
-        }
-    }
-}
 
 impl KeyState {
     /// Removes and returns the request in flight that the tag names. Returns `None` if its claim is over, or sent a later
@@ -127,7 +88,7 @@ impl KeyState {
             }
             (_, Reply::Recovering(left)) => self.recovering(cx, number, kind, (sent, left)),
             (_, reply @ (Reply::Queued(_) | Reply::QueuedBehind(..) | Reply::QueuedBehindForeign(_))) => {
-                self.queued(cx, number, sent, Queued::of(&reply));
+                self.queued(cx, number, QueuePosition::new(sent, &reply));
             }
             (RequestKind::Renew | RequestKind::Assert, Reply::Late) => self.asserted_late(cx, number, kind),
             (RequestKind::Yield, reply) => self.yield_not_executed(cx, number, &reply),
@@ -171,113 +132,6 @@ impl KeyState {
         self.claim_again(cx, claimant, &failure);
     }
 
-    /// Ends a yield that is known to be executed. If the yield was a release, its caller gets the outcome now.
-    pub(crate) fn finish_yield(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        let yielded = self.claims[number].take_yielded();
-        if let Some(ticket) = yielded.and_then(|yielded| yielded.release) {
-            cx.released(ticket, Outcome::Kept);
-        }
-    }
-
-    /// Handles a grant in an answer. The lease counts from the sending of the answered request, because claim and
-    /// renew of an owner extend its lease.
-    fn granted(
-        &mut self,
-        cx: &mut StepContext<'_>,
-        number: ClaimNumber,
-        (sent, time): (Instant, u64),
-        grant: GrantNumber,
-    ) {
-        let moves = cx.shard.beside_former_master(sent).is_none()
-            || cx.shard.plant.is(Flaw::RenewedBesideFormerMaster);
-        let deadline = self.deadline_by_answer(cx, number, (sent, moves));
-        self.finish_yield(cx, number);
-        let claim = &mut self.claims[number];
-        let (lease, hold) = (claim.lease(), claim.record_lifetime());
-        claim.exchange.forget_unanswered();
-        // A fixed lease does not start again when its writer becomes a reader.
-        // A writer that becomes a reader beside a former master goes on with what is left.
-        let is_downgrade = |origin: &Origin| origin.held_as_writer(claim.terms().mode).is_some();
-        let goes_on = !moves && claim.origin.as_ref().is_some_and(is_downgrade);
-        let origin = claim.origin.as_ref().filter(|_| claim.terms().is_fixed);
-        let ends = origin.and_then(|origin| Some(origin.held_as_writer(claim.terms().mode)?.deadline));
-        let deadline = ends.map_or(deadline, |ends| deadline.min(ends));
-        match &mut claim.phase {
-            Phase::Held(held) if held.number == grant => {
-                // A lease past its deadline was lost before this step got here: nothing revives it.
-                let slack = held.deadline.since(cx.now);
-                held.ends = cx.now + hold;
-                claim.exchange.forget_failures();
-                if !moves {
-                    return claim.schedule_renewal_after_former_master(cx);
-                }
-                held.deadline = held.deadline.max(deadline);
-                cx.event(KeyEvent::Renewed { slack });
-                self.schedule_renewal(cx, number);
-                if !self.renewals.is_empty() {
-                    self.answer_renewals(cx, number);
-                }
-            }
-            // The lease is another one. No caller holds it.
-            Phase::Held(_) => {
-                self.report_lost(cx, number, LostCause::Gone);
-                self.leave(cx, number, None);
-            }
-            Phase::Leaving(_) => {}
-            Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
-                if matches!(claim.phase, Phase::Queued { .. }) {
-                    cx.event(KeyEvent::FoundGranted);
-                    self.note_inheritance(cx, number);
-                    self.note_missed_push(cx, time, grant);
-                }
-                let claim = &mut self.claims[number];
-                claim.forget_executable();
-                if let Some(ends) = ends
-                    && cx.now >= ends
-                {
-                    // The fixed lease ended while the answer was in flight.
-                    if let Claimant::Solo(caller) = self.claims.take_claimant(number) {
-                        cx.deny(caller.ticket, AcquireError::Lost(LostCause::Ended));
-                    }
-                    self.leave(cx, number, None);
-                } else if deadline.since(cx.now) < lease / 3 && ends.is_none() && !goes_on {
-                    self.grant_too_old(cx, number);
-                } else {
-                    self.start(cx, number, grant, deadline);
-                }
-            }
-        }
-    }
-
-    /// Returns the deadline of a lease that was granted to a request sent at `sent`. A lease that continues another one lasts no
-    /// longer than that one, unless it surely lasted when no former master could grant the key any more.
-    fn deadline_by_answer(
-        &self,
-        cx: &StepContext<'_>,
-        number: ClaimNumber,
-        (sent, moves): (Instant, bool),
-    ) -> Instant {
-        let from_reply = cx.shard.plant.is(Flaw::DeadlineFromReply);
-        let claim = &self.claims[number];
-        let deadline = if from_reply { cx.now } else { sent } + claim.lease();
-        let is_certain =
-            |until: Instant| moves && (cx.now < until || cx.shard.former.until <= Some(claim.created_at()));
-        match claim.continued_until() {
-            Some(until) if !is_certain(until) => deadline.min(until),
-            _ => deadline,
-        }
-    }
-
-    /// Has the inbox checked for a sign of life if the grant is so old that its push must have arrived. The number of
-    /// a grant is the server's clock at the grant, so both times are of one clock. A grant that was given to the
-    /// renewal itself is not pushed; it is as young as its answer.
-    fn note_missed_push(&mut self, cx: &mut StepContext<'_>, time: u64, grant: GrantNumber) {
-        if time.saturating_sub(grant.0) >= MIN_MISSED_PUSH_US && !cx.shard.plant.is(Flaw::SilentInboxTrusted)
-        {
-            cx.effects.push(Effect::PushMissed);
-        }
-    }
-
     /// Reports that a current holder recorded another capacity. A deploy that changes the capacity is reported, but
     /// not for each permit.
     fn report_capacity(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, recorded: u32) {
@@ -291,24 +145,61 @@ impl KeyState {
         }
     }
 
-    /// Handles a grant of which too little is left to start with: the lease is renewed first, or given up after
-    /// several tries.
-    fn grant_too_old(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        cx.event(KeyEvent::AnswerStale);
-        let claim = &mut self.claims[number];
-        let (since, tries) = match claim.phase {
-            Phase::Confirming { since, tries } => (since, tries + 1),
-            _ => (cx.now, 1),
-        };
-        claim.phase = Phase::Confirming { since, tries };
-        // The claim was granted, whatever the store says of its repeats.
-        let failure =
-            FailedRequest::of_late_answer(cx.now, self.taken_at, "the answer came too late to be used");
-        claim.exchange.note_unanswered(failure.reported());
-        if tries < MAX_STALE_ANSWERS {
-            return self.claims[number].schedule_confirmation(cx, tries);
+    /// Handles a grant in an answer.
+    fn granted(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        (sent, time): (Instant, u64),
+        grant: GrantNumber,
+    ) {
+        if self.claims[number].is_queued() {
+            cx.event(KeyEvent::FoundGranted);
+            self.note_inheritance(cx, number);
+            self.claims[number].note_missed_push(cx, time, grant);
         }
-        let is_pass = claim.pass().is_some();
+        let event = self.claims[number].granted(cx, sent, grant);
+        self.take_event(cx, number, event);
+    }
+
+    /// Handles "queued".
+    fn queued(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, position: QueuePosition) {
+        let event = self.claims[number].queued(cx, position);
+        self.take_event(cx, number, event);
+    }
+
+    /// Does for the callers of a claim, and for the other claims of the key, what the store's message about the claim means.
+    fn take_event(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, event: Option<ClaimEvent>) {
+        match event {
+            None => {}
+            Some(ClaimEvent::Granted(granted)) => self.start(cx, number, granted),
+            Some(ClaimEvent::Unconfirmed) => self.ask(cx, number, RequestKind::Renew),
+            Some(ClaimEvent::Queued(position)) => self.note_queued(cx, number, position),
+            Some(ClaimEvent::Renewed) => {
+                self.schedule_renewal(cx, number);
+                if !self.renewals.is_empty() {
+                    self.answer_renewals(cx, number);
+                }
+            }
+            // No caller holds the lease that the claim has.
+            Some(ClaimEvent::Lost(cause)) => {
+                self.report_lost(cx, number, cause);
+                self.leave(cx, number, None);
+            }
+            Some(ClaimEvent::Ended) => {
+                if let Claimant::Solo(caller) = self.claims.take_claimant(number) {
+                    cx.deny(caller.ticket, AcquireError::Lost(LostCause::Ended));
+                }
+                self.leave(cx, number, None);
+            }
+            Some(ClaimEvent::TooOld) => self.give_up_old_grant(cx, number),
+        }
+    }
+
+    /// Gives a lease up of which too little was left, again and again. The callers are claimed for under a new number.
+    fn give_up_old_grant(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        let failure = FailedRequest::of_late_answer(cx.now, self.taken_at, TOO_OLD);
+        let is_pass = self.claims[number].pass().is_some();
         match self.claims.take_claimant(number) {
             // A lease that is taken over is not claimed again: another owner may have had it meanwhile.
             Claimant::Solo(caller) if is_pass => {
@@ -318,51 +209,29 @@ impl KeyState {
         }
     }
 
-    /// Handles "queued".
-    fn queued(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, sent: Instant, queued: Queued) {
-        self.finish_yield(cx, number);
-        let claim = &mut self.claims[number];
-        claim.forget_executable();
-        claim.exchange.forget_unanswered();
-        match claim.phase {
-            // The request was executed before the pushed grant. The answer only says that t₀ could be younger.
-            Phase::Confirming { since, tries } if sent < since => {
-                self.claims[number].schedule_confirmation(cx, tries + 1);
-            }
-            // In `Confirming`, the request was sent when the grant was known here. So there is no grant, though one
-            // was pushed.
-            Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
-                let recovery = queued.left.map(ms).filter(|_| queued.is_recovering);
-                claim.phase = Phase::Queued {
-                    t0: sent,
-                    recovers_until: recovery.map(|left| sent + left),
+    /// Notes for the callers that a claim is queued, and denies those that do not wait so long.
+    fn note_queued(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, position: QueuePosition) {
+        let mode = self.claims[number].terms().mode;
+        self.claims_head_only = matches!(mode, Mode::Permits(_));
+        match self.claims.claimant(number) {
+            Claimant::LineHead => self.failed_claims = 0,
+            Claimant::Solo(caller) => {
+                let caller = Caller {
+                    failed_claims: 0,
+                    ..caller
                 };
-                claim.exchange.forget_failures();
-                let mode = claim.terms().mode;
-                self.claims_head_only = matches!(mode, Mode::Permits(_));
-                match self.claims.claimant(number) {
-                    Claimant::LineHead => self.failed_claims = 0,
-                    Claimant::Solo(caller) => {
-                        let caller = Caller {
-                            failed_claims: 0,
-                            ..caller
-                        };
-                        self.claims.set_claimant(number, Claimant::Solo(caller));
-                    }
-                    Claimant::LineFollower | Claimant::Abandoned => {}
-                }
-                self.schedule_wait(cx, number, queued.left, queued.is_foreign);
-                if let Some(left) = recovery {
-                    return self.deny_recovering(cx, left);
-                }
-                self.taken_at = Some(cx.now);
-                (self.owner_ends, self.owner) = (queued.left.map(|left| sent + ms(left)), queued.owner);
-                self.deny_behind(cx, mode);
+                self.claims.set_claimant(number, Claimant::Solo(caller));
             }
-            // The store has no record of the lease yet: another record is there until it expires.
-            Phase::Held(_) => self.claims[number].schedule_retry(cx),
-            Phase::Leaving(_) => {}
+            Claimant::LineFollower | Claimant::Abandoned => {}
         }
+        self.schedule_wait(cx, number, position.left, position.is_foreign);
+        if let Some(left) = position.recovery() {
+            return self.deny_recovering(cx, left);
+        }
+        self.taken_at = Some(cx.now);
+        self.owner_ends = position.left.map(|left| position.sent + ms(left));
+        self.owner = position.owner;
+        self.deny_behind(cx, mode);
     }
 
     /// Denies the callers that give up before the server has recovered.
@@ -396,7 +265,7 @@ impl KeyState {
             {
                 self.hold_back(cx, number, kind, ms(left));
             }
-            _ => self.queued(cx, number, sent, Queued::of(&Reply::Recovering(left))),
+            _ => self.queued(cx, number, QueuePosition::new(sent, &Reply::Recovering(left))),
         }
     }
 
@@ -579,8 +448,7 @@ impl KeyState {
         claimant
     }
 
-    /// Handles a pushed grant. "Queued" was answered to a request that was sent at t₀, and proves that this number
-    /// had no grant before t₀. So the grant came later, and lasts at least until t₀ + lease. No clocks are compared.
+    /// Handles a pushed grant.
     pub(crate) fn pushed(&mut self, cx: &mut StepContext<'_>, grant: &Grant) {
         let number = grant.claim_id.claim;
         let Some(claim) = self.claims.get_mut(number) else {
@@ -593,45 +461,15 @@ impl KeyState {
                 self.leave_unknown(cx, grant.claim_id, (grant.lease_ms, Mode::Exclusive));
                 if cx.shard.plant.is(Flaw::UnknownKept) {
                     self.claims.set_claimant(number, Claimant::LineHead);
-                    self.start(cx, number, grant.number, cx.now + ms(grant.lease_ms));
+                    let granted = Granted::unproven(grant.number, cx.now + ms(grant.lease_ms));
+                    self.start(cx, number, granted);
                 }
             };
         };
-        if claim.id() != grant.claim_id {
-            return cx.event(KeyEvent::PushForged);
-        }
-        let t0 = match claim.phase {
-            Phase::Asked => claim.created_at(),
-            Phase::Queued { t0, .. } => t0,
-            Phase::Confirming { .. } | Phase::Held(_) => return,
-            Phase::Leaving(_) => return cx.event(KeyEvent::PushStale),
-        };
-        claim.forget_executable();
-        claim.note_attempt(grant.attempt, None);
-        // A push that overtakes the answer to a yield proves that the yield was executed. That answer may be ignored
-        // later, as when the number is left at once because no caller wants it.
-        self.finish_yield(cx, number);
-        self.note_inheritance(cx, number);
-        let claim = &mut self.claims[number];
-        let lease = claim.lease().min(ms(grant.lease_ms));
-        let deadline = t0 + lease;
-        // The successor of a master may have answered "queued" after the former master pushed a grant.
-        let is_of_former =
-            grant.number <= cx.shard.former.highest && !cx.shard.plant.is(Flaw::FormerPushUsed);
-        // A fixed lease starts with an answer, so that its holder gets the full length.
-        let confirm = claim.terms().is_fixed || !cx.shard.rules.final_push || is_of_former;
-        if confirm || deadline.since(cx.now) < lease / 3 {
-            cx.event(KeyEvent::PushConfirming);
-            claim.phase = Phase::Confirming {
-                since: cx.now,
-                tries: 0,
-            };
-            if claim.exchange.is_idle() {
-                self.ask(cx, number, RequestKind::Renew);
-            }
-        } else {
-            cx.event(KeyEvent::PushUsed);
-            self.start(cx, number, grant.number, deadline);
+        if claim.takes_push(cx, grant) {
+            self.note_inheritance(cx, number);
+            let event = self.claims[number].pushed(cx, grant);
+            self.take_event(cx, number, event);
         }
     }
 

@@ -76,7 +76,7 @@ impl KeyState {
             Phase::Leaving(_) => {}
             // The claim was granted before this node learned of it.
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
-                self.finish_yield(cx, number);
+                self.claims[number].finish_yield(cx);
                 self.leave_ungranted(cx, number);
             }
         }
