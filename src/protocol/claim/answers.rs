@@ -5,7 +5,6 @@ use std::time::Duration;
 use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::protocol::claim::Claim;
 use crate::protocol::claim::held_lease::{HeldLease, Holders};
-use crate::protocol::claim::origin::Origin;
 use crate::protocol::claim::phase::Phase;
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Flaw;
@@ -124,10 +123,9 @@ impl Claim {
         let deadline = self.deadline_by_answer(cx, sent, moves);
         self.finish_yield(cx);
         self.exchange.forget_unanswered();
-        let (lease, hold, mode) = (self.lease(), self.record_lifetime(), self.terms.mode);
+        let (lease, hold) = (self.lease(), self.record_lifetime());
         // A writer that becomes a reader beside a former master goes on with what is left.
-        let as_writer = |origin: &Origin| origin.held_as_writer(mode).map(|held| held.deadline);
-        let writer_deadline = self.origin.as_ref().and_then(as_writer);
+        let writer_deadline = self.held_as_writer().map(|held| held.deadline);
         let goes_on = !moves && writer_deadline.is_some();
         // A fixed lease does not start again when its writer becomes a reader.
         let ends = writer_deadline.filter(|_| self.terms.is_fixed);
@@ -155,6 +153,7 @@ impl Claim {
                 } else if deadline.since(cx.now) < lease / 3 && ends.is_none() && !goes_on {
                     self.grant_too_old(cx)
                 } else {
+                    self.exchange.forget_failures();
                     let number = grant;
                     Some(ClaimEvent::Granted(Granted { number, deadline }))
                 }
@@ -279,6 +278,7 @@ impl Claim {
             return self.exchange.is_idle().then_some(ClaimEvent::Unconfirmed);
         }
         cx.event(KeyEvent::PushUsed);
+        self.exchange.forget_failures();
         let number = grant.number;
         Some(ClaimEvent::Granted(Granted { number, deadline }))
     }

@@ -1,5 +1,4 @@
 //! A claim: a node's pursuit of one lease, from its first request to its last.
-
 //!
 //! Reading order: `origin`, `phase`, `held_lease`, `sending`, `answers`, `timers`, `leaving`, `late_execution`.
 
@@ -7,7 +6,7 @@ use std::time::Duration;
 
 use crate::protocol::claim::held_lease::HeldLease;
 use crate::protocol::claim::late_execution::LateExecution;
-use crate::protocol::claim::origin::{Origin, Pass, Yielded};
+use crate::protocol::claim::origin::Origin;
 use crate::protocol::claim::phase::Phase;
 use crate::protocol::exchange::Exchange;
 use crate::protocol::message::{ClaimId, ClaimNumber, Mode, TickTime};
@@ -33,21 +32,21 @@ pub(crate) struct Claim {
     pub(crate) phase: Phase,
     /// When the first request was made, which is never later than it was sent.
     created_at: Instant,
-    pub(crate) exchange: Exchange<RequestKind>,
+    exchange: Exchange<RequestKind>,
     late: LateExecution,
     /// The lease that the claim continues. Set until the store has answered.
-    pub(crate) origin: Option<Origin>,
+    origin: Option<Origin>,
 }
 
 /// The run of a tick by its claim.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct TickAttempt {
+struct TickAttempt {
     /// The number of this attempt at the tick.
-    pub(crate) number: u32,
+    number: u32,
     /// The previous tick, if it had not ended well. It never runs again.
-    pub(crate) overtook: Option<TickTime>,
+    overtook: Option<TickTime>,
     /// Set when the tick was run to its end. `true`: the run went well.
-    pub(crate) finished: Option<bool>,
+    finished: Option<bool>,
 }
 
 /// What a request of a claim is for.
@@ -113,50 +112,6 @@ impl Claim {
     /// Returns how long the record lives in the store: the lease and the margin.
     pub(crate) fn record_lifetime(&self) -> Duration {
         ms(self.terms.times.hold_ms())
-    }
-
-    /// Returns the pass that the claim waits for, until the store has answered.
-    pub(crate) fn pass(&self) -> Option<&Pass> {
-        match &self.origin {
-            Some(Origin::Pass(pass)) => Some(pass),
-            Some(Origin::Yield(_)) | None => None,
-        }
-    }
-
-    /// Returns until when the lease surely lasts that this claim continues, as far as its yield or pass knows.
-    pub(crate) fn continued_until(&self) -> Option<Instant> {
-        match self.origin.as_ref()? {
-            Origin::Yield(yielded) => Some(yielded.deadline),
-            Origin::Pass(pass) => match &pass.local {
-                Some(old) => old.held().map(|held| held.deadline),
-                // An executed adoption came after the claim was made.
-                None => Some(self.created_at + self.lease()),
-            },
-        }
-    }
-
-    /// Returns the local claim whose lease is being passed on.
-    pub(crate) fn passed_mut(&mut self) -> Option<&mut Claim> {
-        match &mut self.origin {
-            Some(Origin::Pass(pass)) => pass.local.as_mut(),
-            Some(Origin::Yield(_)) | None => None,
-        }
-    }
-
-    /// Ends a pass. Returns the local claim whose lease was passed on.
-    pub(crate) fn take_passed(&mut self) -> Option<Claim> {
-        match self.origin.take_if(|origin| matches!(origin, Origin::Pass(_))) {
-            Some(Origin::Pass(pass)) => pass.local,
-            _ => None,
-        }
-    }
-
-    /// Ends a yield. Returns what was yielded.
-    pub(crate) fn take_yielded(&mut self) -> Option<Yielded> {
-        match self.origin.take_if(|origin| matches!(origin, Origin::Yield(_))) {
-            Some(Origin::Yield(yielded)) => Some(yielded),
-            _ => None,
-        }
     }
 
     pub(crate) fn held(&self) -> Option<&HeldLease> {

@@ -1,9 +1,12 @@
 //! The lease that a claim continues.
 
+use crate::error::StoreError;
 use crate::protocol::claim::Claim;
 use crate::protocol::claim::held_lease::HeldLease;
-use crate::protocol::message::{ClaimId, Mode};
-use crate::protocol::step::{LeaseTerms, Ticket};
+use crate::protocol::claim::phase::{Leaving, Phase};
+use crate::protocol::exchange::Exchange;
+use crate::protocol::message::ClaimId;
+use crate::protocol::step::{LeaseTerms, Ticket, ms};
 use crate::protocol::time::Instant;
 
 /// The lease that a claim continues, instead of claiming a new one.
@@ -13,14 +16,6 @@ pub(crate) enum Origin {
     Yield(Yielded),
     /// A lease that is taken over from another owner.
     Pass(Box<Pass>),
-}
-
-impl Origin {
-    /// Returns what the holder held as a writer, if this claim makes it a reader.
-    pub(crate) fn held_as_writer(&self, mode: Mode) -> Option<&HeldLease> {
-        let Origin::Pass(pass) = self else { return None };
-        pass.local.as_ref().filter(|old| old.terms.mode != mode)?.held()
-    }
 }
 
 /// A lease that is taken over from its owner.
@@ -33,6 +28,7 @@ pub(crate) struct Pass {
     pub(crate) local: Option<Claim>,
 }
 
+/// A lease of this node that is given up.
 #[derive(Debug)]
 pub(crate) struct Yielded {
     pub(crate) from: ClaimId,
@@ -40,4 +36,136 @@ pub(crate) struct Yielded {
     /// Until when the lease surely lasts that was given up.
     pub(crate) deadline: Instant,
     pub(crate) release: Option<Ticket>,
+}
+
+impl Claim {
+    /// Gives the lease up for a place at the end of the queue, under a new number and on new terms. The old number is dead from
+    /// now on.
+    pub(crate) fn yield_to(
+        self,
+        claim_id: ClaimId,
+        terms: LeaseTerms,
+        now: Instant,
+        release: Option<Ticket>,
+    ) -> Claim {
+        let yielded = Yielded {
+            from: self.claim_id,
+            terms: self.terms,
+            deadline: self.held().map_or(now, |held| held.deadline),
+            release,
+        };
+        Claim {
+            exchange: Exchange::after(self.exchange.seq()),
+            origin: Some(Origin::Yield(yielded)),
+            ..Claim::new(claim_id, terms, now)
+        }
+    }
+
+    /// Takes over the lease of `from` under a new number. `local`: the claim of this process that gives the lease up. Its number
+    /// is dead from now on.
+    pub(crate) fn take_over(
+        claim_id: ClaimId,
+        terms: LeaseTerms,
+        now: Instant,
+        from: ClaimId,
+        local: Option<Claim>,
+    ) -> Claim {
+        Claim {
+            origin: Some(Origin::Pass(Box::new(Pass { from, local }))),
+            ..Claim::new(claim_id, terms, now)
+        }
+    }
+
+    /// Returns a claim that only leaves its number, which is dead here: the old number of a yield, or an unknown one. `unanswered`
+    /// is the error of the yield, which may have been executed. `seq` is the number of requests so far: a late answer to one of
+    /// them must not count for the leave.
+    pub(crate) fn dead(yielded: Yielded, now: Instant, seq: u32, unanswered: Option<StoreError>) -> Claim {
+        let ends = now + ms(yielded.terms.times.hold_ms());
+        let mut exchange = Exchange::after(seq);
+        if let Some(unanswered) = unanswered {
+            exchange.note_unanswered(unanswered);
+        }
+        Claim {
+            phase: Phase::Leaving(Leaving {
+                release: yielded.release,
+                ends,
+                until: ends,
+            }),
+            exchange,
+            ..Claim::new(yielded.from, yielded.terms, now)
+        }
+    }
+
+    /// Returns what the holder held as a writer, if this claim makes it a reader.
+    pub(crate) fn held_as_writer(&self) -> Option<&HeldLease> {
+        let old = self.pass()?.local.as_ref()?;
+        old.held().filter(|_| old.terms.mode != self.terms.mode)
+    }
+
+    /// Returns whether the claim is this one, or goes on with its lease.
+    pub(crate) fn goes_on_with(&self, claim_id: ClaimId) -> bool {
+        let is_old = match &self.origin {
+            Some(Origin::Yield(yielded)) => yielded.from == claim_id,
+            Some(Origin::Pass(pass)) => pass.local.is_some() && pass.from == claim_id,
+            None => false,
+        };
+        is_old || self.claim_id == claim_id
+    }
+
+    /// Returns the claim whose lease was to be passed on, if its lease still lasts, and the store surely did nothing. A request
+    /// without an answer proves nothing, and the old number then stays dead.
+    pub(crate) fn resume(&mut self, now: Instant) -> Option<Claim> {
+        if self.exchange.unanswered().is_some() {
+            return None;
+        }
+        let Some(Origin::Pass(pass)) = &mut self.origin else {
+            return None;
+        };
+        pass.local
+            .take_if(|old| old.held().is_some_and(|held| now < held.deadline))
+    }
+
+    /// Returns the pass that the claim waits for, until the store has answered.
+    pub(crate) fn pass(&self) -> Option<&Pass> {
+        match &self.origin {
+            Some(Origin::Pass(pass)) => Some(pass),
+            Some(Origin::Yield(_)) | None => None,
+        }
+    }
+
+    /// Returns until when the lease surely lasts that this claim continues, as far as its yield or pass knows.
+    pub(crate) fn continued_until(&self) -> Option<Instant> {
+        match self.origin.as_ref()? {
+            Origin::Yield(yielded) => Some(yielded.deadline),
+            Origin::Pass(pass) => match &pass.local {
+                Some(old) => old.held().map(|held| held.deadline),
+                // An executed adoption came after the claim was made.
+                None => Some(self.created_at + self.lease()),
+            },
+        }
+    }
+
+    /// Returns the local claim whose lease is being passed on.
+    pub(crate) fn passed_mut(&mut self) -> Option<&mut Claim> {
+        match &mut self.origin {
+            Some(Origin::Pass(pass)) => pass.local.as_mut(),
+            Some(Origin::Yield(_)) | None => None,
+        }
+    }
+
+    /// Ends a pass. Returns the local claim whose lease was passed on.
+    pub(crate) fn take_passed(&mut self) -> Option<Claim> {
+        match self.origin.take_if(|origin| matches!(origin, Origin::Pass(_))) {
+            Some(Origin::Pass(pass)) => pass.local,
+            _ => None,
+        }
+    }
+
+    /// Ends a yield. Returns what was yielded.
+    pub(crate) fn take_yielded(&mut self) -> Option<Yielded> {
+        match self.origin.take_if(|origin| matches!(origin, Origin::Yield(_))) {
+            Some(Origin::Yield(yielded)) => Some(yielded),
+            _ => None,
+        }
+    }
 }

@@ -1,9 +1,12 @@
 //! The requests of a claim.
 
+use crate::error::StoreError;
 use crate::protocol::claim::origin::Origin;
 use crate::protocol::claim::phase::Phase;
 use crate::protocol::claim::{Claim, RequestKind};
 use crate::protocol::context::StepContext;
+use crate::protocol::failed_request::FailedRequest;
+use crate::protocol::flaw::Flaw;
 use crate::protocol::message::{ClaimId, Kind, Payload, Request, Verb, WhenBehind};
 use crate::protocol::step::{Class, Outgoing, Tag};
 
@@ -57,6 +60,32 @@ impl Claim {
             class,
             called: cx.now,
         });
+    }
+
+    /// Returns whether no request is in flight.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.exchange.is_idle()
+    }
+
+    /// Ends the request in flight if it has this number.
+    pub(crate) fn take_in_flight(&mut self, seq: u32) -> Option<RequestKind> {
+        self.exchange.take(seq)
+    }
+
+    /// Returns the number of requests so far.
+    pub(crate) fn seq(&self) -> u32 {
+        self.exchange.seq()
+    }
+
+    /// Notes a failure. If an earlier request has no answer either, the callers get the error of that one.
+    pub(crate) fn note_failure(&mut self, cx: &StepContext<'_>, failure: &mut FailedRequest) {
+        let believes_all = cx.shard.plant.is(Flaw::RefusalBelieved);
+        self.exchange.note_failure(failure, believes_all);
+    }
+
+    /// Returns why the first of the unanswered requests has no answer.
+    pub(crate) fn unanswered(&self) -> Option<&StoreError> {
+        self.exchange.unanswered()
     }
 
     /// Returns the verb and the class of a request of this kind.

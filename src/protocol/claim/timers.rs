@@ -113,6 +113,43 @@ impl Claim {
         self.exchange.plan(cx.now + pause);
     }
 
+    /// Plans the repeat of a request that its server did not execute, because it does not serve the key now.
+    pub(crate) fn redirect(&mut self, at: Instant) {
+        self.exchange.redirect(at);
+    }
+
+    /// Plans no next request.
+    pub(crate) fn rest(&mut self) {
+        self.exchange.rest();
+    }
+
+    pub(crate) fn has_next_request(&self) -> bool {
+        self.exchange.next_at().is_some()
+    }
+
+    pub(crate) fn is_request_due(&self, now: Instant) -> bool {
+        self.exchange.is_due(now)
+    }
+
+    /// Returns whether the next request repeats one that failed or was redirected.
+    pub(crate) fn is_retry(&self) -> bool {
+        self.exchange.is_retry()
+    }
+
+    pub(crate) fn is_redirected(&self) -> bool {
+        self.exchange.is_redirected()
+    }
+
+    /// Notes that a grant may have been missed since the request in flight was made. If the answer is "queued", the claim asks
+    /// again at once.
+    pub(crate) fn ask_again_after_answer(&mut self) {
+        self.exchange.ask_again_after_answer();
+    }
+
+    pub(crate) fn asks_again(&self) -> bool {
+        self.exchange.asks_again()
+    }
+
     /// Asks soon, because it is unknown whether grants are pushed.
     pub(crate) fn expect_no_push(&mut self, cx: &mut StepContext<'_>) {
         let look = cx.now + cx.shard.between(UNCONFIRMED_PAUSES);

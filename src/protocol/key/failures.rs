@@ -26,10 +26,7 @@ impl KeyState {
         if !matches!(kind, RequestKind::Leave) {
             self.error = Some(failure.error.clone());
         }
-        let believes_all = cx.shard.plant.is(Flaw::RefusalBelieved);
-        self.claims[number]
-            .exchange
-            .note_failure(&mut failure, believes_all);
+        self.claims[number].note_failure(cx, &mut failure);
         failure
     }
 
@@ -43,7 +40,7 @@ impl KeyState {
         }
         if let Some(claim) = self.claims.get_mut(tag.claim)
             && claim.is_overtaken(tag.seq)
-            && claim.exchange.next_at().is_none()
+            && !claim.has_next_request()
         {
             // The leave has its answer.
             self.end_number(cx, tag.claim);
@@ -176,7 +173,7 @@ impl KeyState {
         if let Some(yielded) = self.claims[number].take_yielded() {
             cx.event(KeyEvent::LeaveRepeated);
             let claim = &self.claims[number];
-            let (seq, unanswered) = (claim.exchange.seq(), claim.exchange.unanswered().cloned());
+            let (seq, unanswered) = (claim.seq(), claim.unanswered().cloned());
             let old = yielded.from.claim;
             self.leave_old_number(cx, yielded, seq, unanswered);
             // A renewal of the old number may have been lost with the yield.
@@ -276,7 +273,7 @@ impl KeyState {
                     && kind != RequestKind::Assert
                     && !cx.shard.plant.is(Flaw::FixedLeaseRenewedAlone)
                 {
-                    claim.exchange.rest();
+                    claim.rest();
                 }
             }
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {

@@ -22,8 +22,6 @@ impl KeyState {
         let mut claimant = self.claims.claimant(number);
         let claim = &mut self.claims[number];
         let (lease, mode) = (claim.lease(), claim.terms().mode);
-        claim.exchange.forget_failures();
-        claim.forget_executable();
         let next = match claimant {
             Claimant::LineHead | Claimant::LineFollower => self.line.front().copied(),
             Claimant::Solo(caller) => Some(caller),
@@ -31,8 +29,7 @@ impl KeyState {
         };
         self.taken_at = Some(cx.now);
         // The hold time of a writer that became a reader continues. Its `max_hold` does not start again.
-        let origin = claim.origin.as_ref();
-        let before = origin.and_then(|origin| Some(origin.held_as_writer(mode)?.local()?.hold));
+        let before = claim.held_as_writer().and_then(|held| Some(held.local()?.hold));
         let passed = claim.take_passed();
         self.end_passed(cx, passed);
         let claim = &mut self.claims[number];
@@ -140,8 +137,7 @@ impl KeyState {
         }
         // The previous holder may have been overdue, or the next one may have a `max_hold`.
         let claim = &self.claims[number];
-        if claim.exchange.is_idle() && (claim.exchange.next_at().is_none() || next.options.max_hold.is_some())
-        {
+        if claim.is_idle() && (!claim.has_next_request() || next.options.max_hold.is_some()) {
             self.schedule_renewal(cx, number);
         }
     }

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use crate::error::{LostCause, StoreError};
 use crate::protocol::call::calls::Calls;
 use crate::protocol::claim::held_lease::{HeldLease, Holders, Holding};
-use crate::protocol::claim::origin::Origin;
 use crate::protocol::claim::phase::Phase;
 use crate::protocol::claim::{Claim, RequestKind};
 use crate::protocol::context::StepContext;
@@ -231,9 +230,7 @@ impl KeyState {
         let held = self.claims.get(self.last_held).and_then(Claim::held);
         // The place in the queue that the store last reported is valid until the next request.
         let is_queued = |claim: &Claim| {
-            matches!(claim.phase, Phase::Queued { .. })
-                && claim.exchange.is_idle()
-                && !claim.exchange.is_retry()
+            matches!(claim.phase, Phase::Queued { .. }) && claim.is_idle() && !claim.is_retry()
         };
         // A server that recovers does not tell whether the key is taken.
         let was_told = self.taken_at.is_some_and(|at| at >= since) || self.claims.iter().any(is_queued);
@@ -257,13 +254,7 @@ impl KeyState {
     /// Returns whether the claim is not over: asked, queued, held, or being left. The old number of a yield and the
     /// old number of a local pass count, too.
     pub(crate) fn knows_claim(&self, claim_id: ClaimId) -> bool {
-        let goes_on_with = |origin: &Origin| match origin {
-            Origin::Yield(yielded) => yielded.from == claim_id,
-            Origin::Pass(pass) => pass.local.is_some() && pass.from == claim_id,
-        };
-        self.claims
-            .iter()
-            .any(|claim| claim.id() == claim_id || claim.origin.as_ref().is_some_and(goes_on_with))
+        self.claims.iter().any(|claim| claim.goes_on_with(claim_id))
     }
 
     // What callers do.
@@ -386,7 +377,7 @@ impl KeyState {
                 (Phase::Leaving(leaving), _) => {
                     leaving.until = leaving.until.min(leaving.ends);
                     let is_undropped = self.undropped.iter().any(|(_, of)| *of == number);
-                    if claim.exchange.is_retry() || is_undropped && !claim.is_in_flight(RequestKind::Leave) {
+                    if claim.is_retry() || is_undropped && !claim.is_in_flight(RequestKind::Leave) {
                         self.ask(cx, number, RequestKind::Leave);
                     }
                 }

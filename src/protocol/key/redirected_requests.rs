@@ -35,7 +35,7 @@ impl KeyState {
                 AskAgain::AtOnce => self.send_due_request(cx, number),
                 AskAgain::AfterPause(pauses) => {
                     let pause = cx.shard.between(pauses);
-                    self.claims[number].exchange.redirect(cx.now + pause);
+                    self.claims[number].redirect(cx.now + pause);
                 }
             },
         }
@@ -45,7 +45,7 @@ impl KeyState {
     /// yield is dead here, and is left.
     fn claim_elsewhere(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, when: AskAgain) {
         if let Some(yielded) = self.claims[number].take_yielded() {
-            let seq = self.claims[number].exchange.seq();
+            let seq = self.claims[number].seq();
             self.leave_old_number(cx, yielded, seq, None);
         }
         let claimant = self.claims.claimant(number);

@@ -32,7 +32,7 @@ impl KeyState {
         self.step_calls(cx, Calls::wake);
         self.expire(cx);
         for number in self.claims.due(cx.now) {
-            if self.claims[number].exchange.is_due(cx.now) {
+            if self.claims[number].is_request_due(cx.now) {
                 self.send_due_request(cx, number);
             }
         }
@@ -107,13 +107,11 @@ impl KeyState {
         let mut renewals = std::mem::take(&mut self.renewals);
         renewals.retain(|renewal| {
             let denial = match self.held_by(renewal.holder) {
-                Some((claim, ..))
-                    if claim.is_in_flight(RequestKind::Renew) || claim.exchange.is_redirected() =>
-                {
+                Some((claim, ..)) if claim.is_in_flight(RequestKind::Renew) || claim.is_redirected() => {
                     return true;
                 }
                 Some((claim, ..)) => {
-                    let first = claim.exchange.unanswered().or(self.error.as_ref());
+                    let first = claim.unanswered().or(self.error.as_ref());
                     AcquireError::Store(first.cloned().unwrap_or_else(|| match cx.shard.former.until {
                         Some(until) if cx.now < until => StoreError::recovering(until.since(cx.now)),
                         _ => {
@@ -174,11 +172,11 @@ impl KeyState {
             let claim = &mut self.claims[number];
             let is_queued = matches!(claim.phase, Phase::Queued { .. });
             match cx.shard.inbox {
-                InboxState::Confirmed if claim.exchange.is_idle() && is_queued => {
+                InboxState::Confirmed if claim.is_idle() && is_queued => {
                     self.ask(cx, number, RequestKind::Renew);
                 }
                 // The answer may say "queued" about a time before pushes started.
-                InboxState::Confirmed => claim.exchange.ask_again_after_answer(),
+                InboxState::Confirmed => claim.ask_again_after_answer(),
                 InboxState::Unconfirmed if is_queued => {
                     claim.expect_no_push(cx);
                 }
@@ -195,8 +193,8 @@ impl KeyState {
         self.expire(cx);
         for number in self.claims.all() {
             let claim = &self.claims[number];
-            let is_renewed = is_elsewhere && claim.held().is_some() && claim.exchange.is_idle();
-            if claim.exchange.is_retry() || is_renewed {
+            let is_renewed = is_elsewhere && claim.held().is_some() && claim.is_idle();
+            if claim.is_retry() || is_renewed {
                 self.send_due_request(cx, number);
             }
         }
@@ -219,7 +217,7 @@ impl KeyState {
         left: Option<u64>,
         is_foreign: bool,
     ) {
-        if self.claims[number].exchange.asks_again() {
+        if self.claims[number].asks_again() {
             return self.ask(cx, number, RequestKind::Renew);
         }
         // The claims of a key take turns: any of them moves the queue on.

@@ -36,10 +36,10 @@ impl KeyState {
         let Some(claim) = self.claims.get_mut(tag.claim) else {
             // The pass decides what happens to the lease.
             let passed = self.claims.passed_mut(tag.claim)?;
-            passed.exchange.take(tag.seq);
+            passed.take_in_flight(tag.seq);
             return None;
         };
-        claim.exchange.take(tag.seq)
+        claim.take_in_flight(tag.seq)
     }
 
     /// Handles an answer. `sent` is when the request was sent, and `time` is the server's clock when it was executed.
@@ -415,7 +415,7 @@ impl KeyState {
             {
                 cx.released(ticket, Outcome::Lost(LostCause::Gone));
             }
-            self.leave_old_number(cx, yielded, claim.exchange.seq(), None);
+            self.leave_old_number(cx, yielded, claim.seq(), None);
         }
     }
 

@@ -1,18 +1,17 @@
 //! The claims that the callers of a key need, and the requests of each claim.
 
 use crate::error::StoreError;
-use crate::protocol::claim::origin::{Origin, Yielded};
-use crate::protocol::claim::phase::{Leaving, Phase};
+use crate::protocol::claim::origin::Yielded;
+use crate::protocol::claim::phase::Phase;
 use crate::protocol::claim::{Claim, RequestKind};
 use crate::protocol::context::StepContext;
-use crate::protocol::exchange::Exchange;
 use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claims::{Claimant, ListedClaim};
 use crate::protocol::key::key_state::{KeyState, Renewal};
 use crate::protocol::key::line::Caller;
 use crate::protocol::key::replies::POLL_PAUSES;
 use crate::protocol::message::{ClaimNumber, Mode};
-use crate::protocol::step::{KeyEvent, LockOptions, Ticket, ms};
+use crate::protocol::step::{KeyEvent, LockOptions, Ticket};
 
 /// The greatest number of callers of a line with claims at one time, while there are permits.
 const MAX_LINE_CLAIMS: usize = 16;
@@ -45,7 +44,7 @@ impl KeyState {
             match claim.phase {
                 _ if wanted => {}
                 // The answer to the request in flight decides.
-                Phase::Asked if !claim.exchange.is_idle() => {}
+                Phase::Asked if !claim.is_idle() => {}
                 Phase::Leaving(_) => {}
                 _ if claim.is_in_flight(RequestKind::Leave) => {}
                 _ if cx.shard.plant.is(Flaw::CancelledForgotten) => {
@@ -122,10 +121,7 @@ impl KeyState {
     pub(crate) fn leave(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, release: Option<Ticket>) {
         let claim = &mut self.claims[number];
         claim.begin_leave(cx, release);
-        let passed = match claim.origin {
-            Some(Origin::Pass(_)) => claim.take_passed(),
-            _ => None,
-        };
+        let passed = claim.take_passed();
         if !self.claims[number].is_leaving() {
             self.claims.set_claimant(number, Claimant::LineHead);
         }
@@ -158,14 +154,7 @@ impl KeyState {
         if cx.shard.plant.is(Flaw::YieldKeepsNumber) {
             claim_id = old.id();
         }
-        let mut claim = Claim::new(claim_id, options.terms(), cx.now);
-        claim.exchange = Exchange::after(old.exchange.seq());
-        claim.origin = Some(Origin::Yield(Yielded {
-            from: old.id(),
-            terms: old.terms(),
-            deadline: old.held().map_or(cx.now, |held| held.deadline),
-            release,
-        }));
+        let claim = old.yield_to(claim_id, options.terms(), cx.now, release);
         self.claims.insert(claim, Claimant::LineHead);
         cx.event(KeyEvent::Yielded);
         self.ask(cx, claim_id.claim, RequestKind::Yield);
@@ -180,19 +169,8 @@ impl KeyState {
         seq: u32,
         unanswered: Option<StoreError>,
     ) {
-        let ends = cx.now + ms(yielded.terms.times.hold_ms());
         let number = yielded.from.claim;
-        let mut claim = Claim::new(yielded.from, yielded.terms, cx.now);
-        claim.phase = Phase::Leaving(Leaving {
-            release: yielded.release,
-            ends,
-            until: ends,
-        });
-        // A late answer to an earlier request must not count for the leave.
-        claim.exchange = Exchange::after(seq);
-        if let Some(unanswered) = unanswered {
-            claim.exchange.note_unanswered(unanswered);
-        }
+        let claim = Claim::dead(yielded, cx.now, seq, unanswered);
         self.claims.insert(claim, Claimant::Abandoned);
         self.ask(cx, number, RequestKind::Leave);
     }

@@ -6,7 +6,6 @@
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::claim::held_lease::{HeldLease, Holders, LocalHolder};
-use crate::protocol::claim::origin::{Origin, Pass};
 use crate::protocol::claim::phase::Phase;
 use crate::protocol::claim::{Claim, RequestKind};
 use crate::protocol::context::StepContext;
@@ -114,7 +113,7 @@ impl KeyState {
         let mut old = self.claims.remove(number)?.claim;
         cx.released(ticket, Outcome::Kept);
         old.phase = Phase::Held(held);
-        old.exchange.rest();
+        old.rest();
         Some((old, held))
     }
 
@@ -161,8 +160,7 @@ impl KeyState {
         };
         let ends = local.as_ref().and_then(|local| Some(local.held()?.deadline));
         let claim_id = cx.shard.next_claim_id();
-        let mut claim = Claim::new(claim_id, options.terms(), cx.now);
-        claim.origin = Some(Origin::Pass(Box::new(Pass { from, local })));
+        let claim = Claim::take_over(claim_id, options.terms(), cx.now, from, local);
         self.claims.insert(claim, Claimant::Solo(caller));
         // Beside a former master no lease can be kept for longer than it lasts.
         if let Some(until) = cx.shard.beside_former_master(cx.now)
@@ -202,8 +200,7 @@ impl KeyState {
             claim.note_executable(cx.now, failure);
             if let Claimant::Solo(caller) = claimant
                 && gives_up
-                && let Some(origin) = &claim.origin
-                && origin.held_as_writer(claim.terms().mode).is_some()
+                && claim.held_as_writer().is_some()
             {
                 self.claims.set_claimant(number, Claimant::Abandoned);
                 return cx.deny(caller.ticket, AcquireError::Lost(LostCause::Gone));
@@ -224,18 +221,11 @@ impl KeyState {
         let Claimant::Solo(caller) = self.claims.claimant(number) else {
             return false;
         };
-        let claim = &mut self.claims[number];
         let failed_claims = caller.failed_claims + 1;
-        let goes_on =
-            !failure.is_refused() && failure.keeps_waiting(caller.patience(), failed_claims, cx.now);
-        let lasts = |old: &mut Claim| old.held().is_some_and(|held| cx.now < held.deadline);
-        if goes_on || claim.exchange.unanswered().is_some() {
+        if !failure.is_refused() && failure.keeps_waiting(caller.patience(), failed_claims, cx.now) {
             return false;
         }
-        let Some(Origin::Pass(pass)) = &mut claim.origin else {
-            return false;
-        };
-        let Some(mut old) = pass.local.take_if(lasts) else {
+        let Some(mut old) = self.claims[number].resume(cx.now) else {
             return false;
         };
         self.claims.end(number);
