@@ -125,22 +125,22 @@ impl Claim {
         self.exchange.forget_unanswered();
         let (lease, hold) = (self.lease(), self.record_lifetime());
         // A writer that becomes a reader beside a former master goes on with what is left.
-        let writer_deadline = self.held_as_writer().map(|held| held.deadline);
+        let writer_deadline = self.held_as_writer().map(HeldLease::deadline);
         let goes_on = !moves && writer_deadline.is_some();
         // A fixed lease does not start again when its writer becomes a reader.
         let ends = writer_deadline.filter(|_| self.terms.is_fixed);
         let deadline = ends.map_or(deadline, |ends| deadline.min(ends));
         match &mut self.phase {
-            Phase::Held(held) if held.number == grant => {
+            Phase::Held(held) if held.number() == grant => {
                 // A lease past its deadline was lost before this step got here: nothing revives it.
-                let slack = held.deadline.since(cx.now);
-                held.ends = cx.now + hold;
+                let slack = held.deadline().since(cx.now);
+                held.note_renewed(cx.now + hold);
                 self.exchange.forget_failures();
                 if !moves {
                     self.schedule_renewal_after_former_master(cx);
                     return None;
                 }
-                held.deadline = held.deadline.max(deadline);
+                held.extend(deadline);
                 cx.event(KeyEvent::Renewed { slack });
                 Some(ClaimEvent::Renewed)
             }

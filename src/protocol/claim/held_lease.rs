@@ -4,27 +4,28 @@ use std::time::Duration;
 
 use crate::protocol::claim::Claim;
 use crate::protocol::message::{ClaimId, Fence, GrantNumber, TickTime};
-use crate::protocol::step::Ticket;
+use crate::protocol::step::{Rules, Ticket};
 use crate::protocol::time::Instant;
 
+/// A lease that callers of this process hold.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct HeldLease {
-    pub(crate) number: GrantNumber,
-    pub(crate) deadline: Instant,
-    pub(crate) holders: Holders,
+    number: GrantNumber,
+    deadline: Instant,
+    holders: Holders,
     /// The place of the latest holder among the local holders of this grant.
-    pub(crate) index: u64,
+    index: u64,
     /// When the burst began.
-    pub(crate) since: Instant,
+    since: Instant,
     /// When the lease is renewed next.
-    pub(crate) due: Instant,
+    due: Instant,
     /// The record in the store has ended by this time if no request extends it.
-    pub(crate) ends: Instant,
+    ends: Instant,
     /// An operator asked for the lease: it is not handed on in this process.
-    pub(crate) is_asked_for: bool,
+    is_asked_for: bool,
     /// The number of writes under this lease that were sent and not answered. A write that is never answered counts
     /// to the end: it may be executed late, and would then pass for a write of the next holder.
-    pub(crate) writes: u32,
+    writes: u32,
 }
 
 /// What a caller holds at one moment.
@@ -115,11 +116,123 @@ impl HeldLease {
         }
     }
 
+    pub(crate) fn number(&self) -> GrantNumber {
+        self.number
+    }
+
+    pub(crate) fn deadline(&self) -> Instant {
+        self.deadline
+    }
+
+    pub(crate) fn ends(&self) -> Instant {
+        self.ends
+    }
+
+    /// Returns the place of the latest holder among the local holders of this grant.
+    pub(crate) fn index(&self) -> u64 {
+        self.index
+    }
+
     /// Returns the one caller that holds by the claim; `None` for readers.
     pub(crate) fn local(&self) -> Option<&LocalHolder> {
         match &self.holders {
             Holders::One(local) => Some(local),
             Holders::Readers(_) => None,
+        }
+    }
+
+    pub(super) fn local_mut(&mut self) -> Option<&mut LocalHolder> {
+        match &mut self.holders {
+            Holders::One(local) => Some(local),
+            Holders::Readers(_) => None,
+        }
+    }
+
+    /// Returns whether the lease is handed on in this process, to a caller with leases of this length at most. With less than a
+    /// third of the lease left, the renewals are failing, and the next caller should not inherit that.
+    pub(crate) fn is_handed_on(&self, now: Instant, rules: &Rules, lease: Duration) -> bool {
+        let in_burst = self.index < u64::from(rules.burst) && now.since(self.since) < rules.burst_time;
+        in_burst && self.deadline.since(now) >= lease / 3
+    }
+
+    /// Returns whether a write without an answer may still be executed under this lease.
+    pub(crate) fn may_be_written(&self) -> bool {
+        self.writes > 0
+    }
+
+    pub(crate) fn is_asked_for(&self) -> bool {
+        self.is_asked_for
+    }
+
+    /// Hands the lease on to this caller, and returns its fence.
+    pub(super) fn hand_on(&mut self, local: LocalHolder) -> Fence {
+        self.holders = Holders::One(local);
+        self.index += 1;
+        Fence::new(self.number, self.index)
+    }
+
+    /// Lets one more reader in, and returns its place among the local holders of the grant. `None` if one caller holds alone.
+    pub(super) fn let_reader_in(&mut self) -> Option<u64> {
+        let Holders::Readers(count) = &mut self.holders else {
+            return None;
+        };
+        *count += 1;
+        self.index += 1;
+        Some(self.index)
+    }
+
+    /// Ends the holding of one reader, and returns how many are left.
+    pub(super) fn let_reader_out(&mut self) -> Option<u32> {
+        let Holders::Readers(count) = &mut self.holders else {
+            return None;
+        };
+        *count -= 1;
+        Some(*count)
+    }
+
+    /// Notes that an operator asks for the lease. Returns whether this is new.
+    pub(super) fn note_asked(&mut self) -> bool {
+        !std::mem::replace(&mut self.is_asked_for, true)
+    }
+
+    pub(super) fn begin_write(&mut self) {
+        self.writes += 1;
+    }
+
+    pub(super) fn end_write(&mut self) {
+        self.writes = self.writes.saturating_sub(1);
+    }
+
+    /// Notes a renewal: the record ends at `ends`.
+    pub(super) fn note_renewed(&mut self, ends: Instant) {
+        self.ends = ends;
+    }
+
+    /// Moves the deadline, never back.
+    pub(super) fn extend(&mut self, deadline: Instant) {
+        self.deadline = self.deadline.max(deadline);
+    }
+
+    /// Returns when the next renewal is due: when a third of the lease is over.
+    ///
+    /// A late renewal does not delay the next ones. An outage of the store makes all leases due at once. If the next
+    /// renewals counted from the late ones, all leases of every node would stay in step for ever.
+    pub(super) fn next_renewal(&mut self, now: Instant, third: Duration) -> Instant {
+        let latest = now + self.deadline.since(now).saturating_sub(2 * third);
+        while self.due <= now {
+            self.due = self.due + third;
+        }
+        let next = self.due.min(latest);
+        let until = self.local().and_then(|local| local.hold.until());
+        until.map_or(next, |until| next.min(until))
+    }
+
+    /// Returns the same lease, held by this caller alone at this place among the local holders.
+    pub(super) fn held_by(self, local: LocalHolder, index: u64) -> Self {
+        HeldLease {
+            index,
+            holders: Holders::One(local),
+            ..self
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The end of a claim: it is left, and left again while an unanswered request of it may be executed late.
 
 use crate::error::{LostCause, StoreError, StoreErrorKind};
-use crate::protocol::claim::phase::{Leaving, Phase};
+use crate::protocol::claim::phase::Phase;
 use crate::protocol::claim::{Claim, RequestKind};
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
@@ -13,14 +13,40 @@ use crate::protocol::time::Instant;
 /// How many leases long a finish is repeated: longer than an unfinished tick can block others.
 const MAX_FINISH_LEASES: u32 = 8;
 
+/// A claim that is dead here while the store is told.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Leaving {
+    /// The caller that waits for the outcome of the release.
+    release: Option<Ticket>,
+    /// When the lease ends by itself.
+    ends: Instant,
+    /// When the leave is no longer repeated.
+    until: Instant,
+}
+
+impl Leaving {
+    /// Returns a leave whose record ends by itself at `ends`. It is repeated until then.
+    pub(super) fn new(release: Option<Ticket>, ends: Instant) -> Self {
+        let until = ends;
+        Leaving { release, ends, until }
+    }
+}
+
 impl Claim {
+    /// Repeats the leave only until the lease has ended.
+    pub(crate) fn shorten_leave(&mut self) {
+        if let Phase::Leaving(leaving) = &mut self.phase {
+            leaving.until = leaving.until.min(leaving.ends);
+        }
+    }
+
     /// Ends the claim before its leave is sent. Its number is dead here from now on, whatever the store answers.
     pub(crate) fn begin_leave(&mut self, cx: &StepContext<'_>, release: Option<Ticket>) {
         let latest = self.late.executable_from(cx.now) + self.record_lifetime();
         let ends = match &self.phase {
             // No request in flight or without an answer can have extended the record.
             Phase::Held(held) if self.exchange.is_idle() && self.exchange.failures() == 0 => {
-                held.ends.min(latest)
+                held.ends().min(latest)
             }
             _ => latest,
         };
@@ -38,11 +64,7 @@ impl Claim {
 
     /// Ends the claim. It is left at `at`, and its record ends by itself at `ends`.
     pub(crate) fn leave_at(&mut self, at: Instant, ends: Instant) {
-        self.phase = Phase::Leaving(Leaving {
-            release: None,
-            ends,
-            until: ends,
-        });
+        self.phase = Phase::Leaving(Leaving::new(None, ends));
         self.exchange.plan(at);
     }
 

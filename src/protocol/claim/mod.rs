@@ -1,10 +1,9 @@
 //! A claim: a node's pursuit of one lease, from its first request to its last.
 //!
-//! Reading order: `origin`, `phase`, `held_lease`, `sending`, `answers`, `timers`, `leaving`, `late_execution`.
+//! Reading order: `origin`, `phase`, `held_lease`, `holding`, `sending`, `answers`, `timers`, `leaving`, `late_execution`.
 
 use std::time::Duration;
 
-use crate::protocol::claim::held_lease::HeldLease;
 use crate::protocol::claim::late_execution::LateExecution;
 use crate::protocol::claim::origin::Origin;
 use crate::protocol::claim::phase::Phase;
@@ -15,10 +14,11 @@ use crate::protocol::time::Instant;
 
 pub(crate) mod answers;
 pub mod held_lease;
+mod holding;
 mod late_execution;
 mod leaving;
 pub(crate) mod origin;
-pub(crate) mod phase;
+mod phase;
 mod sending;
 mod timers;
 
@@ -29,7 +29,7 @@ pub(crate) struct Claim {
     terms: LeaseTerms,
     /// Of the claim of a tick.
     attempt: TickAttempt,
-    pub(crate) phase: Phase,
+    phase: Phase,
     /// When the first request was made, which is never later than it was sent.
     created_at: Instant,
     exchange: Exchange<RequestKind>,
@@ -114,13 +114,6 @@ impl Claim {
         ms(self.terms.times.hold_ms())
     }
 
-    pub(crate) fn held(&self) -> Option<&HeldLease> {
-        match &self.phase {
-            Phase::Held(held) => Some(held),
-            _ => None,
-        }
-    }
-
     /// Returns whether a renewal is in flight.
     pub(crate) fn is_renewing(&self) -> bool {
         matches!(
@@ -131,6 +124,16 @@ impl Claim {
 
     pub(crate) fn is_in_flight(&self, kind: RequestKind) -> bool {
         self.exchange.in_flight() == Some(&kind)
+    }
+
+    /// Returns whether the store has not answered yet.
+    pub(crate) fn is_asked(&self) -> bool {
+        matches!(self.phase, Phase::Asked)
+    }
+
+    /// Returns whether a caller waits for the claim.
+    pub(crate) fn is_waiting(&self) -> bool {
+        self.phase.is_waiting()
     }
 
     pub(crate) fn is_queued(&self) -> bool {

@@ -3,7 +3,8 @@
 use crate::error::StoreError;
 use crate::protocol::claim::Claim;
 use crate::protocol::claim::held_lease::HeldLease;
-use crate::protocol::claim::phase::{Leaving, Phase};
+use crate::protocol::claim::leaving::Leaving;
+use crate::protocol::claim::phase::Phase;
 use crate::protocol::exchange::Exchange;
 use crate::protocol::message::ClaimId;
 use crate::protocol::step::{LeaseTerms, Ticket, ms};
@@ -51,7 +52,7 @@ impl Claim {
         let yielded = Yielded {
             from: self.claim_id,
             terms: self.terms,
-            deadline: self.held().map_or(now, |held| held.deadline),
+            deadline: self.held().map_or(now, |held| held.deadline()),
             release,
         };
         Claim {
@@ -86,11 +87,7 @@ impl Claim {
             exchange.note_unanswered(unanswered);
         }
         Claim {
-            phase: Phase::Leaving(Leaving {
-                release: yielded.release,
-                ends,
-                until: ends,
-            }),
+            phase: Phase::Leaving(Leaving::new(yielded.release, ends)),
             exchange,
             ..Claim::new(yielded.from, yielded.terms, now)
         }
@@ -122,7 +119,7 @@ impl Claim {
             return None;
         };
         pass.local
-            .take_if(|old| old.held().is_some_and(|held| now < held.deadline))
+            .take_if(|old| old.held().is_some_and(|held| now < held.deadline()))
     }
 
     /// Returns the pass that the claim waits for, until the store has answered.
@@ -138,7 +135,7 @@ impl Claim {
         match self.origin.as_ref()? {
             Origin::Yield(yielded) => Some(yielded.deadline),
             Origin::Pass(pass) => match &pass.local {
-                Some(old) => old.held().map(|held| held.deadline),
+                Some(old) => old.held().map(|held| held.deadline()),
                 // An executed adoption came after the claim was made.
                 None => Some(self.created_at + self.lease()),
             },

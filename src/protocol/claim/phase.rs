@@ -1,12 +1,12 @@
 //! The phases of a claim.
 
 use crate::protocol::claim::held_lease::HeldLease;
-use crate::protocol::step::Ticket;
+use crate::protocol::claim::leaving::Leaving;
 use crate::protocol::time::Instant;
 
 /// The life of a claim: asked, queued, held, leaving. A claim never goes back to asked.
 #[derive(Debug)]
-pub(crate) enum Phase {
+pub(super) enum Phase {
     /// The store has not answered yet.
     Asked,
     /// In the store's queue. `t0` is when the latest request was sent that was answered "queued". `recovers_until`
@@ -26,20 +26,10 @@ pub(crate) enum Phase {
 
 impl Phase {
     /// Returns whether a caller waits for the claim.
-    pub(crate) fn is_waiting(&self) -> bool {
+    pub(super) fn is_waiting(&self) -> bool {
         match self {
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => true,
             Phase::Held(_) | Phase::Leaving(_) => false,
         }
     }
-}
-
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Leaving {
-    /// The caller that waits for the outcome of the release.
-    pub(crate) release: Option<Ticket>,
-    /// When the lease ends by itself.
-    pub(crate) ends: Instant,
-    /// When the leave is no longer repeated.
-    pub(crate) until: Instant,
 }

@@ -1,6 +1,7 @@
 //! The requests of a claim.
 
 use crate::error::StoreError;
+use crate::protocol::claim::held_lease::HeldLease;
 use crate::protocol::claim::origin::Origin;
 use crate::protocol::claim::phase::Phase;
 use crate::protocol::claim::{Claim, RequestKind};
@@ -36,7 +37,7 @@ impl Claim {
         let (verb, class) = self.verb_and_class(kind);
         let mut term = self.terms.times;
         if let (RequestKind::Assert, Some(held)) = (kind, self.held()) {
-            term.lease_ms = (held.deadline.since(cx.now).as_millis() as u64 + 1).min(term.lease_ms);
+            term.lease_ms = (held.deadline().since(cx.now).as_millis() as u64 + 1).min(term.lease_ms);
         }
         let request = Request {
             mark: self.terms.tick.map(|tick| tick.mark),
@@ -53,6 +54,11 @@ impl Claim {
             seq,
             master: 0,
         };
+        if cx.shard.plant.is(Flaw::UnansweredRefresh)
+            && let Phase::Queued { t0, .. } = &mut self.phase
+        {
+            *t0 = cx.now;
+        }
         cx.send(Outgoing {
             tag,
             request,
@@ -95,7 +101,7 @@ impl Claim {
         match kind {
             RequestKind::Claim { wait } => (Verb::Claim { wait }, Class::Claim),
             RequestKind::Renew | RequestKind::Assert => {
-                let number = self.held().map(|held| held.number);
+                let number = self.held().map(HeldLease::number);
                 let owns = number.is_some() || matches!(self.phase, Phase::Confirming { .. });
                 let class = if owns {
                     Class::OwnerRenewal

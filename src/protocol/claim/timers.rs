@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::protocol::claim::Claim;
-use crate::protocol::claim::held_lease::{Holders, LocalHolder};
+use crate::protocol::claim::held_lease::LocalHolder;
 use crate::protocol::claim::phase::Phase;
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::MAX_RETRY_PAUSE;
@@ -33,8 +33,8 @@ impl Claim {
         let Phase::Held(held) = &mut self.phase else {
             return false;
         };
-        let left = held.deadline.since(cx.now);
-        let Holders::One(LocalHolder { ticket, hold, .. }) = &mut held.holders else {
+        let left = held.deadline().since(cx.now);
+        let Some(LocalHolder { ticket, hold, .. }) = held.local_mut() else {
             return false;
         };
         let held_for = cx.now.since(hold.since);
@@ -58,24 +58,15 @@ impl Claim {
     }
 
     /// Schedules the renewal of a lease, when a third of it is over. A fixed lease is not renewed.
-    ///
-    /// A late renewal does not delay the next ones. An outage of the store makes all leases due at once. If the next
-    /// renewals counted from the late ones, all leases of every node would stay in step for ever.
     pub(crate) fn schedule_renewal(&mut self, now: Instant) {
         let third = self.lease() / 3;
         let Phase::Held(held) = &mut self.phase else {
             return;
         };
-        let left = held.deadline.since(now);
-        let latest = now + left.saturating_sub(2 * third);
-        while held.due <= now {
-            held.due = held.due + third;
-        }
-        let next = held.due.min(latest);
-        let until = held.local().and_then(|local| local.hold.until());
+        let next = held.next_renewal(now, third);
         match self.terms.is_fixed {
             true => self.exchange.rest(),
-            false => self.exchange.plan(until.map_or(next, |until| next.min(until))),
+            false => self.exchange.plan(next),
         }
     }
 
@@ -85,7 +76,7 @@ impl Claim {
         let (Some(held), Some(until)) = (self.held(), cx.shard.former.until) else {
             return;
         };
-        let spread = held.deadline.since(until.max(cx.now)) / 4;
+        let spread = held.deadline().since(until.max(cx.now)) / 4;
         let overdue = held.local().and_then(|local| local.hold.until());
         let pause = cx.shard.between((Duration::ZERO, spread.min(MAX_RETRY_PAUSE)));
         let next = until.max(cx.now) + pause;
@@ -188,7 +179,7 @@ impl Claim {
         let failures = self.exchange.count_failure();
         let step = (self.lease() / 32 * (1 << failures.min(3))).min(MAX_RETRY_PAUSE);
         let pause = match &self.phase {
-            Phase::Held(held) => step.min(held.deadline.since(cx.now) / 4),
+            Phase::Held(held) => step.min(held.deadline().since(cx.now) / 4),
             _ => step,
         };
         let pause = cx.shard.jittered(pause).max(MIN_RETRY_PAUSE);
@@ -201,7 +192,7 @@ impl Claim {
     pub(crate) fn due(&self) -> Option<Instant> {
         let (deadline, unfetched) = self.held().map_or((None, None), |held| {
             let unfetched = held.local().and_then(|local| local.unfetched);
-            (Some(held.deadline), unfetched)
+            (Some(held.deadline()), unfetched)
         });
         [self.exchange.next_at(), deadline, unfetched]
             .into_iter()

@@ -10,7 +10,6 @@ use foldhash::quality::RandomState;
 
 use crate::error::StoreError;
 use crate::protocol::claim::Claim;
-use crate::protocol::claim::phase::Phase;
 use crate::protocol::key::line::Caller;
 use crate::protocol::message::{ClaimNumber, Mode};
 use crate::protocol::step::Ticket;
@@ -50,7 +49,7 @@ impl ListedClaim {
     pub(crate) fn is_held_back(&self, end: Instant) -> bool {
         let gives_up = self.claim.terms().tick.is_some()
             || matches!(self.claimant, Claimant::Solo(caller) if !caller.waits_until(end));
-        self.claim.phase.is_waiting() && gives_up
+        self.claim.is_waiting() && gives_up
     }
 
     fn summary(&self) -> ClaimSummary {
@@ -68,10 +67,11 @@ impl ListedClaim {
 
     /// Returns the one caller that holds by the claim, or that waits for it alone.
     pub(crate) fn ticket(&self) -> Option<Ticket> {
-        match (&self.claim.phase, &self.claimant) {
-            (Phase::Held(held), _) => held.local().map(|local| local.ticket),
-            (Phase::Leaving(_), _) => None,
-            (_, Claimant::Solo(caller)) => Some(caller.ticket),
+        if let Some(held) = self.claim.held() {
+            return held.local().map(|local| local.ticket);
+        }
+        match &self.claimant {
+            Claimant::Solo(caller) if !self.claim.is_leaving() => Some(caller.ticket),
             _ => None,
         }
     }
@@ -79,12 +79,10 @@ impl ListedClaim {
     /// Returns whether the claim is for the head of the line, or is held and will be handed on to it. While other
     /// claims may hold beside this one, as readers or by permits, the head of the line gets another claim.
     fn is_head_claim(&self) -> bool {
-        let is_pursued = match &self.claim.phase {
-            Phase::Leaving(_) => false,
-            Phase::Held(held) => {
-                held.local().is_some() && !matches!(self.claim.terms().mode, Mode::Permits(_))
-            }
-            _ => true,
+        let claim = &self.claim;
+        let is_pursued = match claim.held() {
+            Some(held) => held.local().is_some() && !matches!(claim.terms().mode, Mode::Permits(_)),
+            None => !claim.is_leaving(),
         };
         matches!(self.claimant, Claimant::LineHead) && is_pursued
     }

@@ -2,7 +2,7 @@
 
 use crate::error::StoreError;
 use crate::protocol::claim::RequestKind;
-use crate::protocol::claim::phase::Phase;
+use crate::protocol::claim::held_lease::HeldLease;
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::{FailedRequest, MAX_RETRY_PAUSE};
 use crate::protocol::flaw::Flaw;
@@ -182,13 +182,14 @@ impl KeyState {
             }
         }
         let claim = &mut self.claims[number];
-        match claim.phase {
-            Phase::Asked => {}
+        if claim.held().is_some() {
             // A push said more than the answer could have said.
-            Phase::Held(_) => return self.schedule_renewal(cx, number),
+            return self.schedule_renewal(cx, number);
+        } else if claim.is_leaving() {
             // It was granted by a push, and lost since. It is left when its guard is dropped, or at its deadline.
-            Phase::Leaving(_) => return,
-            _ => return self.ask(cx, number, RequestKind::Renew),
+            return;
+        } else if !claim.is_asked() {
+            return self.ask(cx, number, RequestKind::Renew);
         }
         if !failure.may_be_executed() {
             return self.claim_not_executed(cx, number, failure);
@@ -235,7 +236,7 @@ impl KeyState {
             // No caller is left: `claim_for_line` finds the claim unwanted.
             Claimant::LineFollower | Claimant::Abandoned => {}
             Claimant::LineHead if self.line.is_empty() => {}
-            _ if is_first && matches!(claim.phase, Phase::Asked) => {
+            _ if is_first && claim.is_asked() => {
                 self.ask(cx, number, RequestKind::Renew);
             }
             _ => {
@@ -253,32 +254,29 @@ impl KeyState {
         kind: RequestKind,
         failure: &FailedRequest,
     ) {
-        let claim = &self.claims[number];
-        match claim.phase {
-            Phase::Leaving(_) => {}
-            Phase::Held(_) if failure.is_bystander(cx.now, claim.lease()) => {
-                if !self.check_overdue(cx, number) {
-                    self.ask(cx, number, RequestKind::Renew);
-                }
+        let claim = &mut self.claims[number];
+        if claim.is_waiting() {
+            return self.ask_or_wait(cx, number, failure);
+        }
+        let Some(deadline) = claim.held().map(HeldLease::deadline) else {
+            return;
+        };
+        if failure.is_bystander(cx.now, claim.lease()) {
+            if !self.check_overdue(cx, number) {
+                self.ask(cx, number, RequestKind::Renew);
             }
-            Phase::Held(held) => {
-                let left = held.deadline.since(cx.now);
-                let error = failure.error.clone();
-                cx.event(KeyEvent::RenewFailed { left, error });
-                self.claims[number].schedule_retry(cx);
-                // A fixed lease is renewed for its caller only, which is told of the failure. No caller waits for an
-                // assertion.
-                let claim = &mut self.claims[number];
-                if claim.terms().is_fixed
-                    && kind != RequestKind::Assert
-                    && !cx.shard.plant.is(Flaw::FixedLeaseRenewedAlone)
-                {
-                    claim.rest();
-                }
-            }
-            Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
-                self.ask_or_wait(cx, number, failure);
-            }
+            return;
+        }
+        let left = deadline.since(cx.now);
+        let error = failure.error.clone();
+        cx.event(KeyEvent::RenewFailed { left, error });
+        claim.schedule_retry(cx);
+        // A fixed lease is renewed for its caller only, which is told of the failure. No caller waits for an assertion.
+        if claim.terms().is_fixed
+            && kind != RequestKind::Assert
+            && !cx.shard.plant.is(Flaw::FixedLeaseRenewedAlone)
+        {
+            claim.rest();
         }
     }
 

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use crate::error::LostCause;
+use crate::protocol::claim::Claim;
 use crate::protocol::claim::answers::Granted;
 use crate::protocol::claim::held_lease::{HeldLease, Holders, LocalHolder};
-use crate::protocol::claim::phase::Phase;
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::claims::Claimant;
 use crate::protocol::key::key_state::KeyState;
-use crate::protocol::message::{ClaimNumber, Fence, Mode, Name};
+use crate::protocol::message::{ClaimNumber, Mode, Name};
 use crate::protocol::step::{Effect, KeyEvent, Outcome, Ticket};
 use crate::protocol::time::Instant;
 use crate::protocol::write::Precondition;
@@ -40,7 +40,7 @@ impl KeyState {
         if matches!(claimant, Claimant::LineHead | Claimant::LineFollower) {
             self.failed_claims = 0;
             claimant = Claimant::LineHead;
-            self.claims_head_only = !matches!(claim.phase, Phase::Asked);
+            self.claims_head_only = !claim.is_asked();
             // A number has one lease length and one mode for life, and the first caller wants a longer lease or
             // another mode.
             if next.lease() > lease || next.options.mode != mode {
@@ -78,15 +78,13 @@ impl KeyState {
     /// Returns the time until which a grant that is taken up is held at least, or `None` if it is over.
     pub(crate) fn take_up(&mut self, now: Instant, ticket: Ticket) -> Option<Instant> {
         let (claim, held, _) = self.held_by(ticket)?;
-        let (number, deadline) = (claim.number(), held.deadline);
+        let (number, deadline) = (claim.number(), held.deadline());
         if now >= deadline {
             return None;
         }
-        if let Phase::Held(held) = &mut self.claims[number].phase {
-            match &mut held.holders {
-                Holders::One(local) => local.unfetched = None,
-                Holders::Readers(_) => self.readers.take_up(ticket),
-            }
+        match held.local() {
+            Some(_) => self.claims[number].take_up(),
+            None => self.readers.take_up(ticket),
         }
         Some(deadline)
     }
@@ -101,7 +99,7 @@ impl KeyState {
         let claimant = self.claims.claimant(number);
         let claim = &mut self.claims[number];
         let (lease, mode) = (claim.lease(), claim.terms().mode);
-        let Phase::Held(held) = &mut claim.phase else {
+        let Some(held) = claim.held() else {
             return;
         };
         let is_shared = claimant == Claimant::LineHead || cx.shard.plant.is(Flaw::SoloHandedOn);
@@ -109,26 +107,22 @@ impl KeyState {
         let Some(next) = next.copied() else {
             return self.leave(cx, number, release);
         };
-        let rules = &cx.shard.rules;
-        let in_burst = held.index < u64::from(rules.burst) && cx.now.since(held.since) < rules.burst_time;
         let checks_mode = !cx.shard.plant.is(Flaw::PermitHandedToMany);
         let has_same_mode = next.options.mode == mode || matches!(mode, Mode::Permits(_)) && !checks_mode;
-        // With less than a third of the lease left, the renewals are failing. The next caller should not inherit
-        // that.
-        let is_short = next.lease() > lease || held.deadline.since(cx.now) < lease / 3;
-        let may_be_written = held.writes > 0 && !cx.shard.plant.is(Flaw::HandedOnUnanswered);
-        if !in_burst || is_short || !has_same_mode || may_be_written || held.is_asked_for {
+        let suits = next.lease() <= lease && has_same_mode;
+        let may_be_written = held.may_be_written() && !cx.shard.plant.is(Flaw::HandedOnUnanswered);
+        if !suits
+            || may_be_written
+            || held.is_asked_for()
+            || !held.is_handed_on(cx.now, &cx.shard.rules, lease)
+        {
             return self.give_way(cx, number, release);
         }
         self.line.pop();
-        held.holders = Holders::One(LocalHolder::new(
-            cx.now,
-            next.ticket,
-            next.options.max_hold,
-            lease,
-        ));
-        held.index += 1;
-        let fence = Fence::new(held.number, held.index);
+        let local = LocalHolder::new(cx.now, next.ticket, next.options.max_hold, lease);
+        let Some(fence) = claim.hand_on(local) else {
+            return;
+        };
         self.taken_at = Some(cx.now);
         cx.event(KeyEvent::HandedOn);
         cx.effects.push(Effect::Granted(next.ticket, fence));
@@ -152,37 +146,36 @@ impl KeyState {
         now: Instant,
         plant: Plant,
     ) -> Option<(Precondition, Duration)> {
-        let (claim, held, _) = self.held_by(ticket).filter(|(_, held, _)| now < held.deadline)?;
+        let (claim, held, _) = self
+            .held_by(ticket)
+            .filter(|(_, held, _)| now < held.deadline())?;
         let precondition = Precondition {
             name: name.clone(),
             claim_id: claim.id(),
             mode: claim.terms().mode,
-            number: held.number,
+            number: held.number(),
         };
         let lease = claim.lease();
-        let is_counted = !plant.is(Flaw::UncountedWrite);
-        self.held_under(&precondition)?.writes += u32::from(is_counted);
+        if !plant.is(Flaw::UncountedWrite) {
+            self.holder_under(&precondition)?.begin_write();
+        }
         Some((precondition, lease))
     }
 
     /// Handles a write under this lease that was answered, or will never be sent. If it was refused, the lease is over. Its
     /// record may still be there, if an operator revoked it.
     pub(crate) fn write_ended(&mut self, cx: &mut StepContext<'_>, lease: &Precondition, is_refused: bool) {
-        match self.held_under(lease) {
+        match self.holder_under(lease) {
             Some(_) if is_refused => self.lose_until_dropped(cx, lease.claim_id.claim, LostCause::Gone),
-            Some(held) => held.writes = held.writes.saturating_sub(1),
+            Some(claim) => claim.end_write(),
             None => {}
         }
     }
 
-    /// Returns what the claim of this lease holds under its grant. A claim whose lease was passed on has another
-    /// number, and keeps its lease.
-    pub(crate) fn held_under(&mut self, lease: &Precondition) -> Option<&mut HeldLease> {
-        let claim = self.claims.get_mut(lease.claim_id.claim);
-        match &mut claim.filter(|claim| claim.id() == lease.claim_id)?.phase {
-            Phase::Held(held) if held.number == lease.number => Some(held),
-            _ => None,
-        }
+    /// Returns the claim that holds this lease under its grant.
+    pub(crate) fn holder_under(&mut self, lease: &Precondition) -> Option<&mut Claim> {
+        let claim = self.claims.get_mut(lease.claim_id.claim)?;
+        (claim.id() == lease.claim_id && claim.holds_under(lease.number)).then_some(claim)
     }
 
     /// Ends local hand-over: yields the lease, or leaves it if it is for permits. With permits, the waiting callers

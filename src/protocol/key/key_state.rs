@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::call::calls::Calls;
-use crate::protocol::claim::held_lease::{HeldLease, Holders, Holding};
-use crate::protocol::claim::phase::Phase;
+use crate::protocol::claim::held_lease::{HeldLease, Holding};
 use crate::protocol::claim::{Claim, RequestKind};
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Flaw;
@@ -187,14 +186,14 @@ impl KeyState {
             && self.solos.is_empty()
             && self.calls.is_none()
             && self.reclaim.is_none()
-            && claims.all(|claim| matches!(claim.phase, Phase::Leaving(_)))
+            && claims.all(|claim| claim.is_leaving())
     }
 
     /// Returns the claim by which a caller holds, the lease, and the caller's place among the local holders.
     pub(crate) fn held_by(&self, ticket: Ticket) -> Option<(&Claim, &HeldLease, u64)> {
         if let Some(claim) = self.claims.of(ticket) {
             let held = claim.held()?;
-            return Some((claim, held, held.index));
+            return Some((claim, held, held.index()));
         }
         let reader = self.readers.get(ticket)?;
         let claim = self.claims.get(reader.claim)?;
@@ -213,9 +212,9 @@ impl KeyState {
             .claims
             .iter()
             .filter_map(|claim| Some((claim, claim.held()?)));
-        held.filter(move |(_, held)| now < held.deadline)
+        held.filter(move |(_, held)| now < held.deadline())
             .flat_map(move |(claim, held)| {
-                let alone = held.local().map(|local| (local.ticket, held.index));
+                let alone = held.local().map(|local| (local.ticket, held.index()));
                 let readers = self.readers.of(claim.number());
                 let all = alone
                     .into_iter()
@@ -229,13 +228,11 @@ impl KeyState {
     pub(crate) fn is_known_taken(&self, now: Instant, since: Instant) -> bool {
         let held = self.claims.get(self.last_held).and_then(Claim::held);
         // The place in the queue that the store last reported is valid until the next request.
-        let is_queued = |claim: &Claim| {
-            matches!(claim.phase, Phase::Queued { .. }) && claim.is_idle() && !claim.is_retry()
-        };
+        let is_queued = |claim: &Claim| claim.is_queued() && claim.is_idle() && !claim.is_retry();
         // A server that recovers does not tell whether the key is taken.
         let was_told = self.taken_at.is_some_and(|at| at >= since) || self.claims.iter().any(is_queued);
         // What the store reported is not valid through an outage.
-        held.is_some_and(|held| now < held.deadline)
+        held.is_some_and(|held| now < held.deadline())
             || was_told && self.error.is_none() && !self.claims.is_recovering()
             || self
                 .calls
@@ -351,13 +348,11 @@ impl KeyState {
             return cx.effects.push(Self::released_too_late(ticket));
         };
         let number = claim.number();
-        match held.holders {
-            Holders::One(_) => {
-                self.claims[number].note_finished(finished);
-                self.give_back(cx, number, Some(ticket));
-            }
-            Holders::Readers(_) => self.leave_share(cx, ticket, Some(ticket)),
+        if held.local().is_none() {
+            return self.leave_share(cx, ticket, Some(ticket));
         }
+        self.claims[number].note_finished(finished);
+        self.give_back(cx, number, Some(ticket));
     }
 
     /// Gives up everything. A leave is repeated only until its lease has ended.
@@ -371,21 +366,19 @@ impl KeyState {
         for number in self.claims.all() {
             let claimant = self.claims.claimant(number);
             let claim = &mut self.claims[number];
-            match (&mut claim.phase, claimant) {
-                (Phase::Held(_), _) if keeps_held && !cx.shard.plant.is(Flaw::RunGivenUpAtClose) => {}
-                (Phase::Held(_), _) => self.lose(cx, number, LostCause::Shutdown),
-                (Phase::Leaving(leaving), _) => {
-                    leaving.until = leaving.until.min(leaving.ends);
-                    let is_undropped = self.undropped.iter().any(|(_, of)| *of == number);
-                    if claim.is_retry() || is_undropped && !claim.is_in_flight(RequestKind::Leave) {
-                        self.ask(cx, number, RequestKind::Leave);
-                    }
+            if claim.held().is_some() {
+                if !keeps_held || cx.shard.plant.is(Flaw::RunGivenUpAtClose) {
+                    self.lose(cx, number, LostCause::Shutdown);
                 }
-                (_, Claimant::Solo(caller)) => {
-                    deny(&caller, cx);
-                    self.claims.set_claimant(number, Claimant::Abandoned);
+            } else if claim.is_leaving() {
+                claim.shorten_leave();
+                let is_undropped = self.undropped.iter().any(|(_, of)| *of == number);
+                if claim.is_retry() || is_undropped && !claim.is_in_flight(RequestKind::Leave) {
+                    self.ask(cx, number, RequestKind::Leave);
                 }
-                _ => {}
+            } else if let Claimant::Solo(caller) = claimant {
+                deny(&caller, cx);
+                self.claims.set_claimant(number, Claimant::Abandoned);
             }
         }
         self.end_step(cx);

@@ -1,7 +1,6 @@
 //! Asks again for requests that a server did not execute because it does not serve the key.
 
 use crate::protocol::claim::RequestKind;
-use crate::protocol::claim::phase::Phase;
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claims::Claimant;
@@ -22,9 +21,9 @@ impl KeyState {
         if cx.shard.plant.is(Flaw::RedirectTakenForGone) && kind == RequestKind::Renew {
             return self.gone(cx, number);
         }
-        let is_asked = matches!(self.claims[number].phase, Phase::Asked);
+        let is_asked = self.claims[number].is_asked();
         // A renewal of a revoked lease is not repeated, and its claim is left when the guard is dropped.
-        if matches!(self.claims[number].phase, Phase::Leaving(_)) && kind != RequestKind::Leave {
+        if self.claims[number].is_leaving() && kind != RequestKind::Leave {
             return;
         }
         match kind {

@@ -3,7 +3,6 @@
 use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::protocol::call::calls::Calls;
 use crate::protocol::claim::RequestKind;
-use crate::protocol::claim::phase::Phase;
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Flaw;
 use crate::protocol::key::key_state::{KeyState, Renewal};
@@ -44,15 +43,10 @@ impl KeyState {
         if self.check_overdue(cx, number) {
             return;
         }
-        match self.claims[number].phase {
-            Phase::Held(_) | Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
-                self.ask(cx, number, RequestKind::Renew);
-            }
-            Phase::Leaving(_) => {
-                if self.claims[number].repeat_leave(cx, self.error.as_ref()) {
-                    self.claims.end(number);
-                }
-            }
+        if !self.claims[number].is_leaving() {
+            self.ask(cx, number, RequestKind::Renew);
+        } else if self.claims[number].repeat_leave(cx, self.error.as_ref()) {
+            self.claims.end(number);
         }
     }
 
@@ -138,23 +132,13 @@ impl KeyState {
         let late_renewal_revives = cx.shard.plant.is(Flaw::LateRenewalRevives);
         for number in self.claims.due(cx.now) {
             let claim = &self.claims[number];
-            let Phase::Held(held) = claim.phase else { continue };
-            if cx.now >= held.deadline {
+            if let Some(cause) = claim.loss(cx.now) {
                 if claim.is_in_flight(RequestKind::Renew) && late_renewal_revives {
                     continue;
                 }
-                let cause = if claim.terms().is_fixed {
-                    LostCause::Ended
-                } else if held.local().is_some_and(|local| local.hold.is_overdue) {
-                    LostCause::Overdue
-                } else {
-                    LostCause::Deadline
-                };
                 self.lose(cx, number, cause);
-            } else if let Some(local) = held.local()
-                && local.unfetched.is_some_and(|until| until <= cx.now)
-            {
-                cx.effects.push(Effect::Lost(local.ticket, LostCause::Unfetched));
+            } else if let Some(ticket) = claim.unfetched(cx.now) {
+                cx.effects.push(Effect::Lost(ticket, LostCause::Unfetched));
                 self.give_back(cx, number, None);
             }
         }
@@ -170,7 +154,7 @@ impl KeyState {
         self.expire(cx);
         for number in self.claims.all() {
             let claim = &mut self.claims[number];
-            let is_queued = matches!(claim.phase, Phase::Queued { .. });
+            let is_queued = claim.is_queued();
             match cx.shard.inbox {
                 InboxState::Confirmed if claim.is_idle() && is_queued => {
                     self.ask(cx, number, RequestKind::Renew);

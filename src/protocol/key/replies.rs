@@ -9,7 +9,6 @@ use crate::error::{LostCause, StoreError};
 use crate::protocol::claim::RequestKind;
 use crate::protocol::claim::answers::{ClaimEvent, Granted, QueuePosition, TOO_OLD};
 use crate::protocol::claim::origin::Yielded;
-use crate::protocol::claim::phase::Phase;
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Flaw;
@@ -69,7 +68,7 @@ impl KeyState {
             (RequestKind::Assert, Reply::Granted(grant))
                 if self.claims[number]
                     .held()
-                    .is_some_and(|held| held.number == grant) =>
+                    .is_some_and(|held| held.number() == grant) =>
             {
                 self.schedule_renewal(cx, number);
             }
@@ -279,7 +278,7 @@ impl KeyState {
     ) {
         let denial = AcquireError::Store(StoreError::recovering(left));
         let claim = &self.claims[number];
-        let is_first = matches!(claim.phase, Phase::Asked) && matches!(kind, RequestKind::Claim { .. });
+        let is_first = claim.is_asked() && matches!(kind, RequestKind::Claim { .. });
         if is_first && claim.terms().tick.is_some() {
             // The server neither grants nor queues a tick.
             return self.end_denied(cx, number, denial);
@@ -292,12 +291,11 @@ impl KeyState {
 
     /// Handles the store's refusal to run a tick, which ends the claim. A holder loses its lease, as after "gone".
     fn denied(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, denial: AcquireError) {
-        match self.claims[number].phase {
-            Phase::Held(_) => self.lose(cx, number, LostCause::Gone),
-            Phase::Leaving(_) => {}
-            Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
-                self.end_denied(cx, number, denial);
-            }
+        let claim = &self.claims[number];
+        if claim.held().is_some() {
+            self.lose(cx, number, LostCause::Gone);
+        } else if claim.is_waiting() {
+            self.end_denied(cx, number, denial);
         }
     }
 
@@ -422,18 +420,16 @@ impl KeyState {
     /// Handles a claim that the store does not know. Its number is over.
     pub(crate) fn gone(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let number_twice = cx.shard.plant.is(Flaw::NumberTwice);
-        match self.claims[number].phase {
-            Phase::Held(_) => self.lose(cx, number, LostCause::Gone),
-            Phase::Leaving(_) => {}
-            Phase::Asked | Phase::Queued { .. } if number_twice => {
-                self.ask(cx, number, RequestKind::Claim { wait: true });
-            }
-            Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
-                cx.event(KeyEvent::Requeued);
-                // Waiting callers are claimed for under a new number.
-                if let Claimant::Solo(caller) = self.end_number(cx, number) {
-                    self.solos.insert(caller.ticket, caller);
-                }
+        let claim = &self.claims[number];
+        if claim.held().is_some() {
+            self.lose(cx, number, LostCause::Gone);
+        } else if number_twice && (claim.is_asked() || claim.is_queued()) {
+            self.ask(cx, number, RequestKind::Claim { wait: true });
+        } else if claim.is_waiting() {
+            cx.event(KeyEvent::Requeued);
+            // Waiting callers are claimed for under a new number.
+            if let Claimant::Solo(caller) = self.end_number(cx, number) {
+                self.solos.insert(caller.ticket, caller);
             }
         }
     }

@@ -2,7 +2,6 @@
 
 use crate::error::StoreError;
 use crate::protocol::claim::origin::Yielded;
-use crate::protocol::claim::phase::Phase;
 use crate::protocol::claim::{Claim, RequestKind};
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Flaw;
@@ -41,16 +40,15 @@ impl KeyState {
                 Claimant::Solo(_) | Claimant::LineFollower => true,
                 Claimant::Abandoned => false,
             };
-            match claim.phase {
-                _ if wanted => {}
-                // The answer to the request in flight decides.
-                Phase::Asked if !claim.is_idle() => {}
-                Phase::Leaving(_) => {}
-                _ if claim.is_in_flight(RequestKind::Leave) => {}
-                _ if cx.shard.plant.is(Flaw::CancelledForgotten) => {
-                    self.claims.end(number);
-                }
-                _ => self.leave(cx, number, None),
+            // The answer to the request in flight decides.
+            let is_undecided = claim.is_asked() && !claim.is_idle();
+            if wanted || is_undecided || claim.is_leaving() || claim.is_in_flight(RequestKind::Leave) {
+                continue;
+            }
+            if cx.shard.plant.is(Flaw::CancelledForgotten) {
+                self.claims.end(number);
+            } else {
+                self.leave(cx, number, None);
             }
         }
         // A pause that is over is removed at once, because its timer would fire without end.
@@ -92,7 +90,7 @@ impl KeyState {
             .claims
             .head_claim()
             .and_then(|number| self.claims.get(number));
-        let is_new = head_claim.is_some_and(|claim| matches!(claim.phase, Phase::Asked));
+        let is_new = head_claim.is_some_and(|claim| claim.is_asked());
         if self.claims_head_only || !is_new {
             return;
         }
@@ -189,10 +187,5 @@ impl KeyState {
             value.map(|(_, value)| value.clone())
         });
         self.claims[number].ask(cx, kind, is_asked_for, data);
-        if cx.shard.plant.is(Flaw::UnansweredRefresh)
-            && let Phase::Queued { t0, .. } = &mut self.claims[number].phase
-        {
-            *t0 = cx.now;
-        }
     }
 }

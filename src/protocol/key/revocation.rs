@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use crate::error::LostCause;
+use crate::protocol::claim::Claim;
 use crate::protocol::claim::RequestKind;
-use crate::protocol::claim::held_lease::Holders;
-use crate::protocol::claim::phase::Phase;
+use crate::protocol::claim::held_lease::HeldLease;
 use crate::protocol::context::StepContext;
 use crate::protocol::key::claims::Claimant;
 use crate::protocol::key::key_state::KeyState;
@@ -24,10 +24,10 @@ impl KeyState {
         let Some(claim) = claim.filter(|claim| claim.id() == claim_id) else {
             return;
         };
-        let Phase::Held(held) = &mut claim.phase else {
+        let Some(is_new) = claim.note_asked() else {
             return;
         };
-        if !std::mem::replace(&mut held.is_asked_for, true) {
+        if is_new {
             cx.event(KeyEvent::Asked(asking.clone()));
         }
         self.close_to_readers(number);
@@ -39,20 +39,17 @@ impl KeyState {
 
     /// Returns the callers that hold by a claim and have taken up their grant.
     fn holders_of(&self, number: ClaimNumber) -> Vec<Ticket> {
-        let held = self.claims.get(number).and_then(|claim| claim.held());
-        match held.map(|held| held.holders) {
-            Some(Holders::One(local)) => local
-                .unfetched
-                .is_none()
-                .then_some(local.ticket)
-                .into_iter()
-                .collect(),
-            Some(Holders::Readers(_)) => {
-                let readers = self.readers.of(number).filter(|(_, reader)| reader.is_taken_up());
-                readers.map(|(ticket, _)| ticket).collect()
-            }
-            None => Vec::new(),
-        }
+        let Some(held) = self.claims.get(number).and_then(Claim::held) else {
+            return Vec::new();
+        };
+        let alone = held.local().filter(|local| local.unfetched.is_none());
+        let readers = self.readers.of(number).filter(|(_, reader)| reader.is_taken_up());
+        let readers = readers.map(|(ticket, _)| ticket);
+        alone
+            .map(|local| local.ticket)
+            .into_iter()
+            .chain(readers)
+            .collect()
     }
 
     /// Handles a push that says that a claim was revoked.
@@ -68,17 +65,14 @@ impl KeyState {
 
     /// Handles a claim whose lease is revoked. A holder loses it at once.
     pub(crate) fn revoked(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        match self.claims[number].phase {
-            Phase::Held(_) => {
-                cx.event(KeyEvent::Revoked);
-                self.lose_until_dropped(cx, number, LostCause::Revoked);
-            }
-            Phase::Leaving(_) => {}
+        let claim = &mut self.claims[number];
+        if claim.held().is_some() {
+            cx.event(KeyEvent::Revoked);
+            self.lose_until_dropped(cx, number, LostCause::Revoked);
+        } else if claim.is_waiting() {
             // The claim was granted before this node learned of it.
-            Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
-                self.claims[number].finish_yield(cx);
-                self.leave_ungranted(cx, number);
-            }
+            claim.finish_yield(cx);
+            self.leave_ungranted(cx, number);
         }
     }
 
@@ -90,7 +84,7 @@ impl KeyState {
         number: ClaimNumber,
         cause: LostCause,
     ) {
-        let Some(deadline) = self.claims[number].held().map(|held| held.deadline) else {
+        let Some(deadline) = self.claims[number].held().map(HeldLease::deadline) else {
             return;
         };
         let holders = self.holders_of(number);

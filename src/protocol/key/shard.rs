@@ -334,8 +334,8 @@ impl Shard {
         let held = self
             .keys
             .get_mut(&lease.name)
-            .and_then(|key| key.held_under(lease));
-        held.is_some_and(|held| now < held.deadline)
+            .and_then(|key| key.holder_under(lease)?.held());
+        held.is_some_and(|held| now < held.deadline())
     }
 
     /// Returns how many keys have a state here.

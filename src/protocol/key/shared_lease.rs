@@ -5,11 +5,10 @@
 //! the order of the line, so no reader passes a writer of this process.
 
 use crate::error::LostCause;
-use crate::protocol::claim::held_lease::{HeldLease, Holders, LocalHolder};
-use crate::protocol::claim::phase::Phase;
+use crate::protocol::claim::held_lease::{HeldLease, LocalHolder};
 use crate::protocol::context::StepContext;
 use crate::protocol::key::key_state::KeyState;
-use crate::protocol::message::{ClaimNumber, Fence, Mode};
+use crate::protocol::message::{ClaimNumber, Mode};
 use crate::protocol::step::{Effect, KeyEvent, Outcome, Ticket};
 
 impl KeyState {
@@ -27,33 +26,17 @@ impl KeyState {
     /// Lets in the first caller of the line. Returns `None` if this claim does not let it in.
     fn let_reader_in(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Option<()> {
         let next = *self.line.front()?;
-        let rules = cx.shard.rules;
         let claim = self.claims.get_mut(number)?;
         let lease = claim.lease();
-        let Phase::Held(HeldLease {
-            number: grant,
-            deadline,
-            holders: Holders::Readers(count),
-            index,
-            since,
-            ..
-        }) = &mut claim.phase
-        else {
-            return None;
-        };
-        let in_burst = *index < u64::from(rules.burst) && cx.now.since(*since) < rules.burst_time;
-        // With less than a third of the lease left, the renewals are failing. The next reader should not inherit
-        // that.
-        if !in_burst || deadline.since(cx.now) < lease / 3 {
+        let held = claim.held().filter(|held| held.local().is_none())?;
+        if !held.is_handed_on(cx.now, &cx.shard.rules, lease) {
             self.open_claim = None;
             return None;
         }
         if next.lease() > lease {
             return None;
         }
-        *index += 1;
-        *count += 1;
-        let (index, fence) = (*index, Fence::new(*grant, *index));
+        let (index, fence) = claim.let_reader_in()?;
         self.line.pop();
         let local = LocalHolder::new(cx.now, next.ticket, next.options.max_hold, lease);
         self.readers.add(local, number, index);
@@ -110,23 +93,15 @@ impl KeyState {
         let Some(reader) = self.readers.remove(ticket) else {
             return;
         };
-        if let Phase::Held(HeldLease {
-            holders: Holders::Readers(count),
-            writes,
-            ..
-        }) = &mut self.claims[reader.claim].phase
-        {
-            *count -= 1;
+        let claim = &mut self.claims[reader.claim];
+        if claim.let_reader_out().is_some_and(|left| left > 0) {
             // A write of this reader may be executed late. It would pass for a write of a reader that is let in
             // later.
-            let may_be_written = *writes > 0;
-            if *count > 0 {
-                if may_be_written {
-                    self.close_to_readers(reader.claim);
-                }
-                let released = release.map(|ticket| Effect::Released(ticket, Outcome::Kept));
-                return cx.effects.extend(released);
+            if claim.held().is_some_and(HeldLease::may_be_written) {
+                self.close_to_readers(reader.claim);
             }
+            let released = release.map(|ticket| Effect::Released(ticket, Outcome::Kept));
+            return cx.effects.extend(released);
         }
         self.close_to_readers(reader.claim);
         self.leave(cx, reader.claim, release);

@@ -5,8 +5,7 @@
 //! grant. A pass is executed once. So it may be repeated, and a repeat finds what the first has done.
 
 use crate::error::{LostCause, StoreError};
-use crate::protocol::claim::held_lease::{HeldLease, Holders, LocalHolder};
-use crate::protocol::claim::phase::Phase;
+use crate::protocol::claim::held_lease::{HeldLease, LocalHolder};
 use crate::protocol::claim::{Claim, RequestKind};
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
@@ -14,7 +13,7 @@ use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claims::Claimant;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::key::line::Caller;
-use crate::protocol::message::{ClaimId, ClaimNumber, Fence, LeaseTimes, Mode};
+use crate::protocol::message::{ClaimId, ClaimNumber, LeaseTimes, Mode};
 use crate::protocol::step::{AcquireError, Effect, LockOptions, Outcome, Ticket, ms};
 
 impl KeyState {
@@ -46,7 +45,7 @@ impl KeyState {
             self.leave_share(cx, ticket, Some(ticket));
             return cx.deny(to, AcquireError::Lost(LostCause::Released));
         }
-        let Some((old, _)) = self.end_holding(cx, ticket, to) else {
+        let Some(old) = self.end_holding(cx, ticket, to) else {
             self.drop_lost(cx, ticket, None);
             return cx.effects.extend(Self::passed_too_late(ticket, to));
         };
@@ -63,12 +62,14 @@ impl KeyState {
         let writes = self
             .held_by(ticket)
             .is_some_and(|(claim, ..)| claim.terms().mode == Mode::Exclusive);
-        let Some((old, held)) = writes.then(|| self.end_holding(cx, ticket, to)).flatten() else {
+        let Some(old) = writes.then(|| self.end_holding(cx, ticket, to)).flatten() else {
             self.drop_lost(cx, ticket, None);
             return cx.effects.extend(Self::passed_too_late(ticket, to));
         };
         // A fixed lease ends when it would have ended without the downgrade.
-        let left_ms = held.deadline.since(cx.now).as_millis() as u64;
+        let ends = old.held().map_or(cx.now, HeldLease::deadline);
+        let left_ms = ends.since(cx.now).as_millis() as u64;
+        let hold = old.held().and_then(HeldLease::local).map(|local| local.hold);
         let lease_ms = if old.terms().is_fixed {
             left_ms.max(1)
         } else {
@@ -81,7 +82,7 @@ impl KeyState {
         let options = LockOptions {
             mode: Mode::Read,
             fixed: old.terms().is_fixed,
-            max_hold: held.local().and_then(|local| local.hold.max),
+            max_hold: hold.and_then(|hold| hold.max),
             ..LockOptions::new(term)
         };
         self.take_over(cx, to, options, (old.id(), Some(old)));
@@ -89,14 +90,9 @@ impl KeyState {
 
     /// Ends what a holder holds. Returns its claim and lease as they were, but held under the ticket of the caller
     /// that continues.
-    fn end_holding(
-        &mut self,
-        cx: &mut StepContext<'_>,
-        ticket: Ticket,
-        to: Ticket,
-    ) -> Option<(Claim, HeldLease)> {
+    fn end_holding(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, to: Ticket) -> Option<Claim> {
         let (claim, held, index) = self.held_by(ticket)?;
-        let (number, held) = (claim.number(), *held);
+        let number = claim.number();
         let local = held.local().map(|local| local.hold);
         let reader = self.readers.remove(ticket).map(|reader| reader.local.hold);
         let local = LocalHolder {
@@ -104,17 +100,11 @@ impl KeyState {
             hold: local.or(reader)?.under_another_ticket(),
             unfetched: None,
         };
-        let held = HeldLease {
-            index,
-            holders: Holders::One(local),
-            ..held
-        };
         self.close_to_readers(number);
         let mut old = self.claims.remove(number)?.claim;
         cx.released(ticket, Outcome::Kept);
-        old.phase = Phase::Held(held);
-        old.rest();
-        Some((old, held))
+        old.hold_for(local, index);
+        Some(old)
     }
 
     pub(crate) fn passed_too_late(ticket: Ticket, to: Ticket) -> [Effect; 2] {
@@ -158,7 +148,7 @@ impl KeyState {
             behind: false,
             failed_claims: 0,
         };
-        let ends = local.as_ref().and_then(|local| Some(local.held()?.deadline));
+        let ends = local.as_ref().and_then(|local| Some(local.held()?.deadline()));
         let claim_id = cx.shard.next_claim_id();
         let claim = Claim::take_over(claim_id, options.terms(), cx.now, from, local);
         self.claims.insert(claim, Claimant::Solo(caller));
@@ -230,13 +220,9 @@ impl KeyState {
         };
         self.claims.end(number);
         // The line has a claim of its own since the pass was sent.
-        let (number, lease) = (old.number(), old.lease());
-        if let Phase::Held(held) = &mut old.phase
-            && let Holders::One(local) = &mut held.holders
-        {
-            local.unfetched = Some(cx.now + lease);
-            let kept = AcquireError::StillHeld(Fence::new(held.number, held.index), failure.reported());
-            cx.deny(caller.ticket, kept);
+        let number = old.number();
+        if let Some(fence) = old.hold_again(cx.now) {
+            cx.deny(caller.ticket, AcquireError::StillHeld(fence, failure.reported()));
         }
         let is_renewing = old.is_renewing();
         self.claims.insert(old, Claimant::Solo(caller));
