@@ -8,6 +8,9 @@ use std::path::Path;
 
 use proc_macro2::{Spacing, TokenStream, TokenTree, token_stream};
 
+/// The folders of `protocol` that a claim does not know: it has no line, no other claim and no masters.
+const CLAIM_NEVER: [&str; 3] = ["key", "call", "quorum"];
+
 /// The floors from the bottom to the top. A floor imports itself and the floors below it.
 const FLOORS: &str =
     "key error protocol options observe store driver primitives locks middleware scheduler testing lib";
@@ -131,6 +134,15 @@ fn check(dir: &str, floors: &str) {
         };
         if floor(&target.0[0]) > floor(&file[0]) || NEVER.contains(&format!("{}-{}", file[0], target.0[0])) {
             faults.push(format!("{file:?} -> {:?} runs up", target.0));
+        }
+        let is_of_claim = file.starts_with(&["protocol".to_owned(), "claim".to_owned()]);
+        if is_of_claim
+            && target
+                .0
+                .get(1)
+                .is_some_and(|to| CLAIM_NEVER.contains(&to.as_str()))
+        {
+            faults.push(format!("{file:?} -> {:?}: a claim knows no callers", target.0));
         }
         if target.0 != file && file[0] != "lib" {
             edges.entry(file).or_default().insert(target.0);

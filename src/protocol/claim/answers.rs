@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use crate::error::{LostCause, StoreError, StoreErrorKind};
-use crate::protocol::claim::Claim;
 use crate::protocol::claim::held_lease::{HeldLease, Holders};
-use crate::protocol::claim::phase::Phase;
+use crate::protocol::claim::{Claim, Phase};
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Flaw;
 use crate::protocol::message::{Fence, Grant, GrantNumber, NodeId, Reply};
@@ -99,7 +98,9 @@ impl Claim {
     /// Lets these callers hold the lease. Returns the fence of the first of them.
     pub(crate) fn hold(&mut self, now: Instant, granted: Granted, holders: Holders) -> Fence {
         let Granted { number, deadline } = granted;
-        self.phase = Phase::Held(HeldLease::new(now, self, number, deadline, holders));
+        let (lease, lifetime) = (self.lease(), self.record_lifetime());
+        let ends = now + lifetime;
+        self.phase = Phase::Held(HeldLease::new(now, lease, ends, number, deadline, holders));
         Fence::new(number, 0)
     }
 

@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use crate::protocol::claim::Claim;
 use crate::protocol::message::{ClaimId, Fence, GrantNumber, TickTime};
 use crate::protocol::step::{Rules, Ticket};
 use crate::protocol::time::Instant;
@@ -46,18 +45,6 @@ pub struct Holding {
 }
 
 impl Holding {
-    /// Returns what the caller holds that has the place `index` among the local holders of a claim.
-    pub(crate) fn new(now: Instant, claim: &Claim, held: &HeldLease, index: u64) -> Self {
-        Holding {
-            claim: claim.claim_id,
-            fence: Fence::new(held.number, index),
-            deadline: held.deadline,
-            remaining: (now < held.deadline).then(|| held.deadline.since(now)),
-            attempt: claim.attempt.number,
-            overtook: claim.attempt.overtook,
-        }
-    }
-
     /// Returns whether the deadline has not passed.
     pub fn is_held(&self) -> bool {
         self.remaining.is_some()
@@ -98,7 +85,8 @@ impl HeldLease {
     /// Returns a lease that a claim is granted now.
     pub(super) fn new(
         now: Instant,
-        claim: &Claim,
+        lease: Duration,
+        ends: Instant,
         number: GrantNumber,
         deadline: Instant,
         holders: Holders,
@@ -109,8 +97,8 @@ impl HeldLease {
             holders,
             index: 0,
             since: now,
-            due: now + deadline.since(now).saturating_sub(claim.lease() / 3 * 2),
-            ends: now + claim.record_lifetime(),
+            due: now + deadline.since(now).saturating_sub(lease / 3 * 2),
+            ends,
             is_asked_for: false,
             writes: 0,
         }

@@ -1,9 +1,8 @@
 //! What callers do with a held lease.
 
 use crate::error::LostCause;
-use crate::protocol::claim::Claim;
-use crate::protocol::claim::held_lease::{HeldLease, LocalHolder};
-use crate::protocol::claim::phase::Phase;
+use crate::protocol::claim::held_lease::{HeldLease, Holding, LocalHolder};
+use crate::protocol::claim::{Claim, Phase};
 use crate::protocol::message::{Fence, GrantNumber};
 use crate::protocol::step::Ticket;
 use crate::protocol::time::Instant;
@@ -14,6 +13,20 @@ impl Claim {
             Phase::Held(held) => Some(held),
             _ => None,
         }
+    }
+
+    /// Returns what the caller holds that has the place `index` among the local holders.
+    pub(crate) fn holding(&self, now: Instant, index: u64) -> Option<Holding> {
+        let held = self.held()?;
+        let deadline = held.deadline();
+        Some(Holding {
+            claim: self.claim_id,
+            fence: Fence::new(held.number(), index),
+            deadline,
+            remaining: (now < deadline).then(|| deadline.since(now)),
+            attempt: self.attempt.number,
+            overtook: self.attempt.overtook,
+        })
     }
 
     fn change_held<T>(&mut self, change: impl FnOnce(&mut HeldLease) -> T) -> Option<T> {

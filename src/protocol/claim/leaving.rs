@@ -1,8 +1,7 @@
 //! The end of a claim: it is left, and left again while an unanswered request of it may be executed late.
 
 use crate::error::{LostCause, StoreError, StoreErrorKind};
-use crate::protocol::claim::phase::Phase;
-use crate::protocol::claim::{Claim, RequestKind};
+use crate::protocol::claim::{Claim, Leaving, Phase, RequestKind};
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Flaw;
@@ -12,25 +11,6 @@ use crate::protocol::time::Instant;
 
 /// How many leases long a finish is repeated: longer than an unfinished tick can block others.
 const MAX_FINISH_LEASES: u32 = 8;
-
-/// A claim that is dead here while the store is told.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Leaving {
-    /// The caller that waits for the outcome of the release.
-    release: Option<Ticket>,
-    /// When the lease ends by itself.
-    ends: Instant,
-    /// When the leave is no longer repeated.
-    until: Instant,
-}
-
-impl Leaving {
-    /// Returns a leave whose record ends by itself at `ends`. It is repeated until then.
-    pub(super) fn new(release: Option<Ticket>, ends: Instant) -> Self {
-        let until = ends;
-        Leaving { release, ends, until }
-    }
-}
 
 impl Claim {
     /// Repeats the leave only until the lease has ended.

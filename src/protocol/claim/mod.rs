@@ -1,15 +1,35 @@
 //! A claim: a node's pursuit of one lease, from its first request to its last.
 //!
-//! Reading order: `origin`, `phase`, `held_lease`, `holding`, `sending`, `answers`, `timers`, `leaving`, `late_execution`.
+//! # The six rules of safety
+//!
+//! A claim number is used once. It goes from asked to queued to granted to gone, and never back. Each rule was found by
+//! breaking the design without it; the simulator plants the mistakes.
+//!
+//! 1. *t₀.* t₀ belongs to one claim number: it is the sending time of a request that was **answered** "queued". If
+//!    there are several such requests, the latest counts. The deadline of a **pushed** grant is t₀ + lease. If a grant
+//!    comes in the answer to a request, its deadline is the sending time of that request + lease.
+//! 2. *Single use.* If the answer to a claim is lost, the node asks with `renew n`. It never sends the claim again. If
+//!    the answer is "gone", it claims again as number n + 1.
+//! 3. *Dead once sent.* When a leave, yield or pass of number n is sent, n is dead in this process, whatever the
+//!    answer. From then on no guard exists for it. There is one exception: a pass whose attempts were all refused or
+//!    never sent. The store never executes such a pass, so n is held again until its old deadline. One attempt without
+//!    an answer rules out the exception.
+//! 4. *Fresh on yield.* A yield continues under a new number. If the lease comes back meanwhile, it has the new number.
+//!    So a repeat of the old yield cannot give it away.
+//! 5. *Late execution.* A claim carries a not-after time in server time. If a claim was never answered, the node sends
+//!    one more leave for it after that time. If a grant is for an unknown number, the node sends a leave for that
+//!    number at once. When a connection is given up and replaced, the old one is never used beside the new one.
+//! 6. *Lost is final.* No late reply revives a guard whose deadline has passed.
+//!
+//! Reading order: `held_lease`, `origin`, `holding`, `sending`, `answers`, `timers`, `leaving`, `late_execution`.
 
 use std::time::Duration;
 
+use crate::protocol::claim::held_lease::HeldLease;
 use crate::protocol::claim::late_execution::LateExecution;
-use crate::protocol::claim::origin::Origin;
-use crate::protocol::claim::phase::Phase;
 use crate::protocol::exchange::Exchange;
 use crate::protocol::message::{ClaimId, ClaimNumber, Mode, TickTime};
-use crate::protocol::step::{LeaseTerms, ms};
+use crate::protocol::step::{LeaseTerms, Ticket, ms};
 use crate::protocol::time::Instant;
 
 pub(crate) mod answers;
@@ -17,8 +37,7 @@ pub mod held_lease;
 mod holding;
 mod late_execution;
 mod leaving;
-pub(crate) mod origin;
-mod phase;
+mod origin;
 mod sending;
 mod timers;
 
@@ -28,7 +47,7 @@ pub(crate) struct Claim {
     claim_id: ClaimId,
     terms: LeaseTerms,
     /// Of the claim of a tick.
-    attempt: TickAttempt,
+    attempt: TickProgress,
     phase: Phase,
     /// When the first request was made, which is never later than it was sent.
     created_at: Instant,
@@ -40,7 +59,7 @@ pub(crate) struct Claim {
 
 /// The run of a tick by its claim.
 #[derive(Debug, Clone, Copy, Default)]
-struct TickAttempt {
+struct TickProgress {
     /// The number of this attempt at the tick.
     number: u32,
     /// The previous tick, if it had not ended well. It never runs again.
@@ -63,12 +82,111 @@ pub(crate) enum RequestKind {
     Pass,
 }
 
+/// The life of a claim: asked, queued, held, leaving. A claim never goes back to asked.
+#[derive(Debug)]
+enum Phase {
+    /// The store has not answered yet.
+    Asked,
+    /// In the store's queue. `t0` is when the latest request was sent that was answered "queued". `recovers_until`
+    /// is set if the answer was that the server recovers, which says nothing of an owner.
+    Queued {
+        t0: Instant,
+        recovers_until: Option<Instant>,
+    },
+    /// Granted at `since`, but too little of the lease may be left, so the lease is renewed before its use. `tries`
+    /// counts the renewals that did not help.
+    Confirming { since: Instant, tries: u32 },
+    /// Held by a local caller.
+    Held(HeldLease),
+    /// Dead here; the store is being told.
+    Leaving(Leaving),
+}
+
+impl Phase {
+    /// Returns whether a caller waits for the claim.
+    fn is_waiting(&self) -> bool {
+        match self {
+            Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => true,
+            Phase::Held(_) | Phase::Leaving(_) => false,
+        }
+    }
+}
+
+/// A claim that is dead here while the store is told.
+#[derive(Debug, Clone, Copy)]
+struct Leaving {
+    /// The caller that waits for the outcome of the release.
+    release: Option<Ticket>,
+    /// When the lease ends by itself.
+    ends: Instant,
+    /// When the leave is no longer repeated.
+    until: Instant,
+}
+
+impl Leaving {
+    /// Returns a leave whose record ends by itself at `ends`. It is repeated until then.
+    fn new(release: Option<Ticket>, ends: Instant) -> Self {
+        let until = ends;
+        Leaving { release, ends, until }
+    }
+}
+
+/// The lease that a claim continues, instead of claiming a new one.
+#[derive(Debug)]
+enum Origin {
+    /// A lease of this node, which is given up for a place at the end of the queue.
+    Yield(Yielded),
+    /// A lease that is taken over from another owner.
+    Pass(Box<Pass>),
+}
+
+/// A lease that is taken over from its owner.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    from: ClaimId,
+    /// The claim of the previous owner as it was held, if that owner is in this key machine. Its number is dead since
+    /// the pass was sent. If the pass fails, the number is left; if the store surely did nothing, the claim goes on.
+    /// `None` for an owner in another machine, which is left alone.
+    local: Option<Claim>,
+}
+
+/// A lease of this node that is given up.
+#[derive(Debug)]
+pub(crate) struct Yielded {
+    from: ClaimId,
+    terms: LeaseTerms,
+    /// Until when the lease surely lasts that was given up.
+    deadline: Instant,
+    release: Option<Ticket>,
+}
+
+impl Yielded {
+    /// Returns a lease that has no local holder.
+    pub(crate) fn unknown(from: ClaimId, terms: LeaseTerms, now: Instant) -> Self {
+        Yielded {
+            from,
+            terms,
+            deadline: now,
+            release: None,
+        }
+    }
+
+    pub(crate) fn number(&self) -> ClaimNumber {
+        self.from.claim
+    }
+
+    /// Takes the caller that waits for the outcome of its release.
+    pub(crate) fn take_release(&mut self) -> Option<Ticket> {
+        self.release.take()
+    }
+}
+
 impl Claim {
     pub(crate) fn new(claim_id: ClaimId, terms: LeaseTerms, now: Instant) -> Self {
         Claim {
             claim_id,
             terms,
-            attempt: TickAttempt::default(),
+            attempt: TickProgress::default(),
             phase: Phase::Asked,
             created_at: now,
             exchange: Exchange::default(),

@@ -1,43 +1,12 @@
 //! The lease that a claim continues.
 
 use crate::error::StoreError;
-use crate::protocol::claim::Claim;
 use crate::protocol::claim::held_lease::HeldLease;
-use crate::protocol::claim::leaving::Leaving;
-use crate::protocol::claim::phase::Phase;
+use crate::protocol::claim::{Claim, Leaving, Origin, Pass, Phase, Yielded};
 use crate::protocol::exchange::Exchange;
 use crate::protocol::message::ClaimId;
 use crate::protocol::step::{LeaseTerms, Ticket, ms};
 use crate::protocol::time::Instant;
-
-/// The lease that a claim continues, instead of claiming a new one.
-#[derive(Debug)]
-pub(crate) enum Origin {
-    /// A lease of this node, which is given up for a place at the end of the queue.
-    Yield(Yielded),
-    /// A lease that is taken over from another owner.
-    Pass(Box<Pass>),
-}
-
-/// A lease that is taken over from its owner.
-#[derive(Debug)]
-pub(crate) struct Pass {
-    pub(crate) from: ClaimId,
-    /// The claim of the previous owner as it was held, if that owner is in this key machine. Its number is dead since
-    /// the pass was sent. If the pass fails, the number is left; if the store surely did nothing, the claim goes on.
-    /// `None` for an owner in another machine, which is left alone.
-    pub(crate) local: Option<Claim>,
-}
-
-/// A lease of this node that is given up.
-#[derive(Debug)]
-pub(crate) struct Yielded {
-    pub(crate) from: ClaimId,
-    pub(crate) terms: LeaseTerms,
-    /// Until when the lease surely lasts that was given up.
-    pub(crate) deadline: Instant,
-    pub(crate) release: Option<Ticket>,
-}
 
 impl Claim {
     /// Gives the lease up for a place at the end of the queue, under a new number and on new terms. The old number is dead from

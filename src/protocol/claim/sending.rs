@@ -2,9 +2,7 @@
 
 use crate::error::StoreError;
 use crate::protocol::claim::held_lease::HeldLease;
-use crate::protocol::claim::origin::Origin;
-use crate::protocol::claim::phase::Phase;
-use crate::protocol::claim::{Claim, RequestKind};
+use crate::protocol::claim::{Claim, Origin, Phase, RequestKind};
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Flaw;

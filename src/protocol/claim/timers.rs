@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use crate::protocol::claim::Claim;
 use crate::protocol::claim::held_lease::LocalHolder;
-use crate::protocol::claim::phase::Phase;
+use crate::protocol::claim::{Claim, Phase};
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::MAX_RETRY_PAUSE;
 use crate::protocol::message::Kind;

@@ -174,7 +174,7 @@ impl KeyState {
             cx.event(KeyEvent::LeaveRepeated);
             let claim = &self.claims[number];
             let (seq, unanswered) = (claim.seq(), claim.unanswered().cloned());
-            let old = yielded.from.claim;
+            let old = yielded.number();
             self.leave_old_number(cx, yielded, seq, unanswered);
             // A renewal of the old number may have been lost with the yield.
             if failure.may_be_executed() {

@@ -202,8 +202,8 @@ impl KeyState {
 
     /// Returns what a caller holds, until a step ends it.
     pub(crate) fn holding(&self, now: Instant, ticket: Ticket) -> Option<Holding> {
-        let (claim, held, index) = self.held_by(ticket)?;
-        Some(Holding::new(now, claim, held, index))
+        let (claim, _, index) = self.held_by(ticket)?;
+        claim.holding(now, index)
     }
 
     /// Returns every caller whose deadline has not passed, and what it holds.
@@ -219,7 +219,7 @@ impl KeyState {
                 let all = alone
                     .into_iter()
                     .chain(readers.map(|(ticket, reader)| (ticket, reader.index)));
-                all.map(move |(ticket, index)| (ticket, Holding::new(now, claim, held, index)))
+                all.filter_map(move |(ticket, index)| Some((ticket, claim.holding(now, index)?)))
             })
     }
 

@@ -1,14 +1,14 @@
 //! The store's messages to a key: answers and pushed grants.
 //!
-//! The rules that safety depends on are here. Each was found by breaking the design without it. See "Six rules of
-//! safety" in ARCHITECTURE.md, and the mistakes that the simulator plants.
+//! What an answer means for its claim is decided in [`claim`](crate::protocol::claim); what it means for the callers is
+//! decided here.
 
 use std::time::Duration;
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::claim::RequestKind;
+use crate::protocol::claim::Yielded;
 use crate::protocol::claim::answers::{ClaimEvent, Granted, QueuePosition, TOO_OLD};
-use crate::protocol::claim::origin::Yielded;
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Flaw;
@@ -409,7 +409,7 @@ impl KeyState {
         if let Some(mut yielded) = claim.take_yielded() {
             // The old number may be gone. The leave that follows cannot tell that from its own first try.
             if *reply == Reply::Gone
-                && let Some(ticket) = yielded.release.take()
+                && let Some(ticket) = yielded.take_release()
             {
                 cx.released(ticket, Outcome::Lost(LostCause::Gone));
             }
@@ -485,12 +485,8 @@ impl KeyState {
             lease_ms,
             margin_ms: lease_ms,
         };
-        let yielded = Yielded {
-            from: claim_id,
-            terms: LeaseTerms::of_lock(times, mode),
-            deadline: cx.now,
-            release: None,
-        };
+        let terms = LeaseTerms::of_lock(times, mode);
+        let yielded = Yielded::unknown(claim_id, terms, cx.now);
         self.leave_old_number(cx, yielded, UNKNOWN_CLAIM_SEQ, None);
     }
 }

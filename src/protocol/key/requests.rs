@@ -1,7 +1,7 @@
 //! The claims that the callers of a key need, and the requests of each claim.
 
 use crate::error::StoreError;
-use crate::protocol::claim::origin::Yielded;
+use crate::protocol::claim::Yielded;
 use crate::protocol::claim::{Claim, RequestKind};
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Flaw;
@@ -167,7 +167,7 @@ impl KeyState {
         seq: u32,
         unanswered: Option<StoreError>,
     ) {
-        let number = yielded.from.claim;
+        let number = yielded.number();
         let claim = Claim::dead(yielded, cx.now, seq, unanswered);
         self.claims.insert(claim, Claimant::Abandoned);
         self.ask(cx, number, RequestKind::Leave);
