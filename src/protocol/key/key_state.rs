@@ -82,7 +82,7 @@ impl KeyState {
     #[inline]
     pub(crate) fn handle(&mut self, cx: &mut StepContext<'_>, mut input: Input) {
         if self.calls.is_some() || matches!(input, Input::Call(..) | Input::Act(..)) {
-            let calls = self.calls.get_or_insert_with(|| Box::default());
+            let calls = self.calls.get_or_insert_with(Box::default);
             let left = calls.handle(cx, input);
             self.step_calls(cx, |_, _| {});
             match left {
