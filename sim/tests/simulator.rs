@@ -214,6 +214,16 @@ fn finds_a_claim_number_used_twice() {
 }
 
 #[test]
+fn finds_a_holder_that_goes_on_after_a_pass_without_an_answer() {
+    finds(with(Flaw::ResumedUnanswered), Violation::RecordOfAnother, 600);
+}
+
+#[test]
+fn finds_a_caller_whose_claim_ended_and_that_is_forgotten() {
+    finds(with(Flaw::EndedForgotten), Violation::WaiterAsleep, 1);
+}
+
+#[test]
 fn finds_t0_of_an_unanswered_renewal() {
     finds(with(Flaw::UnansweredRefresh), Violation::TwoHolders, 1_550);
 }

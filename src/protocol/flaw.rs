@@ -86,6 +86,10 @@ pub enum Flaw {
     RefusalBelieved,
     /// A writer that becomes a reader is told that its lease is gone if there is no answer.
     DowngradeGivesUp,
+    /// A holder goes on after a pass without an answer.
+    ResumedUnanswered,
+    /// The caller of a claim that the store does not know is not claimed for again.
+    EndedForgotten,
     /// An inbox is trusted after a grant is found that was never pushed to it.
     SilentInboxTrusted,
 

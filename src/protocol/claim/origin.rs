@@ -3,7 +3,9 @@
 use crate::error::StoreError;
 use crate::protocol::claim::held_lease::HeldLease;
 use crate::protocol::claim::{Claim, Leaving, Origin, Pass, Phase, Yielded};
+use crate::protocol::context::StepContext;
 use crate::protocol::exchange::Exchange;
+use crate::protocol::flaw::Flaw;
 use crate::protocol::message::ClaimId;
 use crate::protocol::step::{LeaseTerms, Ticket, ms};
 use crate::protocol::time::Instant;
@@ -80,15 +82,15 @@ impl Claim {
 
     /// Returns the claim whose lease was to be passed on, if its lease still lasts, and the store surely did nothing. A request
     /// without an answer proves nothing, and the old number then stays dead.
-    pub(crate) fn resume(&mut self, now: Instant) -> Option<Claim> {
-        if self.exchange.unanswered().is_some() {
+    pub(crate) fn resume(&mut self, cx: &StepContext<'_>) -> Option<Claim> {
+        if self.exchange.unanswered().is_some() && !cx.shard.plant.is(Flaw::ResumedUnanswered) {
             return None;
         }
         let Some(Origin::Pass(pass)) = &mut self.origin else {
             return None;
         };
         pass.local
-            .take_if(|old| old.held().is_some_and(|held| now < held.deadline()))
+            .take_if(|old| old.held().is_some_and(|held| cx.now < held.deadline()))
     }
 
     /// Returns the pass that the claim waits for, until the store has answered.

@@ -428,7 +428,9 @@ impl KeyState {
         } else if claim.is_waiting() {
             cx.event(KeyEvent::Requeued);
             // Waiting callers are claimed for under a new number.
-            if let Claimant::Solo(caller) = self.end_number(cx, number) {
+            if let Claimant::Solo(caller) = self.end_number(cx, number)
+                && !cx.shard.plant.is(Flaw::EndedForgotten)
+            {
                 self.solos.insert(caller.ticket, caller);
             }
         }

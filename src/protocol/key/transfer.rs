@@ -215,7 +215,7 @@ impl KeyState {
         if !failure.is_refused() && failure.keeps_waiting(caller.patience(), failed_claims, cx.now) {
             return false;
         }
-        let Some(mut old) = self.claims[number].resume(cx.now) else {
+        let Some(mut old) = self.claims[number].resume(cx) else {
             return false;
         };
         self.claims.end(number);
