@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::protocol::claim::held_lease::{HeldLease, Holders};
-use crate::protocol::claim::{Claim, Phase};
+use crate::protocol::claim::{Claim, Phase, RequestKind};
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Flaw;
 use crate::protocol::message::{Fence, Grant, GrantNumber, NodeId, Reply};
-use crate::protocol::step::{Effect, KeyEvent, Outcome, ms};
+use crate::protocol::step::{Effect, KeyEvent, Outcome, TickRefusal, Ticket, ms};
 use crate::protocol::time::Instant;
 
 /// The number of stale answers in a row after which the lease is left to others. It would otherwise be extended
@@ -21,7 +21,7 @@ const MIN_MISSED_PUSH_US: u64 = 100_000;
 /// Why a claim is given up after several grants that were too old.
 pub(crate) const TOO_OLD: &str = "the answer came too late to be used";
 
-/// What a message of the store means for the callers of a claim, and for the other claims of its key.
+/// What a message of the store or a timer means for the callers of a claim, and for the other claims of its key.
 #[derive(Debug)]
 #[must_use]
 pub(crate) enum ClaimEvent {
@@ -33,12 +33,51 @@ pub(crate) enum ClaimEvent {
     Queued(QueuePosition),
     /// The lease is renewed.
     Renewed,
-    /// The lease of the callers is over, and the claim has another one.
-    Lost(LostCause),
+    /// The claim is over, and no caller held its lease.
+    Ended(Ending),
+    /// The lease of the callers is over.
+    Lost(Loss),
+    /// The caller has not taken up its grant for a whole lease.
+    Unfetched(Ticket),
+}
+
+/// Why a claim is over that no caller held.
+#[derive(Debug)]
+pub(crate) enum Ending {
+    /// The store does not know the claim.
+    Gone,
+    /// An operator revoked the lease.
+    Revoked,
+    /// The store refuses to run the tick.
+    Tick(TickRefusal),
     /// The fixed lease ended while its grant was in flight.
-    Ended,
+    LeaseEnded,
     /// Too little was left of the lease, again and again.
     TooOld,
+}
+
+/// The loss of a lease that callers hold. They are told before the claim goes.
+#[derive(Debug)]
+pub(crate) struct Loss {
+    pub(crate) cause: LostCause,
+    pub(crate) way: WayOut,
+}
+
+/// What becomes of a claim whose callers have lost its lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WayOut {
+    /// It is left.
+    Left,
+    /// The store does not know it.
+    Gone,
+    /// It is left when its last guard is dropped.
+    LeftWhenDropped,
+}
+
+impl ClaimEvent {
+    fn lost(cause: LostCause, way: WayOut) -> Option<Self> {
+        Some(ClaimEvent::Lost(Loss { cause, way }))
+    }
 }
 
 /// A grant that callers may hold. Only an answer or a push makes one, and [`Claim::hold`] consumes it.
@@ -145,12 +184,13 @@ impl Claim {
                 cx.event(KeyEvent::Renewed { slack });
                 Some(ClaimEvent::Renewed)
             }
-            Phase::Held(_) => Some(ClaimEvent::Lost(LostCause::Gone)),
+            // The lease is another one. No caller holds it.
+            Phase::Held(_) => ClaimEvent::lost(LostCause::Gone, WayOut::Left),
             Phase::Leaving(_) => None,
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
                 self.forget_executable();
                 if ends.is_some_and(|ends| cx.now >= ends) {
-                    Some(ClaimEvent::Ended)
+                    Some(ClaimEvent::Ended(Ending::LeaseEnded))
                 } else if deadline.since(cx.now) < lease / 3 && ends.is_none() && !goes_on {
                     self.grant_too_old(cx)
                 } else {
@@ -198,7 +238,7 @@ impl Claim {
         let error = StoreError::new(StoreErrorKind::TimedOut, TOO_OLD);
         self.exchange.note_unanswered(error);
         if tries >= MAX_STALE_ANSWERS {
-            return Some(ClaimEvent::TooOld);
+            return Some(ClaimEvent::Ended(Ending::TooOld));
         }
         self.schedule_confirmation(cx, tries);
         None
@@ -232,6 +272,64 @@ impl Claim {
             }
             Phase::Leaving(_) => None,
         }
+    }
+
+    /// Handles the answer that the store does not know the claim.
+    pub(crate) fn gone(&self, cx: &mut StepContext<'_>) -> Option<ClaimEvent> {
+        if self.is_waiting() {
+            cx.event(KeyEvent::Requeued);
+        }
+        self.ended(LostCause::Gone, WayOut::Gone, Ending::Gone)
+    }
+
+    /// Handles the store's refusal to run the tick. A holder loses its lease, as after "gone".
+    pub(crate) fn tick_refused(&self, refusal: TickRefusal) -> Option<ClaimEvent> {
+        self.ended(LostCause::Gone, WayOut::Gone, Ending::Tick(refusal))
+    }
+
+    /// Handles a claim whose lease an operator revoked.
+    pub(crate) fn revoked(&mut self, cx: &mut StepContext<'_>) -> Option<ClaimEvent> {
+        if self.held().is_some() {
+            cx.event(KeyEvent::Revoked);
+        } else if self.is_waiting() {
+            // The claim was granted before this node learned of it.
+            self.finish_yield(cx);
+            cx.event(KeyEvent::Requeued);
+        }
+        self.ended(LostCause::Revoked, WayOut::LeftWhenDropped, Ending::Revoked)
+    }
+
+    /// Returns what the end of the claim means: the callers lose the lease, or have none to lose.
+    fn ended(&self, cause: LostCause, way: WayOut, ending: Ending) -> Option<ClaimEvent> {
+        if self.held().is_some() {
+            return ClaimEvent::lost(cause, way);
+        }
+        self.is_waiting().then_some(ClaimEvent::Ended(ending))
+    }
+
+    /// Ends the lease if its deadline has passed, and the grant of a caller that has not taken it up.
+    pub(crate) fn expire(&self, cx: &StepContext<'_>) -> Option<ClaimEvent> {
+        let held = self.held()?;
+        let local = held.local();
+        if cx.now < held.deadline() {
+            let is_over = local
+                .and_then(|local| local.unfetched)
+                .is_some_and(|until| until <= cx.now);
+            return local
+                .filter(|_| is_over)
+                .map(|local| ClaimEvent::Unfetched(local.ticket));
+        }
+        if self.is_in_flight(RequestKind::Renew) && cx.shard.plant.is(Flaw::LateRenewalRevives) {
+            return None;
+        }
+        let cause = if self.terms.is_fixed {
+            LostCause::Ended
+        } else if local.is_some_and(|local| local.hold.is_overdue) {
+            LostCause::Overdue
+        } else {
+            LostCause::Deadline
+        };
+        ClaimEvent::lost(cause, WayOut::Left)
     }
 
     /// Returns whether a pushed grant is for this claim, and says something new.

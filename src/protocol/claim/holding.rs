@@ -1,10 +1,8 @@
 //! What callers do with a held lease.
 
-use crate::error::LostCause;
 use crate::protocol::claim::held_lease::{HeldLease, Holding, LocalHolder};
 use crate::protocol::claim::{Claim, Phase};
 use crate::protocol::message::{Fence, GrantNumber};
-use crate::protocol::step::Ticket;
 use crate::protocol::time::Instant;
 
 impl Claim {
@@ -97,24 +95,5 @@ impl Claim {
             held.local_mut()?.unfetched = Some(now + lease);
             Some(Fence::new(held.number(), held.index()))
         })?
-    }
-
-    /// Returns why the lease is over, if its deadline has passed.
-    pub(crate) fn loss(&self, now: Instant) -> Option<LostCause> {
-        let held = self.held().filter(|held| now >= held.deadline())?;
-        Some(if self.terms.is_fixed {
-            LostCause::Ended
-        } else if held.local().is_some_and(|local| local.hold.is_overdue) {
-            LostCause::Overdue
-        } else {
-            LostCause::Deadline
-        })
-    }
-
-    /// Returns the one caller that holds, if it has not taken up its grant for a whole lease.
-    pub(crate) fn unfetched(&self, now: Instant) -> Option<Ticket> {
-        let local = self.held()?.local()?;
-        let is_over = local.unfetched.is_some_and(|until| until <= now);
-        is_over.then_some(local.ticket)
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::error::LostCause;
 use crate::protocol::claim::Claim;
-use crate::protocol::claim::answers::Granted;
+use crate::protocol::claim::answers::{Granted, Loss, WayOut};
 use crate::protocol::claim::held_lease::{HeldLease, Holders, LocalHolder};
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::{Flaw, Plant};
@@ -194,9 +194,12 @@ impl KeyState {
 
     /// Ends a holding that its caller did not end. The holder is told first. The claim is then left, because a
     /// renewal whose answer was lost may have extended the record.
-    pub(crate) fn lose(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, cause: LostCause) {
-        self.report_lost(cx, number, cause);
-        if cause == LostCause::Gone {
+    pub(crate) fn lost(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, loss: &Loss) {
+        if loss.way == WayOut::LeftWhenDropped {
+            return self.lose_until_dropped(cx, number, loss.cause);
+        }
+        self.report_lost(cx, number, loss.cause);
+        if loss.way == WayOut::Gone {
             self.end_number(cx, number);
         } else {
             self.leave(cx, number, None);

@@ -368,7 +368,8 @@ impl KeyState {
             let claim = &mut self.claims[number];
             if claim.held().is_some() {
                 if !keeps_held || cx.shard.plant.is(Flaw::RunGivenUpAtClose) {
-                    self.lose(cx, number, LostCause::Shutdown);
+                    self.report_lost(cx, number, LostCause::Shutdown);
+                    self.leave(cx, number, None);
                 }
             } else if claim.is_leaving() {
                 claim.shorten_leave();

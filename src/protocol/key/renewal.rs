@@ -129,18 +129,9 @@ impl KeyState {
         if self.timer.is_none_or(|due| due > cx.now) {
             return;
         }
-        let late_renewal_revives = cx.shard.plant.is(Flaw::LateRenewalRevives);
         for number in self.claims.due(cx.now) {
-            let claim = &self.claims[number];
-            if let Some(cause) = claim.loss(cx.now) {
-                if claim.is_in_flight(RequestKind::Renew) && late_renewal_revives {
-                    continue;
-                }
-                self.lose(cx, number, cause);
-            } else if let Some(ticket) = claim.unfetched(cx.now) {
-                cx.effects.push(Effect::Lost(ticket, LostCause::Unfetched));
-                self.give_back(cx, number, None);
-            }
+            let event = self.claims[number].expire(cx);
+            self.take_event(cx, number, event);
         }
         if !self.readers.unfetched.is_empty() {
             self.give_back_unfetched(cx);

@@ -8,15 +8,15 @@ use std::time::Duration;
 use crate::error::{LostCause, StoreError};
 use crate::protocol::claim::RequestKind;
 use crate::protocol::claim::Yielded;
-use crate::protocol::claim::answers::{ClaimEvent, Granted, QueuePosition, TOO_OLD};
+use crate::protocol::claim::answers::{ClaimEvent, Ending, Granted, QueuePosition, TOO_OLD};
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claims::{Claimant, ListedClaim};
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::key::line::Caller;
-use crate::protocol::message::{ClaimId, ClaimNumber, Grant, GrantNumber, LeaseTimes, Mode, Reply, TickTime};
-use crate::protocol::step::{AcquireError, KeyEvent, LeaseTerms, Outcome, Tag, TickRefusal, ms};
+use crate::protocol::message::{ClaimId, ClaimNumber, Grant, GrantNumber, LeaseTimes, Mode, Reply};
+use crate::protocol::step::{AcquireError, Effect, KeyEvent, LeaseTerms, Outcome, Tag, TickRefusal, ms};
 use crate::protocol::time::Instant;
 
 /// The first and the longest pause before a busy key of a store without a queue is claimed again.
@@ -78,11 +78,11 @@ impl KeyState {
                 self.granted(cx, number, (sent, time), grant);
             }
             (_, Reply::Won(grant, attempt)) => {
-                self.note_attempt(number, attempt, None);
+                self.claims[number].note_attempt(attempt, None);
                 self.granted(cx, number, (sent, time), grant);
             }
             (_, Reply::Overtook(grant, tick)) => {
-                self.note_attempt(number, 1, Some(tick));
+                self.claims[number].note_attempt(1, Some(tick));
                 self.granted(cx, number, (sent, time), grant);
             }
             (_, Reply::Recovering(left)) => self.recovering(cx, number, kind, (sent, left)),
@@ -168,7 +168,12 @@ impl KeyState {
     }
 
     /// Does for the callers of a claim, and for the other claims of the key, what the store's message about the claim means.
-    fn take_event(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, event: Option<ClaimEvent>) {
+    pub(crate) fn take_event(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        event: Option<ClaimEvent>,
+    ) {
         match event {
             None => {}
             Some(ClaimEvent::Granted(granted)) => self.start(cx, number, granted),
@@ -180,18 +185,34 @@ impl KeyState {
                     self.answer_renewals(cx, number);
                 }
             }
-            // No caller holds the lease that the claim has.
-            Some(ClaimEvent::Lost(cause)) => {
-                self.report_lost(cx, number, cause);
-                self.leave(cx, number, None);
+            Some(ClaimEvent::Ended(ending)) => self.ended(cx, number, ending),
+            Some(ClaimEvent::Lost(loss)) => self.lost(cx, number, &loss),
+            Some(ClaimEvent::Unfetched(ticket)) => {
+                cx.effects.push(Effect::Lost(ticket, LostCause::Unfetched));
+                self.give_back(cx, number, None);
             }
-            Some(ClaimEvent::Ended) => {
+        }
+    }
+
+    /// Denies the callers of a claim that is over without a lease, or lets them be claimed for under a new number.
+    fn ended(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, ending: Ending) {
+        match ending {
+            Ending::Gone => {
+                if let Claimant::Solo(caller) = self.end_number(cx, number)
+                    && !cx.shard.plant.is(Flaw::EndedForgotten)
+                {
+                    self.solos.insert(caller.ticket, caller);
+                }
+            }
+            Ending::Revoked => self.leave_ungranted(cx, number),
+            Ending::Tick(refusal) => self.end_denied(cx, number, AcquireError::Tick(refusal)),
+            Ending::LeaseEnded => {
                 if let Claimant::Solo(caller) = self.claims.take_claimant(number) {
                     cx.deny(caller.ticket, AcquireError::Lost(LostCause::Ended));
                 }
                 self.leave(cx, number, None);
             }
-            Some(ClaimEvent::TooOld) => self.give_up_old_grant(cx, number),
+            Ending::TooOld => self.give_up_old_grant(cx, number),
         }
     }
 
@@ -289,16 +310,6 @@ impl KeyState {
         self.leave(cx, number, None);
     }
 
-    /// Handles the store's refusal to run a tick, which ends the claim. A holder loses its lease, as after "gone".
-    fn denied(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, denial: AcquireError) {
-        let claim = &self.claims[number];
-        if claim.held().is_some() {
-            self.lose(cx, number, LostCause::Gone);
-        } else if claim.is_waiting() {
-            self.end_denied(cx, number, denial);
-        }
-    }
-
     /// Ends a claim, and denies its caller.
     fn end_denied(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, denial: AcquireError) {
         let listed = self.claims.remove(number);
@@ -307,13 +318,9 @@ impl KeyState {
         }
     }
 
-    /// Notes the number of the attempt. `overtook` is the previous tick, if it had not ended well.
-    fn note_attempt(&mut self, number: ClaimNumber, attempt: u32, overtook: Option<TickTime>) {
-        self.claims[number].note_attempt(attempt, overtook);
-    }
-
     fn refuse_tick(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, refusal: TickRefusal) {
-        self.denied(cx, number, AcquireError::Tick(refusal));
+        let event = self.claims[number].tick_refused(refusal);
+        self.take_event(cx, number, event);
     }
 
     fn busy(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, waited: bool, left: Option<u64>) {
@@ -419,21 +426,12 @@ impl KeyState {
 
     /// Handles a claim that the store does not know. Its number is over.
     pub(crate) fn gone(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        let number_twice = cx.shard.plant.is(Flaw::NumberTwice);
         let claim = &self.claims[number];
-        if claim.held().is_some() {
-            self.lose(cx, number, LostCause::Gone);
-        } else if number_twice && (claim.is_asked() || claim.is_queued()) {
-            self.ask(cx, number, RequestKind::Claim { wait: true });
-        } else if claim.is_waiting() {
-            cx.event(KeyEvent::Requeued);
-            // Waiting callers are claimed for under a new number.
-            if let Claimant::Solo(caller) = self.end_number(cx, number)
-                && !cx.shard.plant.is(Flaw::EndedForgotten)
-            {
-                self.solos.insert(caller.ticket, caller);
-            }
+        if cx.shard.plant.is(Flaw::NumberTwice) && (claim.is_asked() || claim.is_queued()) {
+            return self.ask(cx, number, RequestKind::Claim { wait: true });
         }
+        let event = claim.gone(cx);
+        self.take_event(cx, number, event);
     }
 
     /// Ends a number that the store does not know, and returns its callers. If an unanswered request of the number may

@@ -65,15 +65,8 @@ impl KeyState {
 
     /// Handles a claim whose lease is revoked. A holder loses it at once.
     pub(crate) fn revoked(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        let claim = &mut self.claims[number];
-        if claim.held().is_some() {
-            cx.event(KeyEvent::Revoked);
-            self.lose_until_dropped(cx, number, LostCause::Revoked);
-        } else if claim.is_waiting() {
-            // The claim was granted before this node learned of it.
-            claim.finish_yield(cx);
-            self.leave_ungranted(cx, number);
-        }
+        let event = self.claims[number].revoked(cx);
+        self.take_event(cx, number, event);
     }
 
     /// Ends a holding whose record may still be there. The claim is left when its last guard is dropped, or at the old
@@ -101,8 +94,7 @@ impl KeyState {
 
     /// Leaves a revoked claim by which no caller holds. Its callers are claimed for under a new number, except one that was
     /// to take over a lease.
-    fn leave_ungranted(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        cx.event(KeyEvent::Requeued);
+    pub(crate) fn leave_ungranted(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let is_pass = self.claims[number].pass().is_some();
         let claimant = self.claims.take_claimant(number);
         self.leave(cx, number, None);
