@@ -116,7 +116,11 @@ impl World {
             return;
         };
         if let Input::Answered { reply, .. } = input {
-            self.watch_missed_push(slot, key, tag.claim, reply);
+            // A node ignores the answer to a request after which it sent another one, such as a leave.
+            let next = (tag.claim, tag.seq + 1);
+            if !self.nodes[slot].requests.contains_key(&next) {
+                self.watch_missed_push(slot, key, tag.claim, reply);
+            }
             if matches!(reply, Reply::Recovering(_)) {
                 self.note_recovery_heard(slot, tag.claim);
             }
