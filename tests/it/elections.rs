@@ -28,17 +28,16 @@ async fn is_empty(store: MemoryStore) {
 
 crate::laws_of_elections!(nodes, is_empty);
 
-/// A foreign client deletes the record of a leader and writes it again, while the claim waits in the queue. The leave then hands
-/// the key to its own claim. It withdraws the claim's value, as the script does.
+/// An operator revokes the lease of a leader, whose claim then waits under the same number. No node does that. The leave hands the
+/// key to its own claim, and withdraws the value of that claim, as the script does. The leave of an owner does not.
 #[test]
-fn a_leave_withdraws_the_value_of_its_claim() {
+fn the_leave_of_a_revoked_claim_withdraws_its_value() {
     let name = Name::election(Key::from("a"));
     let claim_id = ClaimId {
         node: NodeId::numbered(1),
         claim: ClaimNumber(1),
         nonce: 1,
     };
-    let mut ledger = Ledger::new();
     let ask = |ledger: &mut Ledger, verb, data| {
         let request = Request {
             name: name.clone(),
@@ -65,20 +64,30 @@ fn a_leave_withdraws_the_value_of_its_claim() {
         ledger.apply(US, &batch, &mut Vec::new()).replies.remove(0)
     };
     let claim = Verb::Claim { wait: true };
-    assert!(matches!(ask(&mut ledger, claim, None), Reply::Granted(_)));
-    let record = ledger.record(&name, US).cloned();
-    let foreign = Record {
-        owner: RecordOwner::Foreign,
-        expires: None,
-    };
-    ledger.overwrite(&name, Some(foreign));
-    let value = Payload(b"value"[..].into());
-    assert_eq!(
-        ask(&mut ledger, claim, Some(value)),
-        Reply::QueuedBehindForeign(None)
-    );
-    ledger.overwrite(&name, record);
-    assert_eq!(ask(&mut ledger, Verb::Leave, None), Reply::Done);
-    assert!(ledger.record(&name, US).is_some(), "it owns the key again");
-    assert_eq!(ledger.proclaimed(&name, US), None);
+    let value = || Some(Payload(b"value"[..].into()));
+    for is_revoked in [true, false] {
+        let mut ledger = Ledger::new();
+        let Reply::Granted(number) = ask(&mut ledger, claim, None) else {
+            panic!("free")
+        };
+        // A claim that is told to wait although it leads: its record is away meanwhile.
+        let record = ledger.record(&name, US).cloned();
+        let foreign = Record {
+            owner: RecordOwner::Foreign,
+            expires: None,
+        };
+        ledger.overwrite(&name, Some(foreign));
+        assert_eq!(ask(&mut ledger, claim, value()), Reply::QueuedBehindForeign(None));
+        let record = record.map(|record| Record {
+            owner: match is_revoked {
+                true => RecordOwner::Revoked(claim_id, number),
+                false => record.owner.clone(),
+            },
+            ..record
+        });
+        ledger.overwrite(&name, record);
+        assert_eq!(ask(&mut ledger, Verb::Leave, None), Reply::Done);
+        assert!(ledger.record(&name, US).is_some(), "it owns the key again");
+        assert_eq!(ledger.proclaimed(&name, US).is_none(), is_revoked);
+    }
 }

@@ -298,9 +298,12 @@ impl Transaction<'_> {
 
     /// Releases the claim's lease and hands the key over, or removes the claim from the queue.
     pub(crate) fn leave(&mut self, claim_id: ClaimId) -> Reply {
-        // A claim may own the key and wait for it, too, if a foreign client wrote an old record again.
-        self.state.candidate_values.retain(|(of, _)| *of != claim_id);
-        if self.owned_by(claim_id).is_some()
+        let owns = self.owned_by(claim_id).is_some();
+        if !owns {
+            // A revoked claim that waits again, which no node does, is handed the key without its value.
+            self.state.candidate_values.retain(|(of, _)| *of != claim_id);
+        }
+        if owns
             || self.is_revoked(claim_id)
             || self.plant.is(Flaw::RevokedLeftByAnother) && self.is_owner_revoked()
             || (self.plant.is(Flaw::LeaveByAnyone) && self.state.record.is_some())
