@@ -178,6 +178,11 @@ impl<K> Exchange<K> {
         self.next.map(|next| next.at)
     }
 
+    /// Returns whether the next request is sent at the end of this step.
+    pub(crate) fn is_at_once(&self) -> bool {
+        self.is_due(Instant::default())
+    }
+
     pub(crate) fn is_due(&self, now: Instant) -> bool {
         self.next.is_some_and(|next| next.at <= now)
     }

@@ -157,7 +157,7 @@ impl Calls {
     pub(crate) fn send_all(&mut self, cx: &mut StepContext<'_>) {
         self.pending.retain(|call| !call.callers.is_empty());
         for at in 0..self.pending.len() {
-            if self.pending[at].exchange.is_due(Instant::default()) {
+            if self.pending[at].exchange.is_at_once() {
                 self.send(cx, at);
             }
         }

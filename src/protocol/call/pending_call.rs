@@ -50,7 +50,10 @@ impl PendingCall {
     /// Returns a call without callers, which is sent at `due`, or at the end of this step.
     pub(crate) fn new(options: CallOptions, due: Option<Instant>) -> Self {
         let mut exchange = Exchange::default();
-        exchange.plan(due.unwrap_or_default());
+        match due {
+            Some(due) => exchange.plan(due),
+            None => exchange.plan_at_once(),
+        }
         PendingCall {
             options,
             callers: BTreeMap::new(),

@@ -18,9 +18,6 @@ const MAX_STALE_ANSWERS: u32 = 3;
 /// The age of a grant, in µs, at which its push must have arrived. A push is never that much slower than an answer.
 const MIN_MISSED_PUSH_US: u64 = 100_000;
 
-/// Why a claim is given up after several grants that were too old.
-pub(crate) const TOO_OLD: &str = "the answer came too late to be used";
-
 /// What a message of the store or a timer means for the callers of a claim, and for the other claims of its key.
 #[derive(Debug)]
 #[must_use]
@@ -53,30 +50,30 @@ pub(crate) enum Ending {
     /// The fixed lease ended while its grant was in flight.
     LeaseEnded,
     /// Too little was left of the lease, again and again.
-    TooOld,
+    TooOld(StoreError),
 }
 
 /// The loss of a lease that callers hold. They are told before the claim goes.
 #[derive(Debug)]
 pub(crate) struct Loss {
     pub(crate) cause: LostCause,
-    pub(crate) way: WayOut,
+    pub(crate) after: AfterLoss,
 }
 
 /// What becomes of a claim whose callers have lost its lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum WayOut {
+pub(crate) enum AfterLoss {
     /// It is left.
-    Left,
-    /// The store does not know it.
-    Gone,
+    Leave,
+    /// It ends here, because the store does not know it.
+    End,
     /// It is left when its last guard is dropped.
-    LeftWhenDropped,
+    LeaveWhenDropped,
 }
 
 impl ClaimEvent {
-    fn lost(cause: LostCause, way: WayOut) -> Option<Self> {
-        Some(ClaimEvent::Lost(Loss { cause, way }))
+    fn lost(cause: LostCause, after: AfterLoss) -> Option<Self> {
+        Some(ClaimEvent::Lost(Loss { cause, after }))
     }
 }
 
@@ -185,7 +182,7 @@ impl Claim {
                 Some(ClaimEvent::Renewed)
             }
             // The lease is another one. No caller holds it.
-            Phase::Held(_) => ClaimEvent::lost(LostCause::Gone, WayOut::Left),
+            Phase::Held(_) => ClaimEvent::lost(LostCause::Gone, AfterLoss::Leave),
             Phase::Leaving(_) => None,
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
                 self.forget_executable();
@@ -235,10 +232,10 @@ impl Claim {
         };
         self.phase = Phase::Confirming { since, tries };
         // The claim was granted, whatever the store says of its repeats.
-        let error = StoreError::new(StoreErrorKind::TimedOut, TOO_OLD);
-        self.exchange.note_unanswered(error);
+        let error = StoreError::new(StoreErrorKind::TimedOut, "the answer came too late to be used");
+        self.exchange.note_unanswered(error.clone());
         if tries >= MAX_STALE_ANSWERS {
-            return Some(ClaimEvent::Ended(Ending::TooOld));
+            return Some(ClaimEvent::Ended(Ending::TooOld(error)));
         }
         self.schedule_confirmation(cx, tries);
         None
@@ -279,12 +276,12 @@ impl Claim {
         if self.is_waiting() {
             cx.event(KeyEvent::Requeued);
         }
-        self.ended(LostCause::Gone, WayOut::Gone, Ending::Gone)
+        self.ended(LostCause::Gone, AfterLoss::End, Ending::Gone)
     }
 
     /// Handles the store's refusal to run the tick. A holder loses its lease, as after "gone".
     pub(crate) fn tick_refused(&self, refusal: TickRefusal) -> Option<ClaimEvent> {
-        self.ended(LostCause::Gone, WayOut::Gone, Ending::Tick(refusal))
+        self.ended(LostCause::Gone, AfterLoss::End, Ending::Tick(refusal))
     }
 
     /// Handles a claim whose lease an operator revoked.
@@ -296,13 +293,13 @@ impl Claim {
             self.finish_yield(cx);
             cx.event(KeyEvent::Requeued);
         }
-        self.ended(LostCause::Revoked, WayOut::LeftWhenDropped, Ending::Revoked)
+        self.ended(LostCause::Revoked, AfterLoss::LeaveWhenDropped, Ending::Revoked)
     }
 
     /// Returns what the end of the claim means: the callers lose the lease, or have none to lose.
-    fn ended(&self, cause: LostCause, way: WayOut, ending: Ending) -> Option<ClaimEvent> {
+    fn ended(&self, cause: LostCause, after: AfterLoss, ending: Ending) -> Option<ClaimEvent> {
         if self.held().is_some() {
-            return ClaimEvent::lost(cause, way);
+            return ClaimEvent::lost(cause, after);
         }
         self.is_waiting().then_some(ClaimEvent::Ended(ending))
     }
@@ -329,7 +326,7 @@ impl Claim {
         } else {
             LostCause::Deadline
         };
-        ClaimEvent::lost(cause, WayOut::Left)
+        ClaimEvent::lost(cause, AfterLoss::Leave)
     }
 
     /// Returns whether a pushed grant is for this claim, and says something new.

@@ -6,6 +6,7 @@ use crate::protocol::claim::held_lease::LocalHolder;
 use crate::protocol::claim::{Claim, Phase};
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::MAX_RETRY_PAUSE;
+use crate::protocol::flaw::Flaw;
 use crate::protocol::message::Kind;
 use crate::protocol::step::{Effect, InboxState, KeyEvent, ms};
 use crate::protocol::time::Instant;
@@ -28,7 +29,7 @@ impl Claim {
     /// Returns whether the holder has reached its `max_hold`. The holder is then told once, and the lease is not
     /// renewed any more. The rest of the lease is the holder's time to finish. Also reports a holder that has held
     /// for long.
-    pub(crate) fn check_overdue(&mut self, cx: &mut StepContext<'_>, renews_all: bool) -> bool {
+    pub(crate) fn check_overdue(&mut self, cx: &mut StepContext<'_>) -> bool {
         let Phase::Held(held) = &mut self.phase else {
             return false;
         };
@@ -37,6 +38,7 @@ impl Claim {
             return false;
         };
         let held_for = cx.now.since(hold.since);
+        let renews_all = cx.shard.plant.is(Flaw::OverdueRenewed);
         if hold.until().is_none_or(|until| cx.now < until) || renews_all {
             // The time of a job or of a leader has no usual length.
             let is_lock = !matches!(cx.name.kind, Kind::Job | Kind::Election);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::error::LostCause;
 use crate::protocol::claim::Claim;
-use crate::protocol::claim::answers::{Granted, Loss, WayOut};
+use crate::protocol::claim::answers::{AfterLoss, Granted, Loss};
 use crate::protocol::claim::held_lease::{HeldLease, Holders, LocalHolder};
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::{Flaw, Plant};
@@ -195,11 +195,11 @@ impl KeyState {
     /// Ends a holding that its caller did not end. The holder is told first. The claim is then left, because a
     /// renewal whose answer was lost may have extended the record.
     pub(crate) fn lost(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, loss: &Loss) {
-        if loss.way == WayOut::LeftWhenDropped {
+        if loss.after == AfterLoss::LeaveWhenDropped {
             return self.lose_until_dropped(cx, number, loss.cause);
         }
         self.report_lost(cx, number, loss.cause);
-        if loss.way == WayOut::Gone {
+        if loss.after == AfterLoss::End {
             self.end_number(cx, number);
         } else {
             self.leave(cx, number, None);

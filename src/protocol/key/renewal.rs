@@ -4,7 +4,6 @@ use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::protocol::call::calls::Calls;
 use crate::protocol::claim::RequestKind;
 use crate::protocol::context::StepContext;
-use crate::protocol::flaw::Flaw;
 use crate::protocol::key::key_state::{KeyState, Renewal};
 use crate::protocol::message::ClaimNumber;
 use crate::protocol::step::{AcquireError, CallAnswer, Effect, InboxState, Ticket};
@@ -54,12 +53,11 @@ impl KeyState {
     /// renewed any more. The rest of the lease is the holder's time to finish. Also reports a holder that has held
     /// for long.
     pub(crate) fn check_overdue(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> bool {
-        let renews_all = cx.shard.plant.is(Flaw::OverdueRenewed);
         if matches!(self.claims[number].held(), Some(held) if held.local().is_none()) {
             self.note_long_readers(cx, number);
             return false;
         }
-        self.claims[number].check_overdue(cx, renews_all)
+        self.claims[number].check_overdue(cx)
     }
 
     /// Renews the lease of a holder now. A renewal of the lease that is in flight serves this caller, too.

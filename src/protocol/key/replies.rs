@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::error::{LostCause, StoreError};
 use crate::protocol::claim::RequestKind;
 use crate::protocol::claim::Yielded;
-use crate::protocol::claim::answers::{ClaimEvent, Ending, Granted, QueuePosition, TOO_OLD};
+use crate::protocol::claim::answers::{ClaimEvent, Ending, Granted, QueuePosition};
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Flaw;
@@ -212,13 +212,13 @@ impl KeyState {
                 }
                 self.leave(cx, number, None);
             }
-            Ending::TooOld => self.give_up_old_grant(cx, number),
+            Ending::TooOld(error) => self.give_up_old_grant(cx, number, error),
         }
     }
 
     /// Gives a lease up of which too little was left, again and again. The callers are claimed for under a new number.
-    fn give_up_old_grant(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        let failure = FailedRequest::of_late_answer(cx.now, self.taken_at, TOO_OLD);
+    fn give_up_old_grant(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, error: StoreError) {
+        let failure = FailedRequest::of_answer(cx.now, self.taken_at, error);
         let is_pass = self.claims[number].pass().is_some();
         match self.claims.take_claimant(number) {
             // A lease that is taken over is not claimed again: another owner may have had it meanwhile.
