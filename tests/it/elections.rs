@@ -2,8 +2,7 @@
 
 use tenure::protocol::ledger::{Ledger, Record, RecordOwner};
 use tenure::protocol::message::{
-    Batch, ClaimId, ClaimNumber, GrantNumber, LeaseTimes, Mode, Name, NodeId, Payload, Reply, Request, Rule,
-    Verb,
+    ClaimId, ClaimNumber, LeaseTimes, Mode, Name, NodeId, Payload, Reply, Request, Verb,
 };
 use tenure::{Key, Locks, MemoryStore};
 
@@ -52,16 +51,7 @@ fn the_leave_of_a_revoked_claim_withdraws_its_value() {
             mark: None,
             verb,
         };
-        let batch = Batch {
-            highest: GrantNumber(0),
-            not_after: u64::MAX,
-            poll_gap_ms: 0,
-            is_unconfirmed: false,
-            recovery_ms: 1_000,
-            rule: Rule::Each,
-            requests: vec![request],
-        };
-        ledger.apply(US, &batch, &mut Vec::new()).replies.remove(0)
+        crate::help::ask(ledger, US, request)
     };
     let claim = Verb::Claim { wait: true };
     let value = || Some(Payload(b"value"[..].into()));

@@ -4,6 +4,8 @@ use std::pin::Pin;
 use std::task::Poll;
 use std::time::Duration;
 
+use tenure::protocol::ledger::Ledger;
+use tenure::protocol::message::{Batch, GrantNumber, Reply, Request, Rule};
 use tenure::{Locks, MemoryStore};
 
 pub const fn ms(ms: u64) -> Duration {
@@ -68,4 +70,18 @@ pub async fn poll_once<F: Future + Unpin>(future: &mut F) -> Option<F::Output> {
 pub fn two(store: &MemoryStore) -> (Locks, Locks) {
     let make = || Locks::builder().memory_shared(store).unwrap();
     (make(), make())
+}
+
+/// Gives one request to a ledger, and returns its reply.
+pub fn ask(ledger: &mut Ledger, now_us: u64, request: Request) -> Reply {
+    let batch = Batch {
+        highest: GrantNumber(0),
+        not_after: u64::MAX,
+        poll_gap_ms: 0,
+        is_unconfirmed: false,
+        recovery_ms: 1_000,
+        rule: Rule::Each,
+        requests: vec![request],
+    };
+    ledger.apply(now_us, &batch, &mut Vec::new()).replies.remove(0)
 }

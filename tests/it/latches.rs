@@ -2,8 +2,8 @@
 
 use tenure::protocol::ledger::Ledger;
 use tenure::protocol::message::{
-    Batch, Call, CallTime, ClaimId, ClaimNumber, GrantNumber, LatchReport, LeaseTimes, Mode, Name, NodeId,
-    Payload, Reply, Request, Rule, Verb, Version, WhenBehind,
+    Call, CallTime, ClaimId, ClaimNumber, LatchReport, LeaseTimes, Mode, Name, NodeId, Payload, Reply,
+    Request, Verb, Version, WhenBehind,
 };
 use tenure::{Error, Key, Locks, MemoryStore};
 
@@ -85,19 +85,7 @@ impl Store {
             verb: Verb::Call(call),
             data: Some(Payload(id.into())),
         };
-        let batch = Batch {
-            highest: GrantNumber(0),
-            not_after: u64::MAX,
-            poll_gap_ms: 0,
-            is_unconfirmed: false,
-            recovery_ms: 1_000,
-            rule: Rule::Each,
-            requests: vec![request],
-        };
-        self.ledger
-            .apply(now_us, &batch, &mut Vec::new())
-            .replies
-            .remove(0)
+        crate::help::ask(&mut self.ledger, now_us, request)
     }
 
     /// Returns a latch whose first life of 1 s came to zero and has ended, and whose second life begins at 5 s.

@@ -491,16 +491,7 @@ fn fences_grow_after_the_server_forgot_everything() {
                 mark: None,
                 verb,
             };
-            let batch = Batch {
-                highest: GrantNumber(0),
-                not_after: u64::MAX,
-                poll_gap_ms: 0,
-                is_unconfirmed: false,
-                recovery_ms: 1_000,
-                rule: Rule::Each,
-                requests: vec![request],
-            };
-            ledger.apply(us, &batch, &mut Vec::new()).replies.remove(0)
+            crate::help::ask(&mut ledger, us, request)
         };
         let Reply::Granted(number) = ask(Verb::Claim { wait: false }) else {
             panic!("free")
