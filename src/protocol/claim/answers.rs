@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::protocol::claim::held_lease::{HeldLease, Holders};
-use crate::protocol::claim::{Claim, Phase, RequestKind};
+use crate::protocol::claim::{Claim, Phase};
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Flaw;
 use crate::protocol::message::{Fence, Grant, GrantNumber, NodeId, Reply};
@@ -72,7 +72,7 @@ pub(crate) enum AfterLoss {
 }
 
 impl ClaimEvent {
-    fn lost(cause: LostCause, after: AfterLoss) -> Option<Self> {
+    pub(super) fn lost(cause: LostCause, after: AfterLoss) -> Option<Self> {
         Some(ClaimEvent::Lost(Loss { cause, after }))
     }
 }
@@ -302,31 +302,6 @@ impl Claim {
             return ClaimEvent::lost(cause, after);
         }
         self.is_waiting().then_some(ClaimEvent::Ended(ending))
-    }
-
-    /// Ends the lease if its deadline has passed, and the grant of a caller that has not taken it up.
-    pub(crate) fn expire(&self, cx: &StepContext<'_>) -> Option<ClaimEvent> {
-        let held = self.held()?;
-        let local = held.local();
-        if cx.now < held.deadline() {
-            let is_over = local
-                .and_then(|local| local.unfetched)
-                .is_some_and(|until| until <= cx.now);
-            return local
-                .filter(|_| is_over)
-                .map(|local| ClaimEvent::Unfetched(local.ticket));
-        }
-        if self.is_in_flight(RequestKind::Renew) && cx.shard.plant.is(Flaw::LateRenewalRevives) {
-            return None;
-        }
-        let cause = if self.terms.is_fixed {
-            LostCause::Ended
-        } else if local.is_some_and(|local| local.hold.is_overdue) {
-            LostCause::Overdue
-        } else {
-            LostCause::Deadline
-        };
-        ClaimEvent::lost(cause, AfterLoss::Leave)
     }
 
     /// Returns whether a pushed grant is for this claim, and says something new.

@@ -1,9 +1,11 @@
-//! When a claim sends its next request.
+//! The timers of a claim: its deadline, a grant that is not taken up, and its next request.
 
 use std::time::Duration;
 
+use crate::error::LostCause;
+use crate::protocol::claim::answers::{AfterLoss, ClaimEvent};
 use crate::protocol::claim::held_lease::LocalHolder;
-use crate::protocol::claim::{Claim, Phase};
+use crate::protocol::claim::{Claim, Phase, RequestKind};
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::MAX_RETRY_PAUSE;
 use crate::protocol::flaw::Flaw;
@@ -26,6 +28,31 @@ const FOREIGN_EARLY_WAIT: Duration = Duration::from_secs(2);
 const UNCONFIRMED_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_millis(250));
 
 impl Claim {
+    /// Ends the lease if its deadline has passed, and the grant of a caller that has not taken it up.
+    pub(crate) fn expire(&self, cx: &StepContext<'_>) -> Option<ClaimEvent> {
+        let held = self.held()?;
+        let local = held.local();
+        if cx.now < held.deadline() {
+            let is_over = local
+                .and_then(|local| local.unfetched)
+                .is_some_and(|until| until <= cx.now);
+            return local
+                .filter(|_| is_over)
+                .map(|local| ClaimEvent::Unfetched(local.ticket));
+        }
+        if self.is_in_flight(RequestKind::Renew) && cx.shard.plant.is(Flaw::LateRenewalRevives) {
+            return None;
+        }
+        let cause = if self.terms.is_fixed {
+            LostCause::Ended
+        } else if local.is_some_and(|local| local.hold.is_overdue) {
+            LostCause::Overdue
+        } else {
+            LostCause::Deadline
+        };
+        ClaimEvent::lost(cause, AfterLoss::Leave)
+    }
+
     /// Returns whether the holder has reached its `max_hold`. The holder is then told once, and the lease is not
     /// renewed any more. The rest of the lease is the holder's time to finish. Also reports a holder that has held
     /// for long.
