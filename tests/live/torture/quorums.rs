@@ -1,9 +1,10 @@
 //! The torture on a quorum of five masters: the nodes reach them without proxies, while masters are killed and start again
 //! empty.
 //!
-//! Two of the five at a time have no vote, and so the other three can grant: no lease may be lost, and no two seconds may
-//! pass without a grant. Three other faults explain that a lease is lost, but never two holders, a fence that does not grow,
-//! or a counter that is off:
+//! Two of the five at a time have no vote, and so the other three can grant: no lease may be lost that is on all of the three,
+//! and no two seconds may pass without a grant. A lease that the two gave together with one or two others needs a renewal that
+//! reaches the rest, where a rival's claim may have the record at that moment. Three other faults explain that a lease is lost,
+//! but never two holders, a fence that does not grow, or a counter that is off:
 //!
 //! * *In a row*: the next two are killed as soon as the two before them vote, when no renewal may have reached these.
 //! * *Freeze*: two masters are stopped, and continue. Rivals keep records on other masters while they wait for these two.
@@ -292,8 +293,12 @@ impl Scene {
         let from = now();
         match fault {
             Fault::Kill => {
-                let dead = self.rng.u64(..5_000).saturating_sub(2_500);
-                self.kill_and_restart(&masters[..2], ms(dead));
+                let dead = ms(self.rng.u64(..5_000).saturating_sub(2_500));
+                self.kill(&masters[..2], dead);
+                self.until_on_all(&masters[2..]);
+                self.explains_losses(from);
+                sleep(dead);
+                self.restart(&masters[..2]);
                 self.masters.until_votes(&masters[..2]);
             }
             Fault::InARow => {
@@ -336,14 +341,35 @@ impl Scene {
 
     /// Kills masters, and starts them again empty.
     fn kill_and_restart(&mut self, masters: &[usize], dead: Duration) {
+        self.kill(masters, dead);
+        sleep(dead);
+        self.restart(masters);
+    }
+
+    fn kill(&mut self, masters: &[usize], dead: Duration) {
         for at in masters {
             self.masters.0[*at].kill();
             // Sometimes a claim is between the two.
             sleep(dead.mul_f64(0.2 * self.rng.f64()));
         }
-        sleep(dead);
-        masters.iter().for_each(|at| self.masters.0[*at].restart());
         self.kills += masters.len();
+    }
+
+    fn restart(&mut self, masters: &[usize]) {
+        masters.iter().for_each(|at| self.masters.0[*at].restart());
+    }
+
+    /// Waits until each key is seen with one owner on all of these masters, or on none: every lease that another master gave,
+    /// too, is on all of them or is over.
+    fn until_on_all(&self, masters: &[usize]) {
+        for key in 0..KEYS {
+            let record = format!("lock:{}", name(key));
+            let end = Instant::now() + 2 * self.lease;
+            let owners = || masters.iter().map(|at| self.masters.owner(*at, &record));
+            while !owners().is_sorted_by(PartialEq::eq) && Instant::now() < end {
+                sleep(ms(1));
+            }
+        }
     }
 
     /// Notes that the faults since then explain a loss until now.
