@@ -1,7 +1,7 @@
 //! The run of one world: passes each event and each signal to its layer.
 
 use tenure::error::LostCause;
-use tenure::protocol::step::AcquireError;
+use tenure::protocol::step::{AcquireError, WhyDenied};
 
 use crate::coverage::Case;
 use crate::setup::{Run, Setup};
@@ -70,7 +70,7 @@ fn handle(world: &mut World, signal: Signal<'_>) {
         Signal::CallerDenied { slot, caller, denial } => {
             world.watch_refused_call(slot, caller, denial);
             world.watch_gone(slot, caller, denial);
-            let is_gone = matches!(denial, AcquireError::Lost(LostCause::Gone));
+            let is_gone = matches!(denial, WhyDenied::Error(AcquireError::Lost(LostCause::Gone)));
             world.watch_not_adopted(slot, caller, None, is_gone);
         }
         Signal::OwnerAnswered {

@@ -33,7 +33,9 @@ use crate::protocol::key::shard::Shard;
 use crate::protocol::message::{LeaseTimes, Name, NodeId};
 use crate::protocol::session::server_clock::ServerClock;
 use crate::protocol::session::step::{SessionInput, SessionRole};
-use crate::protocol::step::{AcquireError, Effect, FormerMaster, InboxState, Input, Outgoing, Rules, Ticket};
+use crate::protocol::step::{
+    AcquireError, Effect, FormerMaster, InboxState, Input, Outgoing, Rules, Ticket, WhyDenied,
+};
 use crate::protocol::time::Instant;
 use crate::store::Store;
 
@@ -450,12 +452,13 @@ impl Node {
                 }
                 waiters.with_lock_waiter(*ticket, |waiter| waiter.decide(Ok(*fence), wakes));
             }
-            Effect::Denied(ticket, error @ AcquireError::StillHeld(..)) => {
-                waiters.with_lock_waiter(*ticket, |waiter| waiter.decide(Err(error.clone()), wakes));
+            Effect::Denied(ticket, denial @ WhyDenied::StillHeld(..)) => {
+                waiters.with_lock_waiter(*ticket, |waiter| waiter.decide(Err(denial.clone()), wakes));
             }
-            Effect::Denied(ticket, error) => match waiters.locks.remove(ticket) {
-                Some(waiter) => waiter.decide(Err(error.clone()), wakes),
-                None => waiters.answer_call(*ticket, Err(error.clone()), wakes),
+            Effect::Denied(ticket, denial) => match (waiters.locks.remove(ticket), denial) {
+                (Some(waiter), denial) => waiter.decide(Err(denial.clone()), wakes),
+                (None, WhyDenied::Error(error)) => waiters.answer_call(*ticket, Err(error.clone()), wakes),
+                (None, _) => {}
             },
             Effect::Answered(ticket, answer) => waiters.answer_call(*ticket, Ok(answer.clone()), wakes),
             Effect::Asked(ticket, asking, until) => {
@@ -475,7 +478,10 @@ impl Node {
         let is_reported = matches!(
             effect,
             Effect::Lost(..)
-                | Effect::Denied(_, AcquireError::Store(_) | AcquireError::StillHeld(..))
+                | Effect::Denied(
+                    _,
+                    WhyDenied::Error(AcquireError::Store(_)) | WhyDenied::StillHeld(..)
+                )
                 | Effect::WriteEnded(..)
                 | Effect::PushMissed
                 | Effect::Event(_)
@@ -503,7 +509,10 @@ impl Node {
                 let paused = is_by_deadline.then(|| self.pause_until_now()).flatten();
                 self.events.push_loss(name, *cause, paused);
             }
-            Effect::Denied(_, AcquireError::Store(error) | AcquireError::StillHeld(_, error)) => {
+            Effect::Denied(
+                _,
+                WhyDenied::Error(AcquireError::Store(error)) | WhyDenied::StillHeld(_, error),
+            ) => {
                 if let Some(server) = self.servers.alone_for(name) {
                     self.note_server_failure(server, FailureKind::Caller, error);
                 }

@@ -62,7 +62,7 @@ impl Node {
         if let Some((ticket, primitive)) = wanted
             && let Some(error) = self.servers.refusal(primitive)
         {
-            let denied = Effect::Denied(ticket, AcquireError::Store(error));
+            let denied = Effect::Denied(ticket, AcquireError::Store(error).into());
             return self.carry_out(&mut keys.waiters, name, &denied, after);
         }
         let cancelled = match input {

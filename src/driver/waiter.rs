@@ -9,8 +9,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::driver::events;
 use crate::error::LostCause;
-use crate::protocol::message::{Asking, Fence};
-use crate::protocol::step::{AcquireError, CallAnswer, Outcome};
+use crate::protocol::message::{Asking, CallAnswer, Fence};
+use crate::protocol::step::{AcquireError, Outcome, WhyDenied};
 use crate::protocol::time::Instant;
 
 /// Locks a mutex whose holders leave no broken state behind when they panic.
@@ -31,7 +31,7 @@ pub(crate) struct Waiter {
 #[derive(Debug, Default)]
 struct WaiterState {
     /// The decision on the claim of the caller, until the caller takes it.
-    decision: Option<Result<Fence, AcquireError>>,
+    decision: Option<Result<Fence, WhyDenied>>,
     /// The outcome of the release, until the caller takes it.
     outcome: Option<Outcome>,
     /// Why the holding ended; `None` before its end.
@@ -95,7 +95,7 @@ impl Waiter {
         self.is_over.store(true, Ordering::Release);
     }
 
-    pub(crate) fn decide(&self, decision: Result<Fence, AcquireError>, wakes: &mut Vec<Wake>) {
+    pub(crate) fn decide(&self, decision: Result<Fence, WhyDenied>, wakes: &mut Vec<Wake>) {
         let mut state = lock(&self.state);
         state.decision = Some(decision);
         if let Some(waker) = state.waker.take() {
@@ -188,7 +188,7 @@ impl Waiter {
         state.overdue.get_or_insert_default().clone()
     }
 
-    pub(crate) fn poll_decision(&self, cx: &Context<'_>) -> Poll<Result<Fence, AcquireError>> {
+    pub(crate) fn poll_decision(&self, cx: &Context<'_>) -> Poll<Result<Fence, WhyDenied>> {
         wait(
             &self.state,
             cx,

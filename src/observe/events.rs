@@ -429,9 +429,7 @@ fn date(mark: TickTime) -> impl tracing::Value {
 /// Returns the error of the store that denied a lock.
 fn store_error(why: &AcquireError) -> Option<&StoreError> {
     match why {
-        AcquireError::Store(error) | AcquireError::Unanswered(error) | AcquireError::StillHeld(_, error) => {
-            Some(error)
-        }
+        AcquireError::Store(error) | AcquireError::Unanswered(error) => Some(error),
         _ => None,
     }
 }

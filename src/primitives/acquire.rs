@@ -24,7 +24,7 @@ use crate::primitives::proclaimed;
 use crate::primitives::scope;
 use crate::primitives::within::within;
 use crate::protocol::message::{ClaimId, Fence, Kind, LeaseTimes, Mode, Name, Payload, Permits};
-use crate::protocol::step::{AcquireError, Input, LockOptions, Ticket};
+use crate::protocol::step::{AcquireError, Input, LockOptions, Ticket, WhyDenied};
 use crate::protocol::time::Instant;
 
 /// The future of [`Mutex::lock`](crate::Mutex::lock), and of what else is acquired. It returns the [`Guard`].
@@ -254,7 +254,7 @@ impl Acquire {
     ///
     /// # Errors
     /// The denial, which [`error`](Self::error) turns into the error of the caller.
-    pub(crate) async fn answer(&mut self) -> Result<Guard, AcquireError> {
+    pub(crate) async fn answer(&mut self) -> Result<Guard, WhyDenied> {
         poll_fn(|cx| self.poll_answer(cx)).await
     }
 
@@ -270,15 +270,15 @@ impl Acquire {
     }
 
     /// Polls the answer of a caller that entered.
-    fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<Guard, AcquireError>> {
+    fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<Guard, WhyDenied>> {
         let entry = self.entry.as_mut().filter(|entry| !entry.is_answered);
         let entry = entry.expect("polled before it entered, or after it was ready");
         // The parent process began this future. The mutex of its waiter may be locked for ever here.
         if entry.waits && self.handle.node().is_forked() {
             ready!(coop::poll_proceed(cx)).made_progress();
             let forked = AcquireError::Lost(LostCause::Forked);
-            self.note_refusal(&self.error(forked.clone()));
-            return Poll::Ready(Err(forked));
+            self.note_refusal(&self.error(forked.clone().into()));
+            return Poll::Ready(Err(forked.into()));
         }
         // Checked after the caller entered, as in tokio's own semaphore: a caller without budget keeps its place.
         let budget = coop::poll_proceed(cx);
@@ -294,7 +294,7 @@ impl Acquire {
     }
 
     /// Turns a decision into a guard or a denial. Runs on the caller's own thread, so that its events are in the caller's span.
-    fn decided(&self, decision: Result<Fence, AcquireError>) -> Result<Guard, AcquireError> {
+    fn decided(&self, decision: Result<Fence, WhyDenied>) -> Result<Guard, WhyDenied> {
         let entry = self.entry.as_ref().expect("it entered");
         let answer = match decision {
             Ok(fence) => self.take_up(entry).map(|()| {
@@ -303,9 +303,9 @@ impl Acquire {
                 observe::granted(self.label(), &self.name, fence);
                 guard
             }),
-            Err(AcquireError::StillHeld(fence, source)) => {
+            Err(WhyDenied::StillHeld(fence, source)) => {
                 let taken = self.take_up(entry);
-                taken.and(Err(AcquireError::StillHeld(fence, source)))
+                taken.and(Err(WhyDenied::StillHeld(fence, source)))
             }
             Err(why) => Err(why),
         };
@@ -317,7 +317,7 @@ impl Acquire {
     }
 
     /// Takes up a grant. Little is done after this, so that the caller gets a guard that is held.
-    fn take_up(&self, entry: &WaitingCaller) -> Result<(), AcquireError> {
+    fn take_up(&self, entry: &WaitingCaller) -> Result<(), WhyDenied> {
         let node = self.handle.node();
         // A caller that is answered in the poll in which it entered needs no second reading of the clock.
         let now = if entry.waits {
@@ -326,7 +326,7 @@ impl Acquire {
             entry.since
         };
         let taken = node.take_up(&self.name, entry.ticket, &entry.waiter, now);
-        taken.map_err(AcquireError::Lost)
+        taken.map_err(|cause| AcquireError::Lost(cause).into())
     }
 
     /// Makes the first guard of a holding.
@@ -340,7 +340,7 @@ impl Acquire {
         ))
     }
 
-    /// Returns a guard of what is held as before, after [`AcquireError::StillHeld`].
+    /// Returns a guard of what is held as before, after [`WhyDenied::StillHeld`].
     pub(crate) fn resume(&self, before: &Held, fence: Fence) -> Guard {
         let entry = self
             .entry
@@ -356,26 +356,28 @@ impl Acquire {
     }
 
     #[cold]
-    fn note_denial(&self, why: &AcquireError) {
+    fn note_denial(&self, why: &WhyDenied) {
         let (label, name) = (self.label(), &self.name);
         match why {
-            AcquireError::Busy if self.options.has_fallback => return,
-            AcquireError::StillHeld(..) => return observe::denied(label, name, why),
-            AcquireError::Tick(_) => return observe::answered(name, || self.waited(), Err(None)),
-            AcquireError::Store(_)
-            | AcquireError::Unanswered(_)
-            | AcquireError::Busy
-            | AcquireError::QueueFull { .. }
-            | AcquireError::NodeFull
-            | AcquireError::Closed
-            | AcquireError::Lost(_) => observe::denied(label, name, why),
+            WhyDenied::Error(AcquireError::Busy) if self.options.has_fallback => return,
+            WhyDenied::StillHeld(_, error) => {
+                return observe::denied(label, name, &AcquireError::Store(error.clone()));
+            }
+            WhyDenied::Tick(_) => return observe::answered(name, || self.waited(), Err(None)),
+            WhyDenied::Error(error) => observe::denied(label, name, error),
         }
         let error = self.error(why.clone());
         observe::answered(name, || self.waited(), Err(Some(&error)));
     }
 
     /// Returns the error of a caller that was denied.
-    pub(crate) fn error(&self, why: AcquireError) -> Error {
+    pub(crate) fn error(&self, why: WhyDenied) -> Error {
+        let why = match why {
+            WhyDenied::Error(why) => why,
+            // The callers of ticks and passes read these before.
+            WhyDenied::Tick(_) => AcquireError::Busy,
+            WhyDenied::StillHeld(_, source) => AcquireError::Store(source),
+        };
         denial::error(&self.handle, &self.name, why, (self.options.limit, self.waited()))
     }
 }

@@ -12,8 +12,8 @@ use crate::driver::waiter::CallResult;
 use crate::error::{Error, StoreError, StoreErrorKind};
 use crate::observe;
 use crate::primitives::denial;
-use crate::protocol::message::{Call, LeaseTimes, Name};
-use crate::protocol::step::{AcquireError, CallAnswer, CallOptions, Input, Ticket};
+use crate::protocol::message::{Call, CallAnswer, LeaseTimes, Name};
+use crate::protocol::step::{AcquireError, CallOptions, Input, Ticket};
 use crate::protocol::time::Instant;
 #[cfg(any(feature = "redis", feature = "scheduler"))]
 use crate::protocol::write::Action;

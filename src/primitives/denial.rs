@@ -29,9 +29,7 @@ pub(crate) fn error(
         AcquireError::Unanswered(source) => Error::Unanswered { key, source },
         AcquireError::Closed => lost(key, LostCause::Shutdown),
         AcquireError::Lost(cause) => lost(key, cause),
-        AcquireError::Busy | AcquireError::Tick(_) | AcquireError::StillHeld(..) => {
-            Error::Busy { key, waited }
-        }
+        AcquireError::Busy => Error::Busy { key, waited },
     }
 }
 

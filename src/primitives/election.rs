@@ -18,8 +18,8 @@ use crate::primitives::denial::unless_busy;
 use crate::primitives::guard::{Guard, Lease};
 use crate::primitives::mutex::Mutex;
 use crate::primitives::proclaimed;
-use crate::protocol::message::{Call, ClaimId, Fence, LeaderReport, NodeId, Payload, Version};
-use crate::protocol::step::{CallAnswer, LockOptions};
+use crate::protocol::message::{Call, CallAnswer, ClaimId, Fence, LeaderReport, NodeId, Payload, Version};
+use crate::protocol::step::LockOptions;
 
 /// An election of one leader among several processes, while the others stand by: "one process relays the outbox". Made by
 /// [`Locks::election`](crate::Locks::election); cheap to make and to clone.

@@ -18,8 +18,8 @@ use crate::primitives::call::CallFuture;
 #[cfg(feature = "tower")]
 use crate::primitives::offer::Offer;
 use crate::protocol::claim::held_lease::Holding;
-use crate::protocol::message::{Fence, Mode, Name};
-use crate::protocol::step::{CallAnswer, Input, Ticket};
+use crate::protocol::message::{CallAnswer, Fence, Mode, Name};
+use crate::protocol::step::{Input, Ticket};
 
 /// The [request](crate::inspect::Inspection::steal) of an operator for a lease.
 ///

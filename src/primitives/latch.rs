@@ -11,8 +11,7 @@ use crate::options::LONGEST_LEASE;
 use crate::primitives::call::CallFuture;
 use crate::primitives::mutex::Mutex;
 use crate::primitives::within::within;
-use crate::protocol::message::{Call, CallTime, LatchReport, Payload};
-use crate::protocol::step::CallAnswer;
+use crate::protocol::message::{Call, CallAnswer, CallTime, LatchReport, Payload};
 
 /// The largest count that a latch can be set to.
 const MAX_COUNT: u32 = 10_000;

@@ -14,8 +14,8 @@ use crate::primitives::denial::unless_busy;
 use crate::primitives::guard::{Guard, Lease};
 use crate::primitives::held::Held;
 use crate::primitives::scope;
-use crate::protocol::message::{Call, Mode, Name};
-use crate::protocol::step::{CallAnswer, CallOptions, LockOptions};
+use crate::protocol::message::{Call, CallAnswer, Mode, Name};
+use crate::protocol::step::{CallOptions, LockOptions};
 
 /// A lock on one key. Made by [`Locks::mutex`](crate::Locks::mutex); cheap to make and to clone.
 ///

@@ -9,8 +9,7 @@ use crate::primitives::acquire::{Acquire, check_permits};
 use crate::primitives::guard::{Guard, Lease};
 use crate::primitives::mutex::{Mutex, run_under};
 use crate::primitives::transfer::Transfer;
-use crate::protocol::message::{Call, Mode, Permits};
-use crate::protocol::step::CallAnswer;
+use crate::protocol::message::{Call, CallAnswer, Mode, Permits};
 
 /// A number of permits that callers of all processes share: "at most ten calls to the bank at a time". Made by
 /// [`Locks::semaphore`](crate::Locks::semaphore); cheap to make and to clone.

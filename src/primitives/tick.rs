@@ -8,8 +8,10 @@ use crate::key::Key;
 use crate::primitives::acquire::Acquire;
 use crate::primitives::guard::{Guard, Lease};
 use crate::primitives::mutex::Mutex;
-use crate::protocol::message::{Call, ClaimId, JobReport, Name, Payload, TickTime, WhenBehind};
-use crate::protocol::step::{AcquireError, CallAnswer, CallOptions, LockOptions, TickRefusal};
+use crate::protocol::message::{
+    Call, CallAnswer, ClaimId, JobReport, Name, Payload, TickRefusal, TickTime, WhenBehind,
+};
+use crate::protocol::step::{CallOptions, LockOptions, WhyDenied};
 
 /// Acquires a tick of the job `job`, and stands by while another node runs it. Returns a guard, or the reason why the tick does
 /// not run now.
@@ -31,7 +33,7 @@ pub(crate) async fn acquire_tick(
     acquire.enter().inspect_err(|error| acquire.note_refusal(error))?;
     match acquire.answer().await {
         Ok(guard) => Ok(Ok(guard)),
-        Err(AcquireError::Tick(refusal)) => Ok(Err(refusal)),
+        Err(WhyDenied::Tick(refusal)) => Ok(Err(refusal)),
         Err(why) => Err(acquire.error(why)),
     }
 }

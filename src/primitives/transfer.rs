@@ -14,9 +14,11 @@ use crate::options::LONGEST_LEASE;
 use crate::primitives::acquire::Acquire;
 use crate::primitives::guard::Guard;
 use crate::primitives::mutex::Mutex;
-use crate::protocol::message::{Call, ClaimId, Fence, GrantNumber, Kind, LeaseTimes, Mode, Name, Permits};
+use crate::protocol::message::{
+    Call, CallAnswer, ClaimId, Fence, GrantNumber, Kind, LeaseTimes, Mode, Name, Permits,
+};
 use crate::protocol::primitive::Primitive;
-use crate::protocol::step::{AcquireError, CallAnswer, Input, LockOptions, Ticket};
+use crate::protocol::step::{Input, LockOptions, Ticket, WhyDenied};
 
 /// The first word of a text. It names the version of the format.
 const FORMAT: &str = "tenure1";
@@ -299,7 +301,7 @@ impl Guard {
         let mut pass = Acquire::pass(held, mode, is_fixed, input);
         match pass.answer().await {
             Ok(guard) => Ok(guard),
-            Err(AcquireError::StillHeld(fence, source)) => {
+            Err(WhyDenied::StillHeld(fence, source)) => {
                 let guard = pass.resume(held, fence);
                 Err(TransferError::Refused(guard, Error::Store { key, source }))
             }

@@ -37,9 +37,9 @@ use crate::error::{Error, OptionsError};
 use crate::key::Key;
 use crate::primitives::call::CallFuture;
 use crate::primitives::held::Held;
-use crate::protocol::message::WriteAnswer;
+use crate::protocol::message::{CallAnswer, WriteAnswer};
 use crate::protocol::primitive::Primitive;
-use crate::protocol::step::{CallAnswer, Input};
+use crate::protocol::step::Input;
 use crate::protocol::write::{Action, GuardedWrite, Precondition, WriteBody};
 
 /// The most words of one command: its name, its keys and its arguments. A function call in Lua takes no more arguments.

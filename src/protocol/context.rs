@@ -7,7 +7,7 @@ use siphasher::sip::SipHasher24;
 use crate::protocol::flaw::Plant;
 use crate::protocol::message::{ClaimId, ClaimNumber, Name, NodeId};
 use crate::protocol::step::{
-    AcquireError, Effect, FormerMaster, InboxState, KeyEvent, Outcome, Outgoing, Rules, Ticket,
+    Effect, FormerMaster, InboxState, KeyEvent, Outcome, Outgoing, Rules, Ticket, WhyDenied,
 };
 use crate::protocol::time::Instant;
 
@@ -136,8 +136,8 @@ impl StepContext<'_> {
     }
 
     /// Denies the caller its lease.
-    pub(crate) fn deny(&mut self, ticket: Ticket, why: AcquireError) {
-        self.effects.push(Effect::Denied(ticket, why));
+    pub(crate) fn deny(&mut self, ticket: Ticket, why: impl Into<WhyDenied>) {
+        self.effects.push(Effect::Denied(ticket, why.into()));
     }
 
     /// Reports the outcome of a release.

@@ -5,17 +5,22 @@
 
 use std::sync::Arc;
 
-use crate::error::{StoreError, StoreRefusal};
-
 pub use call::{Call, CallTime, JobReport, LatchReport, LeaderReport, MIN_POLL_MS, Payload};
+pub use failure::{Executed, Failure, Redirect};
 #[cfg(feature = "redis")]
 pub(crate) use names::append_number;
 pub use names::{
     ClaimId, ClaimNumber, Fence, GrantNumber, Kind, Name, NodeId, NotAClaimId, NotANode, TickTime, Version,
 };
+pub use reply::{
+    CallAnswer, CallReply, ClaimReply, GrantReply, LeaveReply, QueueOwner, QueueReply, Reply, TickRefusal,
+    WriteAnswer, WriteReply,
+};
 
 mod call;
+mod failure;
 mod names;
+mod reply;
 
 /// How a lease may be shared. A mutex is the write side of the read-write lock of its key: both have one name, one
 /// record and one queue, and only the mode of a claim differs.
@@ -117,7 +122,7 @@ pub enum WhenBehind {
     /// The tick waits until the earlier one has ended. Ticks that waited before it are skipped.
     Queue,
     /// The tick is granted only if this tick was the latest one and has ended, or if no tick was ever granted.
-    /// Otherwise the reply is [`EarlierTickDue`](Reply::EarlierTickDue), so no tick is passed over.
+    /// Otherwise the reply is [`EarlierTickDue`](TickRefusal::EarlierTickDue), so no tick is passed over.
     After(TickTime),
 }
 
@@ -242,107 +247,6 @@ impl Verb {
                 | Verb::Call(Call::SetCount { .. })
         )
     }
-}
-
-/// The reply of a store to one request or action.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Reply {
-    /// The claim owns the lease under this grant number. A repeated request gets the same number.
-    Granted(GrantNumber),
-    /// Granted, but a current holder recorded another capacity: the grant number, and that capacity.
-    CapacityDiffers(GrantNumber, u32),
-    /// The claim owns the job for this tick: the grant number, and the number of the attempt at the tick.
-    Won(GrantNumber, u32),
-    /// Nothing was done: the tick was run to its end, or a later one was granted.
-    Over,
-    /// Nothing was done: the tick was skipped and never runs. An earlier tick was running when it came, or a later
-    /// tick replaced it while it waited.
-    Skipped,
-    /// Nothing was done: by the store's clock the tick is due in this many milliseconds.
-    Early(u64),
-    /// Nothing was done: the latest tick is not the one that this tick comes [after](WhenBehind::After), or it has
-    /// not ended.
-    EarlierTickDue {
-        /// The latest tick.
-        latest: TickTime,
-        /// Set if the latest tick has not ended.
-        is_open: bool,
-    },
-    /// The claim owns the job for attempt 1 at its tick. The earlier tick named here had not ended, and never runs
-    /// again.
-    Overtook(GrantNumber, TickTime),
-    /// The answer to a call about a job.
-    Report(Box<JobReport>),
-    /// How many permits are held. `None`: all, because a foreign client owns the key.
-    InUse(Option<u64>),
-    /// The answer to a call about a latch.
-    Latch(LatchReport),
-    /// The present leader; `None` if there is none.
-    Leader(Option<LeaderReport>),
-    /// The watched value still has this version. The store pushes a message when it changes, and the caller then asks
-    /// again.
-    Watching(Version),
-    /// The claim is queued. The present owner's record ends in this many milliseconds, if it ends.
-    Queued(Option<u64>),
-    /// The claim is queued, and a claim of the named node owns the key alone.
-    QueuedBehind(Option<u64>, NodeId),
-    /// The claim is queued, but the store does not announce the release: the owner does not know the queue, or the
-    /// lock may be left free.
-    QueuedBehindForeign(Option<u64>),
-    /// The server may have lost grants, and grants nothing for this many milliseconds. A claim that waits is queued,
-    /// except for a tick; nothing else was done.
-    Recovering(u64),
-    /// Another claim holds the key or is next. The present record ends in this many milliseconds, if it ends.
-    Busy(Option<u64>),
-    /// Nothing was done: the claim could be granted, but another claim of its group could not.
-    GroupRefused,
-    /// Nothing was done: the request was executed after its not-after.
-    Late,
-    /// An operator revoked the claim's lease. The record is still there, and the claim can only leave it.
-    Revoked,
-    /// The claim neither owns the key nor waits for it.
-    Gone,
-    /// The answer to a write under leases.
-    Written(WriteAnswer),
-    /// The request was executed: for example the claim left, or the value is stored.
-    Done,
-    /// There was nothing to leave or to delete.
-    NotThere,
-    /// Nothing was done: the store refused this request alone.
-    Refused(StoreRefusal),
-    /// The part of the batch with this request has no answer. Other parts of the batch may have one.
-    Failed(Box<Failure>),
-}
-
-impl Reply {
-    /// Returns the number of the grant that the reply names.
-    pub fn number(&self) -> Option<GrantNumber> {
-        match self {
-            Reply::Granted(number)
-            | Reply::CapacityDiffers(number, _)
-            | Reply::Won(number, _)
-            | Reply::Overtook(number, _) => Some(*number),
-            _ => None,
-        }
-    }
-}
-
-/// The reply of the commands or of the script.
-#[cfg(feature = "redis")]
-pub type WriteReply = ::redis::Value;
-/// The reply of the commands or of the script. Without Redis there are none.
-#[cfg(not(feature = "redis"))]
-pub type WriteReply = ();
-
-/// The answer of a store to a write.
-#[derive(Debug, Clone, PartialEq)]
-pub enum WriteAnswer {
-    /// All leases were current, and the write was executed.
-    Done(Box<WriteReply>),
-    /// Nothing was done: the leases with these indices are not current.
-    NotCurrent(Vec<usize>),
-    /// The write failed, in the server's words. Commands executed before the error keep their effect.
-    Failed(String),
 }
 
 /// How the requests of a batch depend on each other.
@@ -507,42 +411,6 @@ pub enum InboxEvent {
     Unknown,
     /// A fact about the server that its operator should know.
     Warning(String),
-}
-
-/// Whether a failed batch may have been executed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Executed {
-    /// It was not executed and never will be.
-    No,
-    /// It may have been executed, or may still be.
-    Unknown,
-    /// It was not executed and never will be: the server does not serve the name now. The request is asked for again, so that
-    /// the store can be asked which server serves the name.
-    Elsewhere(Redirect),
-}
-
-/// What a server says of a name that it does not serve.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Redirect {
-    /// Another server serves the name, and the store knows which.
-    Moved,
-    /// The name is on its way to another server, or no server serves it now.
-    Pending,
-}
-
-/// Why a batch, or a part of it, has no reply.
-#[derive(Debug, Clone)]
-pub struct Failure {
-    /// Whether it may have been executed.
-    pub executed: Executed,
-    /// The error.
-    pub error: StoreError,
-}
-
-impl PartialEq for Failure {
-    fn eq(&self, other: &Self) -> bool {
-        self.executed == other.executed && self.error.kind() == other.error.kind()
-    }
 }
 
 #[cfg(all(test, feature = "redis"))]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::message::{Executed, Redirect, Reply, Request};
+use crate::protocol::message::{ClaimReply, Executed, LeaveReply, Redirect, Reply, Request};
 use crate::protocol::time::Instant;
 
 /// The bounds of the first pause before a request is asked for again while its name is on its way to another server.
@@ -126,8 +126,8 @@ pub fn after_alone(at: Side, said: SlotRefusal) -> Fallback {
 /// The source may lack the record because the target has it. And a leave may be that of a waiter, which has no record.
 pub fn is_believed(at: Side, reply: &Reply, plant: Plant) -> bool {
     match reply {
-        Reply::Gone => at == Side::Target || plant.is(Flaw::GoneBelievedFromSource),
-        Reply::NotThere => false,
+        Reply::Claim(ClaimReply::Gone) => at == Side::Target || plant.is(Flaw::GoneBelievedFromSource),
+        Reply::Leave(LeaveReply::NotThere) => false,
         _ => true,
     }
 }

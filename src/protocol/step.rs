@@ -13,13 +13,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use strum::{EnumCount, EnumTryAs};
+use strum::EnumCount;
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::message::{
-    Asking, Call, ClaimId, ClaimNumber, Fence, Grant, GrantNumber, JobReport, LatchReport, LeaderReport,
-    LeaseTimes, Mode, Name, NodeId, Payload, Reply, Request, TickTime, WhenBehind, WriteAnswer,
+    Asking, Call, CallAnswer, ClaimId, ClaimNumber, Fence, Grant, GrantNumber, LeaseTimes, Mode, Name,
+    NodeId, Payload, Reply, Request, TickRefusal, TickTime, WhenBehind,
 };
 use crate::protocol::time::Instant;
 use crate::protocol::write::{Action, Precondition};
@@ -274,7 +274,7 @@ pub enum Effect {
     /// A call is answered.
     Answered(Ticket, CallAnswer),
     /// The caller gets no lock, or its call gets no answer.
-    Denied(Ticket, AcquireError),
+    Denied(Ticket, WhyDenied),
     /// The holder has reached its `max_hold`. The lease is not renewed any more, and is lost when the rest of it is
     /// over.
     Overdue(Ticket),
@@ -382,69 +382,27 @@ pub enum AcquireError {
     Store(StoreError),
     /// The outcome of the action is unknown: it may have been executed, or may still be.
     Unanswered(StoreError),
-    /// The tick may not run now, or may never run.
-    Tick(TickRefusal),
     /// The node is closing.
     Closed,
     /// The lease that was to be taken over from its owner is lost.
     Lost(LostCause),
+}
+
+/// Why a caller does not get what it waits for.
+#[derive(Debug, Clone)]
+pub enum WhyDenied {
+    /// It gets no lock, or its call no answer.
+    Error(AcquireError),
+    /// The tick may not run now, or may never run.
+    Tick(TickRefusal),
     /// The lease was not passed on, because the store did nothing. It is held as before, under this ticket.
     StillHeld(Fence, StoreError),
 }
 
-/// The answer to a call.
-#[derive(Debug, Clone, EnumTryAs)]
-pub enum CallAnswer {
-    /// What the store knows of a job.
-    Report(Box<JobReport>),
-    /// The number of permits that are held; `None` if a foreign owner holds the whole semaphore.
-    InUse(Option<u64>),
-    /// Whether the owner that the call is about has the lease, or had it until this call.
-    Owned(bool),
-    /// What the store knows of a latch.
-    Latch(LatchReport),
-    /// The leader; `None` if there is none.
-    Leader(Option<LeaderReport>),
-    /// The result of a write.
-    Written(WriteAnswer),
-}
-
-impl CallAnswer {
-    /// Returns the answer that a reply stands for, or `None` if the reply answers no call. `repeats`: an earlier
-    /// request may have been executed.
-    pub(crate) fn from_reply(reply: Reply, repeats: bool) -> Option<CallAnswer> {
-        match reply {
-            Reply::Report(report) => Some(CallAnswer::Report(report)),
-            Reply::InUse(permits) => Some(CallAnswer::InUse(permits)),
-            Reply::Latch(report) => Some(CallAnswer::Latch(report)),
-            Reply::Leader(report) => Some(CallAnswer::Leader(report)),
-            Reply::Done => Some(CallAnswer::Owned(true)),
-            Reply::Written(answer) => Some(CallAnswer::Written(answer)),
-            // The first request may have removed what this one did not find.
-            Reply::NotThere => Some(CallAnswer::Owned(repeats)),
-            Reply::Gone => Some(CallAnswer::Owned(false)),
-            // A store gives another reply to a call only if the call is late.
-            _ => None,
-        }
+impl From<AcquireError> for WhyDenied {
+    fn from(error: AcquireError) -> Self {
+        WhyDenied::Error(error)
     }
-}
-
-/// Why the store does not let a tick run now.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TickRefusal {
-    /// The tick was run, or a later tick was begun.
-    Over,
-    /// The tick was never begun, and never will be.
-    Skipped,
-    /// By the store's clock the tick is due only after this time.
-    Early(Duration),
-    /// An earlier tick must run first: the latest tick if it has not ended, or else one that comes after it.
-    EarlierTickDue {
-        /// The latest tick.
-        latest: TickTime,
-        /// The latest tick has not ended.
-        is_open: bool,
-    },
 }
 
 /// The outcome of a release.

@@ -6,8 +6,7 @@ use crate::error::Error;
 use crate::key::Key;
 use crate::primitives::call::CallFuture;
 use crate::primitives::tick::ask_about_job;
-use crate::protocol::message::{Call, Name};
-use crate::protocol::step::CallAnswer;
+use crate::protocol::message::{Call, CallAnswer, Name};
 use crate::protocol::write::Action;
 use crate::scheduler::policy::DEFAULT_LEASE;
 

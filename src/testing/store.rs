@@ -11,7 +11,8 @@ use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::ledger::Ledger;
 use crate::protocol::message::{
-    Batch, BatchReply, Executed, Failure, GrantNumber, InboxEvent, Kind, Name, NodeId, Reply, Verb,
+    Batch, BatchReply, CallAnswer, Executed, Failure, GrantNumber, InboxEvent, Kind, Name, NodeId, Reply,
+    Verb,
 };
 use crate::protocol::session::step::Opened;
 use crate::protocol::write::Action;
@@ -170,7 +171,8 @@ impl SimulatedStore {
         let asks = |verb| matches!(verb, Verb::Call(_) | Verb::Renew { .. });
         let is_watched = matches!(batch.kind(), Some(Kind::Latch | Kind::Election));
         // The other expression's processes ask again, too.
-        let differs = |reply: &Reply| matches!(reply, Reply::Report(report) if report.differs);
+        let differs =
+            |reply: &Reply| matches!(reply.answer(), Some(CallAnswer::Report(report)) if report.differs);
         let is_news = !batch.requests.iter().all(|request| asks(request.verb));
         if is_watched || is_news || reply.replies.iter().any(differs) {
             self.world.note_news();

@@ -2,7 +2,8 @@
 
 use tenure::protocol::ledger::{Ledger, Record, RecordOwner};
 use tenure::protocol::message::{
-    ClaimId, ClaimNumber, LeaseTimes, Mode, Name, NodeId, Payload, Reply, Request, Verb,
+    ClaimId, ClaimNumber, ClaimReply, LeaseTimes, LeaveReply, Mode, Name, NodeId, Payload, QueueOwner,
+    Request, Verb,
 };
 use tenure::{Key, Locks, MemoryStore};
 
@@ -57,7 +58,7 @@ fn the_leave_of_a_revoked_claim_withdraws_its_value() {
     let value = || Some(Payload(b"value"[..].into()));
     for is_revoked in [true, false] {
         let mut ledger = Ledger::new();
-        let Reply::Granted(number) = ask(&mut ledger, claim, None) else {
+        let Some(number) = ask(&mut ledger, claim, None).number() else {
             panic!("free")
         };
         // A claim that is told to wait although it leads: its record is away meanwhile.
@@ -67,7 +68,10 @@ fn the_leave_of_a_revoked_claim_withdraws_its_value() {
             expires: None,
         };
         ledger.overwrite(&name, Some(foreign));
-        assert_eq!(ask(&mut ledger, claim, value()), Reply::QueuedBehindForeign(None));
+        assert_eq!(
+            ask(&mut ledger, claim, value()),
+            ClaimReply::queued(None, QueueOwner::Foreign).into()
+        );
         let record = record.map(|record| Record {
             owner: match is_revoked {
                 true => RecordOwner::Revoked(claim_id, number),
@@ -76,7 +80,7 @@ fn the_leave_of_a_revoked_claim_withdraws_its_value() {
             ..record
         });
         ledger.overwrite(&name, record);
-        assert_eq!(ask(&mut ledger, Verb::Leave, None), Reply::Done);
+        assert_eq!(ask(&mut ledger, Verb::Leave, None), LeaveReply::Left.into());
         assert!(ledger.record(&name, US).is_some(), "it owns the key again");
         assert_eq!(ledger.proclaimed(&name, US).is_none(), is_revoked);
     }

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tenure::Key;
-use tenure::protocol::message::{Name, Reply};
+use tenure::protocol::message::{ClaimReply, Name, QueueOwner, Reply};
 use tenure::protocol::step::{Effect, InboxState, Rules};
 
 use crate::help::ms;
@@ -22,7 +22,7 @@ fn waiting() -> Machine {
 }
 
 /// Returns the pause until the next look, after this answer.
-fn looks_after(machine: &mut Machine, reply: Reply) -> Duration {
+fn looks_after(machine: &mut Machine, reply: impl Into<Reply>) -> Duration {
     machine.answer(reply);
     let pause = machine.passes();
     assert!(machine.sent().request.verb.is_renewal());
@@ -38,16 +38,16 @@ fn a_foreign_owner_is_looked_at_every_30_ms_for_2_s_and_every_250_ms_after_that(
     for left in [None, Some(60_000)] {
         let mut machine = waiting();
         let asked = machine.now;
-        let first = looks_after(&mut machine, Reply::QueuedBehindForeign(left));
+        let first = looks_after(&mut machine, ClaimReply::queued(left, QueueOwner::Foreign));
         assert!(first <= ms(30), "{first:?}");
         while machine.now.since(asked) < ms(2_000) {
-            let pause = looks_after(&mut machine, Reply::QueuedBehindForeign(left));
+            let pause = looks_after(&mut machine, ClaimReply::queued(left, QueueOwner::Foreign));
             assert_eq!(pause, ms(30));
         }
-        let first = looks_after(&mut machine, Reply::QueuedBehindForeign(left));
+        let first = looks_after(&mut machine, ClaimReply::queued(left, QueueOwner::Foreign));
         assert!(first <= ms(250), "{first:?}");
         for _ in 0..20 {
-            let pause = looks_after(&mut machine, Reply::QueuedBehindForeign(left));
+            let pause = looks_after(&mut machine, ClaimReply::queued(left, QueueOwner::Foreign));
             assert_eq!(pause, ms(250));
         }
     }
@@ -57,12 +57,12 @@ fn a_foreign_owner_is_looked_at_every_30_ms_for_2_s_and_every_250_ms_after_that(
 #[test]
 fn a_node_looks_at_all_its_keys_in_the_same_moments() {
     let mut machine = waiting();
-    machine.answer(Reply::QueuedBehindForeign(None));
+    machine.answer(ClaimReply::queued(None, QueueOwner::Foreign));
     machine.later(ms(7));
     machine.name = Name::lock(Key::from("b"));
     machine.enter(options(LEASE_MS));
     machine.later(ms(4));
-    machine.answer(Reply::QueuedBehindForeign(None));
+    machine.answer(ClaimReply::queued(None, QueueOwner::Foreign));
     let before = machine.sends();
     machine.passes();
     assert_eq!(machine.sends(), before + 2);
@@ -73,32 +73,35 @@ fn a_tenure_owner_is_looked_at_every_third_of_a_lease() {
     let mut machine = waiting();
     let third = ms(LEASE_MS / 3);
     for _ in 0..3 {
-        let pause = looks_after(&mut machine, Reply::Queued(Some(60_000)));
+        let pause = looks_after(&mut machine, ClaimReply::queued(Some(60_000), QueueOwner::Shared));
         assert!(is_about(pause, third), "{pause:?}");
     }
     // Each answer decides for itself: the next owner after the foreign one is a tenure node.
     let mut machine = waiting();
-    let pause = looks_after(&mut machine, Reply::QueuedBehindForeign(Some(60_000)));
+    let pause = looks_after(
+        &mut machine,
+        ClaimReply::queued(Some(60_000), QueueOwner::Foreign),
+    );
     assert!(pause <= ms(30), "{pause:?}");
-    let pause = looks_after(&mut machine, Reply::Queued(Some(60_000)));
+    let pause = looks_after(&mut machine, ClaimReply::queued(Some(60_000), QueueOwner::Shared));
     assert!(is_about(pause, third), "{pause:?}");
 }
 
 #[test]
 fn a_foreign_owner_is_never_looked_at_later_than_a_tenure_owner() {
     // The record of the foreign owner ends sooner.
-    let pause = looks_after(&mut waiting(), Reply::QueuedBehindForeign(Some(5)));
+    let pause = looks_after(&mut waiting(), ClaimReply::queued(Some(5), QueueOwner::Foreign));
     assert!(pause <= ms(7), "{pause:?}");
     // A third of the lease is sooner than the slow pace.
     let mut machine = Machine::new(Rules::default());
     machine.enter(options(400));
     machine.later(ms(10_000));
-    let pause = looks_after(&mut machine, Reply::QueuedBehindForeign(None));
+    let pause = looks_after(&mut machine, ClaimReply::queued(None, QueueOwner::Foreign));
     assert!(pause <= ms(134), "{pause:?}");
     // The pace stays fast while pushes are not confirmed.
     let mut machine = waiting();
     machine.inbox(InboxState::Unconfirmed);
-    let pause = looks_after(&mut machine, Reply::QueuedBehindForeign(None));
+    let pause = looks_after(&mut machine, ClaimReply::queued(None, QueueOwner::Foreign));
     assert!(pause <= ms(30), "{pause:?}");
 }
 
@@ -132,6 +135,12 @@ fn answer_all(machine: &mut Machine) -> usize {
         Effect::Send(outgoing) => Some(outgoing),
         _ => None,
     });
-    sent.map(|outgoing| machine.answer_to(&outgoing, machine.now, Reply::QueuedBehindForeign(None)))
-        .count()
+    sent.map(|outgoing| {
+        machine.answer_to(
+            &outgoing,
+            machine.now,
+            ClaimReply::queued(None, QueueOwner::Foreign),
+        )
+    })
+    .count()
 }

@@ -4,15 +4,18 @@ use std::time::Duration;
 
 use tenure::Key;
 use tenure::error::LostCause;
-use tenure::protocol::message::{Call, CallTime, Grant, GrantNumber, Name, Redirect, Reply, TickTime, Verb};
+use tenure::protocol::message::{
+    Call, CallAnswer, CallTime, ClaimReply, Grant, GrantNumber, LeaveReply, Name, QueueOwner, Redirect,
+    Reply, TickRefusal, TickTime, Verb,
+};
 use tenure::protocol::step::{
-    AcquireError, Effect, InboxState, Input, LockOptions, Outcome, Outgoing, Rules, TickRefusal, Ticket,
+    AcquireError, Effect, InboxState, Input, LockOptions, Outcome, Outgoing, Rules, Ticket, WhyDenied,
 };
 use tenure::testing::timed_out;
 
 use crate::failures::Why;
 use crate::help::ms;
-use crate::machine::{Machine as Engine, asks, options};
+use crate::machine::{Machine as Engine, asks, options, won};
 
 fn a_job(queues: bool) -> Engine {
     Engine::of(
@@ -28,7 +31,7 @@ fn a_job(queues: bool) -> Engine {
 fn yielding() -> (Engine, [Ticket; 3]) {
     let mut engine = Engine::yielding();
     let tickets = [engine.lock(false), engine.lock(false), engine.lock(false)];
-    engine.answer(Reply::Granted(GrantNumber(7)));
+    engine.answer(ClaimReply::granted(GrantNumber(7)));
     engine.tell(Input::Release(tickets[0]));
     engine.tell(Input::Release(tickets[1]));
     (engine, tickets)
@@ -39,7 +42,7 @@ fn a_release_hears_that_a_yield_found_the_lease_gone() {
     let (mut engine, tickets) = yielding();
     assert!(matches!(engine.sent().request.verb, Verb::Yield { .. }));
     // Another client deleted the record.
-    engine.answer(Reply::Gone);
+    engine.answer(ClaimReply::Gone);
     let outcome = engine.effects.iter().find_map(|effect| match effect {
         Effect::Released(ticket, outcome) if *ticket == tickets[1] => Some(outcome.clone()),
         _ => None,
@@ -106,8 +109,8 @@ fn leaving_and_claiming() -> (Engine, [Outgoing; 2], Ticket) {
 fn a_claim_that_follows_a_leave_is_granted_whatever_becomes_of_the_leave() {
     // The requests are answered in order.
     let (mut engine, [leave, claim], next) = leaving_and_claiming();
-    engine.answer_to(&leave, engine.now, Reply::Done);
-    engine.answer_to(&claim, engine.now, Reply::Granted(GrantNumber(8)));
+    engine.answer_to(&leave, engine.now, LeaveReply::Left);
+    engine.answer_to(&claim, engine.now, ClaimReply::granted(GrantNumber(8)));
     assert!(engine.holds(next));
 
     // The leave was executed and its answer was lost. The repeated leave finds another owner: this node's next claim.
@@ -119,15 +122,19 @@ fn a_claim_that_follows_a_leave_is_granted_whatever_becomes_of_the_leave() {
         (again.request.verb, again.request.claim_id),
         (Verb::Leave, leave.request.claim_id)
     );
-    engine.answer_to(&claim, engine.now, Reply::Granted(GrantNumber(8)));
-    engine.answer_to(&again, engine.now, Reply::NotThere);
+    engine.answer_to(&claim, engine.now, ClaimReply::granted(GrantNumber(8)));
+    engine.answer_to(&again, engine.now, LeaveReply::NotThere);
     assert!(engine.holds(next));
 
     // The server executed the two in the other order, as when the script had to be loaded again. The claim is queued
     // behind this node's own record, and the leave hands over to it.
     let (mut engine, [leave, claim], next) = leaving_and_claiming();
-    engine.answer_to(&claim, engine.now, Reply::Queued(Some(1000)));
-    engine.answer_to(&leave, engine.now, Reply::Done);
+    engine.answer_to(
+        &claim,
+        engine.now,
+        ClaimReply::queued(Some(1000), QueueOwner::Shared),
+    );
+    engine.answer_to(&leave, engine.now, LeaveReply::Left);
     assert!(!engine.is_granted(next));
     engine.tell(Input::Pushed(Grant {
         name: engine.name.clone(),
@@ -156,11 +163,11 @@ fn a_leave_and_the_claim_behind_it_are_both_asked_again_when_their_connection_br
         (Verb::HEARTBEAT, claim.request.claim_id)
     );
     // Neither request had reached the server. The unknown claim ends, and the next one follows.
-    engine.answer_to(&again, engine.now, Reply::Done);
-    engine.answer_to(&asked, engine.now, Reply::Gone);
+    engine.answer_to(&again, engine.now, LeaveReply::Left);
+    engine.answer_to(&asked, engine.now, ClaimReply::Gone);
     let next_claim = engine.sent_of(|verb| matches!(verb, Verb::Claim { .. }));
     assert!(next_claim.tag.claim > claim.tag.claim);
-    engine.answer_to(&next_claim, engine.now, Reply::Granted(GrantNumber(8)));
+    engine.answer_to(&next_claim, engine.now, ClaimReply::granted(GrantNumber(8)));
     assert!(engine.holds(next));
 }
 
@@ -178,12 +185,12 @@ fn a_lease_is_renewed_no_longer_than_its_holder_may_hold_it() {
         ..options(900)
     };
     let first = engine.enter(bounded(ms(1_000)));
-    engine.answer(Reply::Granted(GrantNumber(7)));
+    engine.answer(ClaimReply::granted(GrantNumber(7)));
     assert!(engine.take_up(first));
     for _ in 0..3 {
         assert_eq!(engine.passes(), ms(300));
         assert!(engine.sent().request.verb.is_renewal());
-        engine.answer(Reply::Granted(GrantNumber(7)));
+        engine.answer(ClaimReply::granted(GrantNumber(7)));
     }
     let (sends, is_overdue) = (engine.sends(), |engine: &Engine, of| {
         let mut effects = engine.effects.iter();
@@ -208,11 +215,11 @@ fn a_lease_is_renewed_no_longer_than_its_holder_may_hold_it() {
             }
         )
     );
-    engine.answer(Reply::Granted(GrantNumber(7)));
+    engine.answer(ClaimReply::granted(GrantNumber(7)));
     while !is_overdue(&engine, second) {
         engine.passes();
         if engine.sent().request.verb.is_renewal() && !is_overdue(&engine, second) {
-            engine.answer(Reply::Granted(GrantNumber(7)));
+            engine.answer(ClaimReply::granted(GrantNumber(7)));
         }
     }
     let (sends, told) = (engine.sends(), engine.now);
@@ -235,12 +242,12 @@ fn a_renewal_that_is_answered_too_late_tells_that_it_is_overdue() {
         max_hold: Some(ms(350)),
         ..options(900)
     });
-    engine.answer(Reply::Granted(GrantNumber(7)));
+    engine.answer(ClaimReply::granted(GrantNumber(7)));
     assert!(engine.take_up(ticket));
     engine.passes();
     let (renewal, sent) = (engine.sent(), engine.now);
     engine.later(ms(100));
-    engine.answer_to(&renewal, sent, Reply::Granted(GrantNumber(7)));
+    engine.answer_to(&renewal, sent, ClaimReply::granted(GrantNumber(7)));
     let overdue = |effect: &&Effect| matches!(effect, Effect::Overdue(_));
     assert_eq!(engine.effects.iter().filter(overdue).count(), 1);
     while engine.holds(ticket) {
@@ -260,13 +267,13 @@ fn answers_that_are_too_old_to_be_used_end_with_an_error_and_let_others_in() {
         engine.later(ms(900));
         if matches!(verb, Verb::Leave) {
             leaves += 1;
-            engine.answer(Reply::Done);
+            engine.answer(LeaveReply::Left);
             continue;
         }
         requests += 1;
         assert!(requests < 20, "confirming without end");
         let before = engine.sends();
-        engine.answer_to(&outgoing, sent, Reply::Granted(GrantNumber(7)));
+        engine.answer_to(&outgoing, sent, ClaimReply::granted(GrantNumber(7)));
         if engine.sends() == before {
             let pause = engine.passes();
             assert!(pause >= ms(18), "asked again after {pause:?}");
@@ -286,7 +293,7 @@ fn answers_that_are_too_old_to_be_used_end_with_an_error_and_let_others_in() {
 fn a_push_unknown_to_the_store_starts_no_request_loop() {
     let mut engine = Engine::new(Rules::default());
     let ticket = engine.lock(false);
-    engine.answer(Reply::Queued(Some(60_000)));
+    engine.answer(ClaimReply::queued(Some(60_000), QueueOwner::Shared));
     let claim = engine.sent();
     engine.later(ms(900));
     engine.tell(Input::Pushed(Grant {
@@ -301,11 +308,15 @@ fn a_push_unknown_to_the_store_starts_no_request_loop() {
     // An answer that was executed before the grant says nothing about it. The request is repeated after a pause.
     let before = engine.sends();
     let earlier = tenure::protocol::time::Instant::from_nanos(engine.now.as_nanos() - 1_000_000);
-    engine.answer_to(&call, earlier, Reply::Queued(Some(60_000)));
+    engine.answer_to(
+        &call,
+        earlier,
+        ClaimReply::queued(Some(60_000), QueueOwner::Shared),
+    );
     assert_eq!(engine.sends(), before, "asked again at once");
     assert!(engine.passes() >= ms(18));
     // An answer that was executed after the grant says that there is none. The claim waits as before.
-    engine.answer(Reply::Queued(Some(60_000)));
+    engine.answer(ClaimReply::queued(Some(60_000), QueueOwner::Shared));
     assert!(engine.passes() >= ms(250), "looked again too soon");
     assert!(!engine.is_granted(ticket));
 }
@@ -325,7 +336,7 @@ fn no_caller_is_handed_a_shorter_lease_than_requested() {
         yielded.term.lease_ms, 60_000,
         "the yield has the terms of the long lease"
     );
-    engine.answer(Reply::Granted(GrantNumber(8)));
+    engine.answer(ClaimReply::granted(GrantNumber(8)));
     assert!(engine.is_granted(long));
     let left = engine.remaining(long);
     assert_eq!(left, Some(ms(60_000)));
@@ -337,7 +348,7 @@ fn no_caller_is_handed_a_shorter_lease_than_requested() {
 fn a_queued_claim_does_not_serve_a_caller_with_a_longer_lease() {
     let mut engine = Engine::new(Rules::default());
     let short = engine.enter(options(1000));
-    engine.answer(Reply::Queued(Some(5_000)));
+    engine.answer(ClaimReply::queued(Some(5_000), QueueOwner::Shared));
     let long = engine.enter(options(60_000));
     engine.tell(Input::Cancel(short));
     let claim = engine.sent();
@@ -355,7 +366,7 @@ fn a_queued_claim_does_not_serve_a_caller_with_a_longer_lease() {
         (yielded.claim_id, yielded.term.lease_ms),
         (claim.request.claim_id, 60_000)
     );
-    engine.answer(Reply::Granted(GrantNumber(10)));
+    engine.answer(ClaimReply::granted(GrantNumber(10)));
     assert!(engine.is_granted(long));
 }
 
@@ -363,7 +374,7 @@ fn a_queued_claim_does_not_serve_a_caller_with_a_longer_lease() {
 fn a_grant_that_is_not_fetched_is_kept_for_one_lease() {
     let mut engine = Engine::new(Rules::default());
     let forgotten = engine.lock(false);
-    engine.answer(Reply::Granted(GrantNumber(7)));
+    engine.answer(ClaimReply::granted(GrantNumber(7)));
     let granted = engine.now;
     let next = engine.lock(false);
     let lost = |engine: &Engine, of: Ticket| {
@@ -375,7 +386,7 @@ fn a_grant_that_is_not_fetched_is_kept_for_one_lease() {
     while lost(&engine, forgotten).is_none() {
         engine.passes();
         if engine.sent().request.verb.is_renewal() {
-            engine.answer(Reply::Granted(GrantNumber(7)));
+            engine.answer(ClaimReply::granted(GrantNumber(7)));
         }
         assert!(engine.now.since(granted) <= ms(1000), "renewed for ever");
     }
@@ -391,7 +402,7 @@ fn a_grant_that_was_fetched_is_renewed_for_ever() {
     let claim_id = engine.claim_id(1000);
     for _ in 0..20 {
         engine.passes();
-        engine.answer(Reply::Granted(GrantNumber(7)));
+        engine.answer(ClaimReply::granted(GrantNumber(7)));
         assert!(engine.holds(claim_id));
     }
 }
@@ -405,7 +416,7 @@ fn a_full_node_refuses_only_callers_that_must_wait() {
     };
     let first = engine.enter(full);
     assert!(engine.denial(first).is_none(), "the key is not known to be taken");
-    engine.answer(Reply::Granted(GrantNumber(7)));
+    engine.answer(ClaimReply::granted(GrantNumber(7)));
     let waits = engine.enter(full);
     assert!(matches!(engine.denial(waits), Some(AcquireError::NodeFull)));
     let tries = engine.enter(LockOptions { wait: false, ..full });
@@ -434,7 +445,11 @@ fn a_step_costs_no_walk_along_ten_thousand_claims() {
     engine.effects.clear();
     let begin = std::time::Instant::now();
     for claim in &claims {
-        engine.answer_to(claim, engine.now, Reply::Queued(Some(60_000)));
+        engine.answer_to(
+            claim,
+            engine.now,
+            ClaimReply::queued(Some(60_000), QueueOwner::Shared),
+        );
     }
     // Each caller looks once, is answered, and leaves, from the middle outwards.
     engine.later(ms(400));
@@ -443,12 +458,16 @@ fn a_step_costs_no_walk_along_ten_thousand_claims() {
     assert_eq!(looks.len(), tickets.len());
     for look in &looks {
         if let Effect::Send(outgoing) = look {
-            engine.answer_to(outgoing, engine.now, Reply::Queued(Some(60_000)));
+            engine.answer_to(
+                outgoing,
+                engine.now,
+                ClaimReply::queued(Some(60_000), QueueOwner::Shared),
+            );
         }
     }
     for ticket in tickets[5_000..].iter().chain(&tickets[..5_000]) {
         engine.tell(Input::Cancel(*ticket));
-        engine.answer(Reply::Done);
+        engine.answer(LeaveReply::Left);
     }
     assert!(engine.shard.is_empty());
     // Walking all claims in each of 50,000 steps takes minutes in a debug build, and this takes a second.
@@ -461,7 +480,7 @@ fn renew_what_is_due(engine: &mut Engine) -> Vec<Name> {
     while let Some(name) = engine.wake_next() {
         assert!(engine.sent().request.verb.is_renewal());
         engine.name = name.clone();
-        engine.answer(Reply::Granted(GrantNumber(7)));
+        engine.answer(ClaimReply::granted(GrantNumber(7)));
         renewed.push(name);
     }
     renewed
@@ -475,7 +494,7 @@ fn leases_due_at_once_after_an_outage_spread_again() {
     for name in &names {
         engine.name = name.clone();
         engine.lock(false);
-        engine.answer(Reply::Granted(GrantNumber(7)));
+        engine.answer(ClaimReply::granted(GrantNumber(7)));
         engine.now = engine.now + APART;
     }
     // The keys are due after 333 to 513 ms. Nothing is answered before 600 ms, and then everything is.
@@ -506,7 +525,7 @@ fn a_store_that_cannot_queue_is_asked_again_until_the_tick_is_over() {
     let mut engine = a_job(false);
     let standby = engine.tick(100);
     let first = engine.sent();
-    engine.answer(Reply::Busy(Some(5_000)));
+    engine.answer(ClaimReply::Busy(Some(5_000)));
     assert!(engine.denial(standby).is_none(), "told busy");
     let passed = engine.passes();
     let first_pause = Duration::from_millis(30);
@@ -522,10 +541,10 @@ fn a_store_that_cannot_queue_is_asked_again_until_the_tick_is_over() {
         again.tag,
         first.tag
     );
-    engine.answer(Reply::Over);
+    engine.answer(ClaimReply::Tick(TickRefusal::Over));
     assert!(matches!(
-        engine.denial(standby),
-        Some(AcquireError::Tick(TickRefusal::Over))
+        engine.told_denial(standby),
+        Some(WhyDenied::Tick(TickRefusal::Over))
     ));
     assert!(engine.shard.is_empty());
 }
@@ -534,9 +553,9 @@ fn a_store_that_cannot_queue_is_asked_again_until_the_tick_is_over() {
 fn a_store_that_cannot_queue_gives_a_dead_winners_tick_to_the_next_claim() {
     let mut engine = a_job(false);
     let standby = engine.tick(100);
-    engine.answer(Reply::Busy(Some(1)));
+    engine.answer(ClaimReply::Busy(Some(1)));
     engine.passes();
-    engine.answer(Reply::Won(GrantNumber(9), 2));
+    engine.answer(won(GrantNumber(9), 2));
     assert_eq!(engine.holding(standby).map(|of| of.attempt), Some(2));
     assert!(engine.holds(standby));
 }
@@ -545,24 +564,28 @@ fn a_store_that_cannot_queue_gives_a_dead_winners_tick_to_the_next_claim() {
 fn a_tick_does_not_wait_for_the_timer_of_an_earlier_one() {
     let mut engine = a_job(false);
     engine.tick(100);
-    engine.answer(Reply::Busy(Some(5_000)));
+    engine.answer(ClaimReply::Busy(Some(5_000)));
     let newer = engine.tick(200);
     let sent = engine.sent().request;
     assert_eq!(
         (sent.mark, sent.verb),
         (Some(TickTime(200)), Verb::Claim { wait: true })
     );
-    engine.answer(Reply::Won(GrantNumber(9), 1));
+    engine.answer(won(GrantNumber(9), 1));
     assert_eq!(engine.holding(newer).map(|of| of.attempt), Some(1));
 }
 
 #[test]
 fn only_consecutive_late_claims_are_counted() {
-    for between in [Reply::Over, Reply::Early(5), Reply::Busy(None)] {
+    for between in [
+        ClaimReply::Tick(TickRefusal::Over),
+        ClaimReply::Tick(TickRefusal::Early(Duration::from_millis(5))),
+        ClaimReply::Busy(None),
+    ] {
         let mut engine = a_job(true);
         // While the tick runs, the node remembers the job.
         engine.tick(100);
-        engine.answer(Reply::Won(GrantNumber(7), 1));
+        engine.answer(won(GrantNumber(7), 1));
         for mark in [200, 300, 400] {
             let ticket = engine.tick(mark);
             engine.answer(Reply::Late);
@@ -575,11 +598,14 @@ fn only_consecutive_late_claims_are_counted() {
             engine.answer(between.clone());
             assert!(
                 matches!(
-                    engine.denial(ticket),
-                    Some(AcquireError::Tick(TickRefusal::Over | TickRefusal::Early(_)) | AcquireError::Busy)
+                    engine.told_denial(ticket),
+                    Some(
+                        WhyDenied::Tick(TickRefusal::Over | TickRefusal::Early(_))
+                            | WhyDenied::Error(AcquireError::Busy)
+                    )
                 ),
                 "{:?}",
-                engine.denial(ticket)
+                engine.told_denial(ticket)
             );
         }
     }
@@ -602,7 +628,7 @@ fn a_call_that_is_dropped_unanswered_is_not_left() {
     engine.fail(Why::Unknown, Some(engine.now));
     assert_eq!(engine.sends(), sends, "left, and there was no claim");
     // A late answer has no effect either.
-    engine.answer(Reply::Report(Box::default()));
+    engine.answer(CallAnswer::Report(Box::default()));
     assert_eq!(engine.sends(), sends);
     assert!(engine.shard.is_empty());
 }
@@ -650,11 +676,11 @@ fn a_claim_of_one_key_that_is_left_answers_only_its_group() {
     });
     assert!(!engine.shard.is_free(&engine.name), "a caller asks for it");
     let alone = engine.enter(impatient);
-    engine.answer(Reply::GroupRefused);
+    engine.answer(ClaimReply::GroupRefused);
     assert!(matches!(engine.denial(together), Some(AcquireError::Busy)));
     assert!(engine.denial(alone).is_none());
     assert_eq!(engine.sent().request.verb, Verb::Claim { wait: false });
-    engine.answer(Reply::Granted(GrantNumber(7)));
+    engine.answer(ClaimReply::granted(GrantNumber(7)));
     assert!(engine.is_granted(alone));
     engine.tell(Input::Release(alone));
     assert!(
@@ -668,7 +694,7 @@ fn a_claim_of_one_key_that_is_left_answers_only_its_group() {
 fn a_late_answer_about_a_yielded_grant_does_not_answer_its_leave() {
     let mut engine = Engine::yielding();
     let mut claim_id = engine.lock(false);
-    engine.answer(Reply::Granted(GrantNumber(7)));
+    engine.answer(ClaimReply::granted(GrantNumber(7)));
     let give_on = |engine: &mut Engine, claim_id: Ticket| {
         // The lease was handed on once, then yielded.
         let second = engine.lock(false);
@@ -681,7 +707,7 @@ fn a_late_answer_about_a_yielded_grant_does_not_answer_its_leave() {
     loop {
         claim_id = give_on(&mut engine, claim_id);
         let Outgoing { tag, .. } = engine.sent();
-        engine.answer(Reply::Granted(GrantNumber(7 + tag.claim.0)));
+        engine.answer(ClaimReply::granted(GrantNumber(7 + tag.claim.0)));
         assert!(engine.holds(claim_id));
         engine.effects.clear();
         if tag.seq >= 1 << 16 {
@@ -715,7 +741,7 @@ fn a_step_of_every_key_leaves_no_effects_behind() {
     for n in 0..WAITERS {
         engine.name = Name::lock(Key::from(n));
         engine.lock(false);
-        engine.answer(Reply::Queued(Some(60_000)));
+        engine.answer(ClaimReply::queued(Some(60_000), QueueOwner::Shared));
     }
     let asked = |engine: &mut Engine, step: &str| {
         let mut asked = Vec::new();
@@ -753,7 +779,7 @@ fn a_step_of_every_key_leaves_no_effects_behind() {
     let mut told = Vec::new();
     let now = engine.now;
     engine.shard.close(now, false, |name, effect| {
-        if let Effect::Denied(ticket, AcquireError::Closed) = effect {
+        if let Effect::Denied(ticket, WhyDenied::Error(AcquireError::Closed)) = effect {
             told.push((name.clone(), *ticket));
         }
     });

@@ -2,8 +2,8 @@
 
 use tenure::protocol::ledger::Ledger;
 use tenure::protocol::message::{
-    Call, CallTime, ClaimId, ClaimNumber, LatchReport, LeaseTimes, Mode, Name, NodeId, Payload, Reply,
-    Request, Verb, Version, WhenBehind,
+    Call, CallAnswer, CallReply, CallTime, ClaimId, ClaimNumber, LatchReport, LeaseTimes, Mode, Name, NodeId,
+    Payload, Reply, Request, Verb, Version, WhenBehind,
 };
 use tenure::{Error, Key, Locks, MemoryStore};
 
@@ -92,10 +92,10 @@ impl Store {
     fn in_the_second_life() -> Self {
         let (ledger, name) = (Ledger::new(), Name::latch(Key::from("a")));
         let mut store = Store { ledger, name };
-        let set = Reply::Latch(LatchReport::Set);
+        let set = Reply::from(CallAnswer::Latch(LatchReport::Set));
         assert_eq!(store.ask(1_000_000, set_count(1, 1_000), b"first"), set);
         let down = store.ask(1_500_000, count_down(1_200_000, false), b"down");
-        assert_eq!(down, Reply::Latch(LatchReport::Left(0)));
+        assert_eq!(down, CallAnswer::Latch(LatchReport::Left(0)).into());
         assert_eq!(store.ask(5_000_000, set_count(3, 1_000), b"second"), set);
         store
     }
@@ -120,12 +120,12 @@ fn count_down(at_us: u64, repeats: bool) -> Call {
 fn a_repeated_count_down_does_not_count_in_the_next_life() {
     let mut store = Store::in_the_second_life();
     let answer = store.ask(5_200_000, count_down(1_200_000, true), b"down");
-    assert_eq!(answer, Reply::Latch(LatchReport::Over));
+    assert_eq!(answer, CallAnswer::Latch(LatchReport::Over).into());
     // The latch was set while the call was in flight, and its first request may have been executed before that.
     let answer = store.ask(5_200_000, count_down(4_950_000, true), b"near");
-    assert_eq!(answer, Reply::Latch(LatchReport::Uncertain));
+    assert_eq!(answer, CallAnswer::Latch(LatchReport::Uncertain).into());
     let answer = store.ask(5_200_000, Call::Count, b"");
-    assert_eq!(answer, Reply::Latch(LatchReport::Left(3)));
+    assert_eq!(answer, CallAnswer::Latch(LatchReport::Left(3)).into());
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn a_waiter_of_an_earlier_life_is_told_that_it_is_over() {
     let mut store = Store::in_the_second_life();
     let of = Some(Version(1_000_000));
     let answer = store.ask(5_200_000, Call::Zero { of }, b"");
-    assert_eq!(answer, Reply::Latch(LatchReport::Unset));
+    assert_eq!(answer, CallAnswer::Latch(LatchReport::Unset).into());
     let answer = store.ask(5_200_000, Call::Zero { of: None }, b"");
-    assert_eq!(answer, Reply::Watching(Version(5_000_000)));
+    assert_eq!(answer, CallReply::Watching(Version(5_000_000)).into());
 }

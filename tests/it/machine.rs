@@ -7,9 +7,11 @@ use tenure::error::StoreError;
 use tenure::protocol::claim::held_lease::Holding;
 use tenure::protocol::context::Seed;
 use tenure::protocol::key::shard::Shard;
-use tenure::protocol::message::{Call, GrantNumber, LeaseTimes, Name, NodeId, Reply, TickTime, Verb};
+use tenure::protocol::message::{
+    Call, CallAnswer, ClaimReply, GrantNumber, GrantReply, LeaseTimes, Name, NodeId, Reply, TickTime, Verb,
+};
 use tenure::protocol::step::{
-    AcquireError, CallAnswer, CallOptions, Effect, InboxState, Input, LockOptions, Outgoing, Rules, Ticket,
+    AcquireError, CallOptions, Effect, InboxState, Input, LockOptions, Outgoing, Rules, Ticket, WhyDenied,
 };
 use tenure::protocol::time::Instant;
 use tenure::testing::timed_out;
@@ -151,7 +153,7 @@ impl Machine {
     /// Acquires a lease and takes it up.
     pub(crate) fn claim_id(&mut self, lease_ms: u64) -> Ticket {
         let ticket = self.enter(options(lease_ms));
-        self.answer(Reply::Granted(GrantNumber(7)));
+        self.answer(ClaimReply::granted(GrantNumber(7)));
         self.take_up(ticket);
         ticket
     }
@@ -180,12 +182,12 @@ impl Machine {
         sent.expect("a request of that kind")
     }
 
-    pub(crate) fn answer(&mut self, reply: Reply) {
+    pub(crate) fn answer(&mut self, reply: impl Into<Reply>) {
         self.answer_to(&self.sent(), self.now, reply);
     }
 
-    pub(crate) fn answer_to(&mut self, outgoing: &Outgoing, sent: Instant, reply: Reply) {
-        let tag = outgoing.tag;
+    pub(crate) fn answer_to(&mut self, outgoing: &Outgoing, sent: Instant, reply: impl Into<Reply>) {
+        let (tag, reply) = (outgoing.tag, reply.into());
         self.tell(Input::Answered {
             tag,
             sent,
@@ -227,6 +229,13 @@ impl Machine {
     }
 
     pub(crate) fn denial(&self, of: Ticket) -> Option<&AcquireError> {
+        match self.told_denial(of)? {
+            WhyDenied::Error(error) => Some(error),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn told_denial(&self, of: Ticket) -> Option<&WhyDenied> {
         self.effects.iter().find_map(|effect| match effect {
             Effect::Denied(ticket, denial) if *ticket == of => Some(denial),
             _ => None,
@@ -257,4 +266,13 @@ impl Machine {
     pub(crate) fn holds(&self, ticket: Ticket) -> bool {
         self.remaining(ticket).is_some()
     }
+}
+
+/// Returns the reply to the claim of a tick that is granted, at this attempt.
+pub(crate) fn won(number: GrantNumber, attempt: u32) -> ClaimReply {
+    ClaimReply::Granted(GrantReply {
+        number,
+        attempt,
+        ..GrantReply::default()
+    })
 }

@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use tenure::error::{LostCause, StoreErrorKind};
-use tenure::protocol::message::{GrantNumber, Reply, Verb};
+use tenure::protocol::message::{ClaimReply, GrantNumber, LeaveReply, QueueOwner, Reply, Verb};
 use tenure::protocol::step::{
     AcquireError, Class, Effect, InboxState, Input, LockOptions, Outcome, Rules, Ticket,
 };
 
 use crate::failures::Why;
 use crate::help::ms;
-use crate::machine::{Machine, options};
+use crate::machine::{Machine, options, won};
 
 const HOUR: u64 = 3_600_000;
 
@@ -38,7 +38,7 @@ fn a_bystander_claim_is_checked_at_once_and_counts_no_failure() {
     // An excused bystander is no failure, so the first failure is still to come.
     machine.fail(Why::Unknown, None);
     assert!(machine.denial(ticket).is_none());
-    machine.answer(Reply::Granted(GrantNumber(7)));
+    machine.answer(ClaimReply::granted(GrantNumber(7)));
     assert!(machine.holds(ticket));
     // The requests are a holder's renewal, and a leave.
     machine.passes();
@@ -48,10 +48,10 @@ fn a_bystander_claim_is_checked_at_once_and_counts_no_failure() {
         (machine.sends(), machine.sent().class),
         (before + 1, Class::OwnerRenewal)
     );
-    machine.answer(Reply::Granted(GrantNumber(7)));
+    machine.answer(ClaimReply::granted(GrantNumber(7)));
     machine.tell(Input::Release(ticket));
     machine.fail(Why::Bystander, Some(machine.now));
-    machine.answer(Reply::NotThere);
+    machine.answer(LeaveReply::NotThere);
     let kept = |effect: &Effect| matches!(effect, Effect::Released(_, Outcome::Kept));
     assert!(
         machine.effects.iter().any(kept),
@@ -110,7 +110,7 @@ fn a_new_caller_gets_an_error_after_two_unanswered_requests() {
 fn a_permanent_refusal_reaches_all_waiters_at_once() {
     let mut machine = Machine::new(Rules::default());
     let tickets = [machine.lock(false), machine.lock(false)];
-    machine.answer(Reply::Queued(Some(5_000)));
+    machine.answer(ClaimReply::queued(Some(5_000), QueueOwner::Shared));
     machine.passes();
     machine.answer(Reply::Refused(tenure::error::StoreRefusal::NoPermission));
     for ticket in tickets {
@@ -125,7 +125,7 @@ fn local_waiters_ride_out_one_lease_since_the_server_last_answered() {
     for why in [Why::Down, Why::No, Why::Unknown] {
         let mut machine = Machine::yielding();
         let tickets: Vec<Ticket> = (0..4).map(|_| machine.lock(false)).collect();
-        machine.answer(Reply::Granted(GrantNumber(7)));
+        machine.answer(ClaimReply::granted(GrantNumber(7)));
         machine.tell(Input::Release(tickets[0]));
         let heard = machine.now;
         // The server is silent for a while before any request is sent to it.
@@ -205,7 +205,7 @@ fn a_caller_behind_a_local_holder_rides_out_one_lease_of_the_outage() {
 fn a_new_caller_is_not_kept_waiting_by_earlier_waiters() {
     let mut machine = Machine::yielding();
     let tickets: Vec<Ticket> = (0..3).map(|_| machine.lock(false)).collect();
-    machine.answer(Reply::Granted(GrantNumber(7)));
+    machine.answer(ClaimReply::granted(GrantNumber(7)));
     machine.tell(Input::Release(tickets[0]));
     let heard = machine.now;
     machine.tell(Input::Release(tickets[1]));
@@ -225,7 +225,7 @@ fn a_new_caller_is_not_kept_waiting_by_earlier_waiters() {
     // When the store is back, the earlier waiter is claimed for.
     machine.later(ms(1));
     machine.reachable();
-    machine.answer(Reply::Granted(GrantNumber(9)));
+    machine.answer(ClaimReply::granted(GrantNumber(9)));
     assert!(machine.is_granted(tickets[2]));
 }
 
@@ -269,7 +269,7 @@ fn no_pause_is_longer_than_a_second_whatever_the_lease() {
 
         let mut waiting = Machine::new(Rules::default());
         waiting.enter(options(HOUR));
-        waiting.answer(Reply::Queued(None));
+        waiting.answer(ClaimReply::queued(None, QueueOwner::Shared));
         waiting.passes();
         assert!(longest_pause(&mut waiting, why) <= ms(1000), "a waiter");
 
@@ -298,7 +298,7 @@ fn a_connection_that_opens_retries_all_failed_requests() {
 
     let mut waiting = Machine::new(Rules::default());
     waiting.enter(options(HOUR));
-    waiting.answer(Reply::Queued(None));
+    waiting.answer(ClaimReply::queued(None, QueueOwner::Shared));
     waiting.passes();
     waiting.fail(Why::Down, Some(waiting.now));
 
@@ -309,11 +309,11 @@ fn a_connection_that_opens_retries_all_failed_requests() {
 
     let mut line = Machine::yielding();
     let tickets: Vec<Ticket> = (0..3).map(|_| line.lock(false)).collect();
-    line.answer(Reply::Granted(GrantNumber(7)));
+    line.answer(ClaimReply::granted(GrantNumber(7)));
     line.tell(Input::Release(tickets[0]));
     line.tell(Input::Release(tickets[1]));
     line.fail(Why::Down, Some(line.now));
-    line.answer(Reply::Done);
+    line.answer(LeaveReply::Left);
 
     for (mut machine, class) in [
         (leaving, Class::Leave),
@@ -338,7 +338,7 @@ fn a_claim_that_may_still_be_executed_is_not_left_before_its_time() {
     let ticket = machine.lock(false);
     machine.fail(Why::Unknown, None);
     machine.tell(Input::Cancel(ticket));
-    machine.answer(Reply::Gone);
+    machine.answer(ClaimReply::Gone);
     // The leave is repeated when the claim can no longer be executed, and not because a connection opens.
     let before = machine.sends();
     machine.reachable();
@@ -351,7 +351,7 @@ fn a_claim_that_may_still_be_executed_is_not_left_before_its_time() {
 fn after_a_shutdown_requests_are_repeated_no_longer_than_the_lease_lasts() {
     let mut machine = Machine::of(tenure::protocol::message::Name::job("a".into()), Rules::default());
     let tick = machine.tick(100);
-    machine.answer(Reply::Won(GrantNumber(7), 1));
+    machine.answer(won(GrantNumber(7), 1));
     assert!(machine.take_up(tick));
     machine.tell(Input::Finish(tick, true));
     let begin = machine.now;
@@ -368,7 +368,7 @@ fn after_a_shutdown_requests_are_repeated_no_longer_than_the_lease_lasts() {
     let mut machine = Machine::new(Rules::default());
     // Only a short rest of a fixed lease, and the margin, are left.
     let claim_id = machine.lock(true);
-    machine.answer(Reply::Granted(GrantNumber(7)));
+    machine.answer(ClaimReply::granted(GrantNumber(7)));
     machine.later(ms(900));
     machine.close();
     let lost =
@@ -389,17 +389,17 @@ fn after_a_shutdown_requests_are_repeated_no_longer_than_the_lease_lasts() {
 fn waiters_look_often_until_pushes_are_confirmed() {
     let mut machine = Machine::new(Rules::default());
     machine.enter(options(30_000));
-    machine.answer(Reply::Queued(None));
+    machine.answer(ClaimReply::queued(None, QueueOwner::Shared));
     machine.inbox(InboxState::Unconfirmed);
     for _ in 0..5 {
         let pause = machine.passes();
         assert!((ms(100)..=ms(250)).contains(&pause), "{pause:?}");
         assert_eq!(machine.sent().class, Class::WaiterRenewal);
-        machine.answer(Reply::Queued(None));
+        machine.answer(ClaimReply::queued(None, QueueOwner::Shared));
     }
     machine.inbox(InboxState::Refused);
     machine.passes();
-    machine.answer(Reply::Queued(None));
+    machine.answer(ClaimReply::queued(None, QueueOwner::Shared));
     let pause = machine.passes();
     assert!((ms(9_000)..=ms(10_000)).contains(&pause), "{pause:?}");
 }
@@ -411,13 +411,13 @@ fn an_old_grant_that_was_not_pushed_is_noticed() {
     for (age_us, is_missed) in [(0, false), (99_000, false), (100_000, true)] {
         let mut machine = Machine::new(Rules::default());
         let ticket = machine.lock(false);
-        machine.answer(Reply::Queued(None));
+        machine.answer(ClaimReply::queued(None, QueueOwner::Shared));
         machine.passes();
         machine.tell(Input::Answered {
             tag: machine.sent().tag,
             sent: machine.now,
             time: 7_000_000 + age_us,
-            reply: Reply::Granted(GrantNumber(7_000_000)),
+            reply: ClaimReply::granted(GrantNumber(7_000_000)).into(),
         });
         assert!(machine.holds(ticket));
         let missed = machine
@@ -434,7 +434,7 @@ fn an_old_grant_that_was_not_pushed_is_noticed() {
         tag: machine.sent().tag,
         sent: machine.now,
         time: 9_000_000,
-        reply: Reply::Granted(GrantNumber(7)),
+        reply: ClaimReply::granted(GrantNumber(7)).into(),
     });
     assert!(
         !machine
@@ -450,14 +450,14 @@ fn a_claim_whose_request_is_under_way_when_the_inbox_opens_looks_again() {
     machine.enter(options(30_000));
     machine.inbox(InboxState::Confirmed);
     // The claim may have been executed, and another's lease handed over, before the inbox was open.
-    machine.answer(Reply::Queued(None));
+    machine.answer(ClaimReply::queued(None, QueueOwner::Shared));
     assert!(machine.sent().request.verb.is_renewal());
     machine.inbox(InboxState::Unconfirmed);
     machine.inbox(InboxState::Confirmed);
     let before = machine.sends();
-    machine.answer(Reply::Queued(None));
+    machine.answer(ClaimReply::queued(None, QueueOwner::Shared));
     assert_eq!(machine.sends(), before + 1);
-    machine.answer(Reply::Queued(None));
+    machine.answer(ClaimReply::queued(None, QueueOwner::Shared));
     assert_eq!(machine.sends(), before + 1, "one more look is enough");
 }
 
@@ -475,7 +475,7 @@ fn an_error_tells_whether_the_key_is_held_and_why_it_is_unknown() {
         .expect("the last error is known");
     assert_eq!(error.kind(), &StoreErrorKind::TimedOut);
     assert!(!told(&machine));
-    machine.answer(Reply::Queued(None));
+    machine.answer(ClaimReply::queued(None, QueueOwner::Shared));
     assert!(told(&machine) && machine.shard.last_error(machine.now, &machine.name).is_none());
     machine.later(ms(1));
     // The place in the queue stays known until it is asked for again.

@@ -7,8 +7,10 @@ use tenure::Key;
 use tenure::error::{Error, StoreError, StoreErrorKind, StoreRefusal};
 use tenure::protocol::context::Seed;
 use tenure::protocol::key::shard::{Effects, Shard};
-use tenure::protocol::message::{GrantNumber, LeaseTimes, Name, NodeId, Reply, Verb};
-use tenure::protocol::step::{AcquireError, Effect, Input, LockOptions, Outcome, Outgoing, Rules, Ticket};
+use tenure::protocol::message::{ClaimReply, GrantNumber, LeaseTimes, LeaveReply, Name, NodeId, Reply, Verb};
+use tenure::protocol::step::{
+    AcquireError, Effect, Input, LockOptions, Outcome, Outgoing, Rules, Ticket, WhyDenied,
+};
 use tenure::protocol::time::Instant;
 
 const TERM: LeaseTimes = LeaseTimes {
@@ -74,7 +76,7 @@ impl Node {
 
     /// Answers the next request to a master, which was sent now.
     #[track_caller]
-    fn answer(&mut self, master: usize, reply: Reply) {
+    fn answer(&mut self, master: usize, reply: impl Into<Reply>) {
         let outgoing = self.take(master);
         let (tag, sent) = (outgoing.tag, self.now);
         self.now = self.now + Duration::from_millis(1);
@@ -82,7 +84,7 @@ impl Node {
             tag,
             sent,
             time: 5_000_000,
-            reply,
+            reply: reply.into(),
         });
     }
 
@@ -117,7 +119,7 @@ impl Node {
 }
 
 fn number(number: u64) -> Reply {
-    Reply::Granted(GrantNumber(number))
+    ClaimReply::granted(GrantNumber(number)).into()
 }
 
 #[test]
@@ -133,14 +135,14 @@ fn a_majority_that_gives_one_number_grants_in_one_trip() {
     node.answer(2, number(7));
     assert_eq!(node.granted(), Some(GrantNumber(7)));
     // The third answer changes nothing, whatever it is.
-    node.answer(1, Reply::Busy(Some(1_000)));
+    node.answer(1, ClaimReply::Busy(Some(1_000)));
     node.feed(Input::Release(ticket));
     assert_eq!(node.verbs(), [(0, Verb::Leave), (2, Verb::Leave)]);
-    node.answer(0, Reply::Done);
+    node.answer(0, LeaveReply::Left);
     let kept = |effect: &Effect| matches!(effect, Effect::Released(_, Outcome::Kept));
     assert!(node.told.iter().any(kept), "two masters do not have it");
     assert!(!node.shard.is_empty(), "the third is still told");
-    node.answer(2, Reply::Done);
+    node.answer(2, LeaveReply::Left);
     assert!(node.shard.is_empty());
 }
 
@@ -149,7 +151,7 @@ fn different_numbers_need_a_second_trip_to_the_masters_with_the_record() {
     let mut node = Node::new();
     node.lock(true);
     node.answer(0, number(5));
-    node.answer(1, Reply::Busy(None));
+    node.answer(1, ClaimReply::Busy(None));
     node.answer(2, number(9));
     assert_eq!(node.granted(), None, "another claim may still get 6 and 7");
     let raise = Verb::Restore {
@@ -185,17 +187,17 @@ fn a_claim_without_a_majority_is_left_wherever_it_may_be() {
     node.lock(false);
     node.answer(0, number(7));
     node.fail(1, Why::Unknown);
-    node.answer(2, Reply::Busy(Some(500)));
-    let busy = |effect: &Effect| matches!(effect, Effect::Denied(_, AcquireError::Busy));
+    node.answer(2, ClaimReply::Busy(Some(500)));
+    let busy = |effect: &Effect| matches!(effect, Effect::Denied(_, WhyDenied::Error(AcquireError::Busy)));
     assert!(node.told.iter().any(busy), "granted and busy make a majority");
     // Master 1 may still execute the claim. It is left there when the claim would be late.
     assert_eq!(node.verbs(), [(0, Verb::Leave)]);
-    node.answer(0, Reply::Done);
+    node.answer(0, LeaveReply::Left);
     assert!(!node.shard.is_empty());
     node.now = node.now + Duration::from_millis(200);
     node.wake();
     assert_eq!(node.verbs(), [(1, Verb::Leave)]);
-    node.answer(1, Reply::NotThere);
+    node.answer(1, LeaveReply::NotThere);
     assert!(node.shard.is_empty());
 }
 
@@ -203,14 +205,14 @@ fn a_claim_without_a_majority_is_left_wherever_it_may_be() {
 fn a_master_without_a_vote_does_not_hide_that_the_key_is_busy() {
     let mut node = Node::new();
     node.lock(false);
-    node.answer(0, Reply::Recovering(900));
-    node.answer(1, Reply::Busy(Some(500)));
+    node.answer(0, ClaimReply::Recovering(900));
+    node.answer(1, ClaimReply::Busy(Some(500)));
     let denied = |node: &Node, is: fn(&AcquireError) -> bool| {
         let mut told = node.told.iter();
-        told.any(|effect| matches!(effect, Effect::Denied(_, why) if is(why)))
+        told.any(|effect| matches!(effect, Effect::Denied(_, WhyDenied::Error(why)) if is(why)))
     };
     assert!(!denied(&node, |_| true), "a majority may still say busy");
-    node.answer(2, Reply::Busy(Some(500)));
+    node.answer(2, ClaimReply::Busy(Some(500)));
     assert!(denied(&node, |why| matches!(why, AcquireError::Busy)));
     assert!(node.shard.is_empty());
 }
@@ -220,18 +222,18 @@ fn a_mute_master_does_not_keep_a_claim_whose_key_is_busy() {
     let mut node = Node::new();
     node.lock(false);
     node.answer(0, number(7));
-    node.answer(1, Reply::Busy(Some(500)));
-    let busy = |effect: &Effect| matches!(effect, Effect::Denied(_, AcquireError::Busy));
+    node.answer(1, ClaimReply::Busy(Some(500)));
+    let busy = |effect: &Effect| matches!(effect, Effect::Denied(_, WhyDenied::Error(AcquireError::Busy)));
     node.wake();
     assert!(!node.told.iter().any(busy), "master 2 may still grant");
     node.now = node.now + Duration::from_millis(100);
     node.wake();
     assert!(node.told.iter().any(busy));
     // The claim is left at master 2, too, if that grants it after all.
-    node.answer(0, Reply::Done);
+    node.answer(0, LeaveReply::Left);
     node.answer(2, number(7));
     assert_eq!(node.verbs(), [(2, Verb::Leave)]);
-    node.answer(2, Reply::Done);
+    node.answer(2, LeaveReply::Left);
     assert!(node.shard.is_empty());
 }
 
@@ -241,14 +243,14 @@ fn without_enough_votes_the_caller_is_told_how_many_are_missing() {
     node.lock(false);
     node.answer(0, number(7));
     node.fail(1, Why::Down);
-    node.answer(2, Reply::Recovering(900));
+    node.answer(2, ClaimReply::Recovering(900));
     // It is tried once more.
-    node.answer(0, Reply::Done);
+    node.answer(0, LeaveReply::Left);
     node.answer(0, number(9));
     node.fail(1, Why::Down);
-    node.answer(2, Reply::Recovering(900));
+    node.answer(2, ClaimReply::Recovering(900));
     let text = node.told.iter().find_map(|effect| match effect {
-        Effect::Denied(_, AcquireError::Store(error)) => Some(error.to_string()),
+        Effect::Denied(_, WhyDenied::Error(AcquireError::Store(error))) => Some(error.to_string()),
         _ => None,
     });
     let text = text.expect("no majority");
@@ -270,7 +272,7 @@ fn a_renewal_goes_to_all_and_brings_a_master_back() {
     };
     assert_eq!(node.verbs(), [(0, renewal), (1, renewal), (2, renewal)]);
     // Master 0 has lost its records. Master 2 takes its place.
-    node.answer(0, Reply::Recovering(3_000));
+    node.answer(0, ClaimReply::Recovering(3_000));
     node.answer(2, number(7));
     node.answer(1, number(7));
     let held = node.shard.held_alone(node.now, &node.name).unwrap();
@@ -278,9 +280,9 @@ fn a_renewal_goes_to_all_and_brings_a_master_back() {
     // Others have a majority now.
     node.now = node.now + Duration::from_millis(1_100);
     node.wake();
-    node.answer(0, Reply::Busy(Some(9)));
+    node.answer(0, ClaimReply::Busy(Some(9)));
     assert!(node.shard.held_alone(node.now, &node.name).is_some());
-    node.answer(1, Reply::Busy(Some(9)));
+    node.answer(1, ClaimReply::Busy(Some(9)));
     let lost = |effect: &Effect| matches!(effect, Effect::Lost(..));
     assert!(node.told.iter().any(lost), "one master is no majority");
 }
@@ -300,10 +302,10 @@ fn a_release_beside_a_renewal_is_no_loss() {
         node.answer(master, number(7));
     }
     for master in 0..3 {
-        node.answer(master, Reply::Done);
+        node.answer(master, LeaveReply::Left);
     }
     for master in 0..3 {
-        node.answer(master, Reply::NotThere);
+        node.answer(master, LeaveReply::NotThere);
     }
     let kept = |effect: &Effect| matches!(effect, Effect::Released(_, Outcome::Kept));
     assert!(node.told.iter().any(kept), "{:?}", node.told);
@@ -320,14 +322,14 @@ fn a_release_is_confirmed_by_a_majority_of_the_masters() {
     node.answer(1, number(7));
     node.fail(2, Why::No);
     node.feed(Input::Release(ticket));
-    node.answer(0, Reply::Done);
+    node.answer(0, LeaveReply::Left);
     let is_over = |node: &Node| {
         node.told
             .iter()
             .any(|effect| matches!(effect, Effect::Released(..)))
     };
     assert!(!is_over(&node), "master 1 keeps the record");
-    node.answer(1, Reply::Done);
+    node.answer(1, LeaveReply::Left);
     assert!(is_over(&node) && node.shard.is_empty());
 }
 
@@ -340,7 +342,7 @@ fn a_leave_to_masters_that_stay_down_comes_to_an_end() {
         node.answer(master, number(7));
     }
     node.feed(Input::Release(ticket));
-    node.answer(0, Reply::Done);
+    node.answer(0, LeaveReply::Left);
     // The record ends after the lease and the margin, 3.3 s.
     let end = node.now + Duration::from_millis(5_000);
     let mut rounds = 0;

@@ -2,10 +2,11 @@
 
 use tenure::error::{LostCause, StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{
-    Call, ClaimId, ClaimNumber, Grant, GrantNumber, LeaseTimes, Name, NodeId, Reply, Verb,
+    Call, CallAnswer, ClaimId, ClaimNumber, ClaimReply, Grant, GrantNumber, LeaseTimes, LeaveReply, Name,
+    NodeId, QueueOwner, Reply, Verb,
 };
 use tenure::protocol::step::{
-    AcquireError, Effect, FormerMaster, Input, LockOptions, Outgoing, Rules, Ticket,
+    AcquireError, Effect, FormerMaster, Input, LockOptions, Outgoing, Rules, Ticket, WhyDenied,
 };
 use tenure::protocol::time::Instant;
 use tenure::{Error, Locks, MemoryStore};
@@ -34,7 +35,7 @@ fn holding(fixed: bool) -> (Machine, Ticket) {
         fixed,
         ..options(1_000)
     });
-    machine.answer(Reply::Granted(GRANT));
+    machine.answer(ClaimReply::granted(GRANT));
     assert!(machine.take_up(holder));
     (machine, holder)
 }
@@ -175,7 +176,7 @@ fn a_connection_to_another_place_renews_every_lease_at_once() {
     assert_eq!(machine.sends(), 2);
     assert_eq!(machine.sent().request.verb, Verb::Renew { number: Some(GRANT) });
     assert_eq!(machine.sent().request.term.lease_ms, 1_000);
-    machine.answer(Reply::Granted(GRANT));
+    machine.answer(ClaimReply::granted(GRANT));
     assert_eq!(machine.remaining(holder), Some(ms(1_000)));
 }
 
@@ -193,12 +194,12 @@ fn a_renewal_moves_no_deadline_while_a_former_master_may_grant_the_key() {
     let (mut machine, holder) = holding(false);
     machine.later(ms(100));
     succeed(&mut machine, 400);
-    machine.answer(Reply::Granted(GRANT));
+    machine.answer(ClaimReply::granted(GRANT));
     assert_eq!(machine.remaining(holder), Some(ms(900)));
     // The next renewal comes after that time, and moves the deadline.
     assert!(machine.passes() >= ms(400));
     assert_eq!(machine.sent().request.verb, Verb::Renew { number: Some(GRANT) });
-    machine.answer(Reply::Granted(GRANT));
+    machine.answer(ClaimReply::granted(GRANT));
     assert_eq!(machine.remaining(holder), Some(ms(1_000)));
 }
 
@@ -209,7 +210,7 @@ fn a_renewal_that_was_sent_before_and_executed_after_moves_no_deadline() {
     succeed(&mut machine, 400);
     let (renewal, sent) = (machine.sent(), machine.now);
     machine.later(ms(500));
-    machine.answer_to(&renewal, sent, Reply::Granted(GRANT));
+    machine.answer_to(&renewal, sent, ClaimReply::granted(GRANT));
     assert_eq!(machine.remaining(holder), Some(ms(400)));
 }
 
@@ -217,7 +218,7 @@ fn a_renewal_that_was_sent_before_and_executed_after_moves_no_deadline() {
 fn a_lease_that_ends_while_a_former_master_may_grant_the_key_is_lost() {
     let (mut machine, holder) = holding(false);
     succeed(&mut machine, 2_000);
-    machine.answer(Reply::Granted(GRANT));
+    machine.answer(ClaimReply::granted(GRANT));
     assert_eq!(machine.passes(), ms(1_000));
     assert!(!machine.holds(holder));
     let mut effects = machine.effects.iter();
@@ -233,10 +234,10 @@ fn a_yield_beside_a_former_master_lasts_no_longer_than_the_lease_before() {
     assert!(machine.take_up(next[0]));
     machine.later(ms(100));
     succeed(&mut machine, 400);
-    machine.answer(Reply::Granted(GRANT));
+    machine.answer(ClaimReply::granted(GRANT));
     machine.tell(Input::Release(next[0]));
     assert!(matches!(machine.sent().request.verb, Verb::Yield { .. }));
-    machine.answer(Reply::Granted(GrantNumber(101)));
+    machine.answer(ClaimReply::granted(GrantNumber(101)));
     assert_eq!(machine.remaining(next[1]), Some(ms(900)));
 }
 
@@ -245,11 +246,11 @@ fn a_downgrade_beside_a_former_master_lasts_no_longer_than_the_lease_before() {
     let (mut machine, holder) = holding(false);
     machine.later(ms(100));
     succeed(&mut machine, 400);
-    machine.answer(Reply::Granted(GRANT));
+    machine.answer(ClaimReply::granted(GRANT));
     let reader = machine.shard.issue();
     machine.tell(Input::Downgrade(holder, reader));
     assert!(matches!(machine.sent().request.verb, Verb::Pass { .. }));
-    machine.answer(Reply::Granted(GrantNumber(101)));
+    machine.answer(ClaimReply::granted(GrantNumber(101)));
     assert_eq!(machine.remaining(reader), Some(ms(900)));
 }
 
@@ -259,7 +260,7 @@ fn a_transfer_beside_a_former_master_that_is_longer_than_the_lease_is_refused() 
     let (mut machine, holder) = holding(false);
     machine.later(ms(100));
     succeed(&mut machine, 400);
-    machine.answer(Reply::Granted(GRANT));
+    machine.answer(ClaimReply::granted(GRANT));
     let sends = machine.sends();
     let to = machine.shard.issue();
     let term = |lease_ms| LeaseTimes {
@@ -268,7 +269,7 @@ fn a_transfer_beside_a_former_master_that_is_longer_than_the_lease_is_refused() 
     };
     machine.tell(Input::Transfer(holder, to, term(60_000)));
     assert_eq!(machine.sends(), sends, "nothing is sent");
-    let Some(AcquireError::StillHeld(fence, error)) = machine.denial(to) else {
+    let Some(WhyDenied::StillHeld(fence, error)) = machine.told_denial(to) else {
         panic!()
     };
     assert_eq!(fence.number(), GRANT);
@@ -281,7 +282,7 @@ fn a_transfer_beside_a_former_master_that_is_longer_than_the_lease_is_refused() 
     // And so is a longer one, as soon as no former master can grant the key.
     let (mut machine, holder) = holding(false);
     succeed(&mut machine, 400);
-    machine.answer(Reply::Granted(GRANT));
+    machine.answer(ClaimReply::granted(GRANT));
     machine.later(ms(400));
     transfer(&mut machine, holder);
 }
@@ -298,7 +299,7 @@ fn an_extension_beside_a_former_master_promises_nothing() {
             nonce: 1,
         };
         let caller = machine.call(asks(1_000, Call::Extend { of }));
-        machine.answer(Reply::Done);
+        machine.answer(CallAnswer::Owned(true));
         caller
     };
     let early = extend(&mut machine);
@@ -315,7 +316,7 @@ fn a_push_of_a_former_master_is_confirmed_before_use() {
     let waiter = machine.enter(options(1_000));
     let claim_id = machine.sent().request.claim_id;
     succeed(&mut machine, 400);
-    machine.answer(Reply::Recovering(5_000));
+    machine.answer(ClaimReply::Recovering(5_000));
     let push = |number| {
         Input::Pushed(Grant {
             name: Name::lock("a".into()),
@@ -329,7 +330,7 @@ fn a_push_of_a_former_master_is_confirmed_before_use() {
     machine.tell(push(100));
     assert!(!machine.is_granted(waiter));
     assert_eq!(machine.sends(), sends + 1);
-    machine.answer(Reply::Recovering(4_000));
+    machine.answer(ClaimReply::Recovering(4_000));
     // The push of the successor has a higher number.
     machine.tell(push(101));
     assert!(machine.is_granted(waiter));
@@ -343,7 +344,7 @@ fn a_fixed_lease_is_asserted_for_the_time_that_is_left() {
     assert_eq!(machine.sends(), 2);
     assert_eq!(machine.sent().request.verb, Verb::Assert { number: GRANT });
     assert_eq!(machine.sent().request.term.lease_ms, 601);
-    machine.answer(Reply::Granted(GRANT));
+    machine.answer(ClaimReply::granted(GRANT));
     assert_eq!(machine.remaining(holder), Some(ms(600)), "it is not lengthened");
     assert_eq!(machine.passes(), ms(600));
     let mut effects = machine.effects.iter();
@@ -359,7 +360,7 @@ fn a_lease_is_left_again_when_an_unanswered_renewal_can_no_longer_assert_it() {
     assert_eq!(machine.sent().request.verb, Verb::Leave);
     let leave = machine.sent();
     machine.fail_with(&renewal, Why::Unknown, None, tenure::testing::timed_out());
-    machine.answer_to(&leave, machine.now, Reply::Done);
+    machine.answer_to(&leave, machine.now, LeaveReply::Left);
     let sends = machine.sends();
     // The helper says that the renewal is refused as late after 50 ms.
     assert_eq!(machine.passes(), ms(50));
@@ -367,7 +368,7 @@ fn a_lease_is_left_again_when_an_unanswered_renewal_can_no_longer_assert_it() {
         (machine.sends(), machine.sent().request.verb),
         (sends + 1, Verb::Leave)
     );
-    machine.answer(Reply::NotThere);
+    machine.answer(LeaveReply::NotThere);
     assert!(machine.shard.is_empty());
 }
 
@@ -387,10 +388,10 @@ fn an_assertion_that_came_late_is_repeated() {
 fn a_waiter_asks_again_when_the_recovery_is_over() {
     let mut machine = Machine::new(Rules::default());
     let waiter = machine.lock(false);
-    machine.answer(Reply::Recovering(100));
+    machine.answer(ClaimReply::Recovering(100));
     assert_eq!(machine.passes(), ms(102));
     assert_eq!(machine.sent().request.verb, Verb::HEARTBEAT);
-    machine.answer(Reply::Granted(GRANT));
+    machine.answer(ClaimReply::granted(GRANT));
     assert!(machine.is_granted(waiter));
     let impatient = machine.enter(impatient());
     assert!(matches!(machine.denial(impatient), Some(AcquireError::Busy)));
@@ -400,17 +401,17 @@ fn a_waiter_asks_again_when_the_recovery_is_over() {
 fn a_caller_behind_a_waiter_is_told_of_the_recovery_and_later_of_the_owner() {
     let mut machine = Machine::new(Rules::default());
     machine.lock(false);
-    machine.answer(Reply::Recovering(100));
+    machine.answer(ClaimReply::Recovering(100));
     let tries = machine.enter(impatient());
     assert!(is_denied_as_recovering(&machine, tries));
     machine.passes();
-    machine.answer(Reply::Queued(Some(900)));
+    machine.answer(ClaimReply::queued(Some(900), QueueOwner::Shared));
     let tries = machine.enter(impatient());
     assert!(matches!(machine.denial(tries), Some(AcquireError::Busy)));
     // With many claims these are counted.
     for _ in 0..20 {
         machine.lock(true);
-        machine.answer(Reply::Recovering(100));
+        machine.answer(ClaimReply::Recovering(100));
     }
     let tries = machine.enter(impatient());
     assert!(
@@ -433,8 +434,8 @@ fn asked_after_a_leave() -> (Machine, Outgoing, Instant) {
 #[test]
 fn the_answer_to_another_request_does_not_hide_the_recovery() {
     let (mut machine, leave, begun) = asked_after_a_leave();
-    machine.answer(Reply::Recovering(600));
-    machine.answer_to(&leave, machine.now, Reply::Done);
+    machine.answer(ClaimReply::Recovering(600));
+    machine.answer_to(&leave, machine.now, LeaveReply::Left);
     machine.later(ms(10));
     let (now, name) = (machine.now, machine.name.clone());
     assert!(!machine.shard.is_known_taken(now, &name, begun));
@@ -448,7 +449,7 @@ fn the_answer_to_another_request_does_not_hide_the_recovery() {
 #[test]
 fn a_leave_without_an_answer_does_not_hide_that_the_key_is_taken() {
     let (mut machine, leave, begun) = asked_after_a_leave();
-    machine.answer(Reply::Queued(Some(900)));
+    machine.answer(ClaimReply::queued(Some(900), QueueOwner::Shared));
     machine.fail_with(&leave, Why::Unknown, None, tenure::testing::timed_out());
     let (now, name) = (machine.now, machine.name.clone());
     assert!(machine.shard.is_known_taken(now, &name, begun));
@@ -472,7 +473,7 @@ fn a_lease_under_another_number_is_lost_and_left() {
     let (mut machine, _) = holding(false);
     let claim = machine.sent().request.claim_id;
     machine.passes();
-    machine.answer(Reply::Granted(GrantNumber(9)));
+    machine.answer(ClaimReply::granted(GrantNumber(9)));
     let mut effects = machine.effects.iter();
     assert!(effects.any(|effect| matches!(effect, Effect::Lost(_, LostCause::Gone))));
     assert_eq!(leaves(&machine, claim), 1);
@@ -493,7 +494,7 @@ fn the_old_number_of_a_pass_is_left_again_when_it_can_no_longer_be_asserted() {
         let (mut machine, holder, old) = assertable();
         let to = transfer(&mut machine, holder);
         if is_gone {
-            machine.answer(Reply::Gone);
+            machine.answer(ClaimReply::Gone);
             assert!(matches!(
                 machine.denial(to),
                 Some(AcquireError::Lost(LostCause::Gone))
@@ -509,12 +510,12 @@ fn the_old_number_of_a_pass_is_left_again_when_it_can_no_longer_be_asserted() {
             _ => None,
         });
         for leave in sent.collect::<Vec<_>>() {
-            machine.answer_to(&leave, machine.now, Reply::NotThere);
+            machine.answer_to(&leave, machine.now, LeaveReply::NotThere);
         }
         while leaves(&machine, old) == 1 {
             machine.passes();
         }
-        machine.answer(Reply::NotThere);
+        machine.answer(LeaveReply::NotThere);
         assert!(machine.shard.is_empty());
     }
 }
@@ -529,20 +530,20 @@ fn the_old_number_of_a_pass_is_left_after_a_renewal_in_flight() {
         let to = transfer(&mut machine, holder);
         (machine, renewal, to)
     };
-    for reply in [Reply::Granted(GrantNumber(8)), Reply::Gone] {
+    for reply in [ClaimReply::granted(GrantNumber(8)), ClaimReply::Gone] {
         let (mut machine, renewal, _) = in_flight();
         let old = renewal.request.claim_id;
         machine.answer(reply.clone());
         assert_eq!(leaves(&machine, old), 1);
-        machine.answer(Reply::NotThere);
-        machine.answer_to(&renewal, machine.now, Reply::Granted(GRANT));
+        machine.answer(LeaveReply::NotThere);
+        machine.answer_to(&renewal, machine.now, ClaimReply::granted(GRANT));
         assert_eq!(leaves(&machine, old), 2);
-        machine.answer(Reply::Done);
+        machine.answer(LeaveReply::Left);
 
         let (mut machine, renewal, _) = in_flight();
         let old = renewal.request.claim_id;
         machine.answer(reply);
-        machine.answer(Reply::NotThere);
+        machine.answer(LeaveReply::NotThere);
         machine.fail_with(&renewal, Why::Unknown, None, tenure::testing::timed_out());
         assert_eq!((leaves(&machine, old), machine.passes()), (1, ms(50)));
         assert_eq!(leaves(&machine, old), 2);
@@ -550,15 +551,15 @@ fn the_old_number_of_a_pass_is_left_after_a_renewal_in_flight() {
     // A renewal that was answered first was executed first.
     let (mut machine, renewal, to) = in_flight();
     let pass = machine.sent();
-    machine.answer_to(&renewal, machine.now, Reply::Granted(GRANT));
-    machine.answer_to(&pass, machine.now, Reply::Granted(GrantNumber(8)));
+    machine.answer_to(&renewal, machine.now, ClaimReply::granted(GRANT));
+    machine.answer_to(&pass, machine.now, ClaimReply::granted(GrantNumber(8)));
     assert!(machine.is_granted(to));
     assert_eq!(leaves(&machine, renewal.request.claim_id), 0);
     // The lease is kept if the pass was refused.
     let (mut machine, renewal, to) = in_flight();
     machine.answer(Reply::Refused(StoreRefusal::NoPermission));
-    assert!(matches!(machine.denial(to), Some(AcquireError::StillHeld(..))));
-    machine.answer_to(&renewal, machine.now, Reply::Granted(GRANT));
+    assert!(matches!(machine.told_denial(to), Some(WhyDenied::StillHeld(..))));
+    machine.answer_to(&renewal, machine.now, ClaimReply::granted(GRANT));
     assert_eq!(machine.remaining(to), Some(ms(1_000)));
 }
 
@@ -570,7 +571,7 @@ fn the_new_number_of_a_pass_is_left_if_the_first_try_may_still_be_executed() {
     let Verb::Pass { to: new, .. } = machine.sent().request.verb else {
         panic!("{:?}", machine.sent())
     };
-    machine.answer(Reply::Gone);
+    machine.answer(ClaimReply::Gone);
     assert!(machine.denial(to).is_some());
     assert_eq!((leaves(&machine, new), machine.passes()), (0, ms(50)));
     assert_eq!(leaves(&machine, new), 1);
@@ -586,19 +587,19 @@ fn the_claim_of_a_tick_is_denied_with_the_rest_of_the_recovery() {
     };
     let mut machine = job();
     let tick = machine.tick(200);
-    machine.answer(Reply::Recovering(5_000));
+    machine.answer(ClaimReply::Recovering(5_000));
     assert_eq!(left(&machine, tick), Some(ms(5_000)));
     assert!(machine.shard.is_empty(), "the server did not queue it");
     // A standby is told by the answer to its heartbeat, and leaves the queue.
     let mut machine = job();
     let standby = machine.tick(200);
-    machine.answer(Reply::Queued(Some(900)));
+    machine.answer(ClaimReply::queued(Some(900), QueueOwner::Shared));
     machine.passes();
     assert!(machine.sent().request.verb.is_renewal());
-    machine.answer(Reply::Recovering(5_000));
+    machine.answer(ClaimReply::Recovering(5_000));
     assert_eq!(left(&machine, standby), Some(ms(5_000)));
     assert_eq!(machine.sent().request.verb, Verb::Leave);
-    machine.answer(Reply::Done);
+    machine.answer(LeaveReply::Left);
     assert!(machine.shard.is_empty());
 }
 
@@ -655,16 +656,16 @@ fn a_caller_is_held_back_only_if_its_wait_ends_before_the_recovery() {
         let mut machine = Machine::new(Rules::default());
         let of = |options| LockOptions { solo, ..options };
         let patient = machine.enter(of(waits(&machine, 5_000)));
-        machine.answer(Reply::Recovering(5_000));
+        machine.answer(ClaimReply::Recovering(5_000));
         assert!(machine.denial(patient).is_none());
         // A caller behind it is told what the node knows, and the caller itself with the next answer.
         let other = machine.enter(of(waits(&machine, 4_000)));
         assert!(is_denied_as_recovering(&machine, other));
         machine.passes();
-        machine.answer(Reply::Recovering(9_000));
+        machine.answer(ClaimReply::Recovering(9_000));
         assert!(is_denied_as_recovering(&machine, patient));
         assert_eq!(machine.sent().request.verb, Verb::Leave);
-        machine.answer(Reply::Done);
+        machine.answer(LeaveReply::Left);
         assert!(machine.shard.is_empty());
     }
 }

@@ -2,11 +2,11 @@
 
 use tenure::error::{LostCause, StoreError, StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{
-    Call, CallTime, ClaimId, ClaimNumber, GrantNumber, LatchReport, LeaseTimes, Mode, Name, NodeId, Payload,
-    Reply, Verb,
+    Call, CallAnswer, CallTime, ClaimId, ClaimNumber, ClaimReply, GrantNumber, LatchReport, LeaseTimes,
+    LeaveReply, Mode, Name, NodeId, Payload, QueueOwner, Reply, Verb,
 };
 use tenure::protocol::step::{
-    AcquireError, CallAnswer, CallOptions, Effect, Input, LockOptions, Outcome, Rules, Ticket,
+    AcquireError, CallOptions, Effect, Input, LockOptions, Outcome, Rules, Ticket, WhyDenied,
 };
 use tenure::{Error, Guard, Key, Locks, TransferError};
 
@@ -135,7 +135,7 @@ fn a_call_that_waits_for_its_repeat_is_answered_or_closed() {
     let [_, call, ..] = calls();
     let (mut machine, ticket) = called(call.clone());
     machine.fail(Why::Unknown, None);
-    machine.answer(Reply::Latch(LatchReport::Left(2)));
+    machine.answer(CallAnswer::Latch(LatchReport::Left(2)));
     assert!(matches!(
         machine.told(ticket),
         Some(CallAnswer::Latch(LatchReport::Left(2)))
@@ -203,7 +203,7 @@ fn an_adoption_whose_repeat_is_refused_is_reported_as_unknown() {
 fn downgrading(wanted: LockOptions, after_ms: u64) -> (Machine, Ticket) {
     let mut machine = Machine::new(Rules::default());
     let writer = machine.enter(wanted);
-    machine.answer(Reply::Granted(GrantNumber(7)));
+    machine.answer(ClaimReply::granted(GrantNumber(7)));
     assert!(machine.take_up(writer));
     machine.later(ms(after_ms));
     let reader = machine.shard.issue();
@@ -223,12 +223,12 @@ fn a_downgrade_without_an_answer_is_asked_for_again() {
         (first.claim_id, first.verb, Mode::Read)
     );
     assert!(machine.denial(reader).is_none(), "{:?}", machine.denial(reader));
-    machine.answer(Reply::Granted(GrantNumber(8)));
+    machine.answer(ClaimReply::granted(GrantNumber(8)));
     assert!(machine.holds(reader));
 }
 
 fn is_kept(machine: &Machine, ticket: Ticket) -> bool {
-    matches!(machine.denial(ticket), Some(AcquireError::StillHeld(fence, _)) if fence.number() == GrantNumber(7))
+    matches!(machine.told_denial(ticket), Some(WhyDenied::StillHeld(fence, _)) if fence.number() == GrantNumber(7))
 }
 
 #[test]
@@ -242,10 +242,10 @@ fn a_refused_downgrade_still_writes() {
     // The lease is renewed, alone, and released as before.
     machine.passes();
     assert!(machine.sent().request.verb.is_renewal());
-    machine.answer(Reply::Granted(GrantNumber(7)));
+    machine.answer(ClaimReply::granted(GrantNumber(7)));
     assert!(machine.holds(ticket));
     machine.tell(Input::Release(ticket));
-    machine.answer(Reply::Done);
+    machine.answer(LeaveReply::Left);
     assert!(matches!(outcome(&machine, ticket), Some(Outcome::Kept)));
     assert!(machine.shard.is_empty());
 }
@@ -278,7 +278,7 @@ fn a_downgrade_that_was_granted_too_late_and_is_refused_then_holds_nothing() {
     let (mut machine, ticket) = downgrading(options(1_000), 0);
     let sent = machine.now;
     machine.later(ms(900));
-    machine.answer_to(&machine.sent(), sent, Reply::Granted(GrantNumber(8)));
+    machine.answer_to(&machine.sent(), sent, ClaimReply::granted(GrantNumber(8)));
     assert!(machine.denial(ticket).is_none(), "it is asked again");
     machine.passes();
     machine.answer(Reply::Refused(StoreRefusal::NoPermission));
@@ -312,7 +312,7 @@ fn a_caller_that_came_during_a_refused_downgrade_keeps_waiting() {
     let (mut machine, ticket) = downgrading(options(1_000), 200);
     let pass = machine.sent();
     let waiter = machine.enter(options(1_000));
-    machine.answer(Reply::Queued(None));
+    machine.answer(ClaimReply::queued(None, QueueOwner::Shared));
     machine.answer_to(&pass, machine.now, REFUSED);
     assert!(is_kept(&machine, ticket) && !machine.is_granted(waiter));
     machine.tell(Input::Release(ticket));
@@ -331,7 +331,7 @@ fn a_downgraded_holder_keeps_its_max_hold() {
         ..options(1_000)
     };
     let (mut machine, reader) = downgrading(wanted, 500);
-    machine.answer(Reply::Granted(GrantNumber(8)));
+    machine.answer(ClaimReply::granted(GrantNumber(8)));
     assert!(machine.take_up(reader));
     assert_eq!(machine.passes(), ms(200));
     let overdue = |effect: &Effect| matches!(effect, Effect::Overdue(ticket) if *ticket == reader);
@@ -347,7 +347,7 @@ fn a_writer_that_is_overdue_becomes_a_reader_that_is_told_so() {
     };
     let mut machine = Machine::new(Rules::default());
     let writer = machine.enter(wanted);
-    machine.answer(Reply::Granted(GrantNumber(7)));
+    machine.answer(ClaimReply::granted(GrantNumber(7)));
     assert!(machine.take_up(writer));
     machine.later(ms(350));
     machine.wake();
@@ -358,7 +358,7 @@ fn a_writer_that_is_overdue_becomes_a_reader_that_is_told_so() {
     };
     assert!(is_told(&machine, writer));
     machine.tell(Input::Downgrade(writer, reader));
-    machine.answer(Reply::Granted(GrantNumber(8)));
+    machine.answer(ClaimReply::granted(GrantNumber(8)));
     assert!(machine.take_up(reader) && is_told(&machine, reader));
 }
 
@@ -376,7 +376,7 @@ fn a_fixed_lease_does_not_start_again_when_its_writer_reads() {
             machine.fail(Why::Unknown, None);
         }
         machine.later(ms(200));
-        machine.answer(Reply::Granted(GrantNumber(8)));
+        machine.answer(ClaimReply::granted(GrantNumber(8)));
         assert!(machine.take_up(reader));
         let left = if is_repeated { 200 } else { 300 };
         let remaining = machine.remaining(reader);
@@ -398,7 +398,7 @@ fn a_refused_transfer_is_still_held() {
             mode,
             ..options(1_000)
         });
-        machine.answer(Reply::Granted(GrantNumber(7)));
+        machine.answer(ClaimReply::granted(GrantNumber(7)));
         assert!(machine.take_up(claim_id));
         let to = machine.shard.issue();
         let keep = LeaseTimes {
@@ -424,7 +424,7 @@ fn an_adoption_whose_answers_come_too_late_claims_nothing() {
     for _ in 0..3 {
         let sent = machine.now;
         machine.later(ms(900));
-        machine.answer_to(&machine.sent(), sent, Reply::Granted(GrantNumber(7)));
+        machine.answer_to(&machine.sent(), sent, ClaimReply::granted(GrantNumber(7)));
         if machine.denial(ticket).is_none() {
             machine.passes();
         }

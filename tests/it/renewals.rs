@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use tenure::error::{LostCause, StoreErrorKind, StoreRefusal};
-use tenure::protocol::message::{GrantNumber, Reply, Verb};
-use tenure::protocol::step::{AcquireError, CallAnswer, Effect, Input, LockOptions, Rules, Ticket};
+use tenure::protocol::message::{CallAnswer, ClaimReply, GrantNumber, Reply, Verb};
+use tenure::protocol::step::{AcquireError, Effect, Input, LockOptions, Rules, Ticket};
 use tenure::testing::Clock;
 use tenure::{Error, Guard, Locks, MemoryStore};
 
@@ -21,7 +21,7 @@ fn holding(fixed: bool) -> (Machine, Ticket) {
         fixed,
         ..options(1_000)
     });
-    machine.answer(Reply::Granted(GRANT));
+    machine.answer(ClaimReply::granted(GRANT));
     assert!(machine.take_up(holder));
     (machine, holder)
 }
@@ -54,7 +54,7 @@ fn the_new_term_of_a_fixed_lease_starts_when_the_request_is_sent() {
     machine.later(ms(100));
     assert_eq!(machine.remaining(holder), Some(ms(200)), "no answer yet");
     let renewal = machine.sent();
-    machine.answer_to(&renewal, sent, Reply::Granted(GRANT));
+    machine.answer_to(&renewal, sent, ClaimReply::granted(GRANT));
     assert!(is_renewed(&machine, caller));
     assert_eq!(machine.remaining(holder), Some(ms(900)));
     // The machine itself renews nothing: the next timer is the end of the lease.
@@ -81,7 +81,7 @@ fn a_renewal_without_an_answer_leaves_a_fixed_lease_its_deadline() {
     );
     // The caller may ask again.
     let second = renew(&mut machine, holder);
-    machine.answer(Reply::Granted(GRANT));
+    machine.answer(ClaimReply::granted(GRANT));
     assert!(is_renewed(&machine, second));
     assert_eq!(machine.remaining(holder), Some(ms(1_000)));
 }
@@ -93,7 +93,7 @@ fn a_renewal_that_is_answered_after_the_deadline_revives_nothing() {
     let caller = renew(&mut machine, holder);
     let (renewal, sent) = (machine.sent(), machine.now);
     machine.later(ms(150));
-    machine.answer_to(&renewal, sent, Reply::Granted(GRANT));
+    machine.answer_to(&renewal, sent, ClaimReply::granted(GRANT));
     assert!(is_lost(&machine, LostCause::Ended) && !machine.holds(holder));
     assert!(matches!(machine.denial(caller), Some(AcquireError::Lost(_))));
 }
@@ -102,7 +102,7 @@ fn a_renewal_that_is_answered_after_the_deadline_revives_nothing() {
 fn a_lease_that_the_store_does_not_know_is_lost_by_its_renewal() {
     let (mut machine, holder) = holding(true);
     let caller = renew(&mut machine, holder);
-    machine.answer(Reply::Gone);
+    machine.answer(ClaimReply::Gone);
     assert!(is_lost(&machine, LostCause::Gone));
     assert!(matches!(machine.denial(caller), Some(AcquireError::Lost(_))));
     let late = renew(&mut machine, holder);
@@ -130,7 +130,7 @@ fn renewals_at_the_same_time_share_one_request() {
         let callers = [(); 3].map(|()| renew(&mut machine, holder));
         assert_eq!(machine.sends(), sends + 1);
         machine.tell(Input::Cancel(callers[1]));
-        machine.answer(Reply::Granted(GRANT));
+        machine.answer(ClaimReply::granted(GRANT));
         assert_eq!(
             callers.map(|caller| is_renewed(&machine, caller)),
             [true, false, true]
@@ -146,7 +146,7 @@ fn a_lease_is_not_renewed_for_longer_than_it_may_be_held() {
         max_hold: Some(ms(500)),
         ..options(1_000)
     });
-    machine.answer(Reply::Granted(GRANT));
+    machine.answer(ClaimReply::granted(GRANT));
     assert!(machine.take_up(holder));
     machine.later(ms(600));
     let sends = machine.sends();

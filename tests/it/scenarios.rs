@@ -13,8 +13,8 @@ use tenure::protocol::context::Seed;
 use tenure::protocol::key::shard::Shard;
 use tenure::protocol::ledger::{Ledger, RecordOwner};
 use tenure::protocol::message::{
-    Batch, ClaimId, ClaimNumber, Fence, Grant, GrantNumber, LeaseTimes, Mode, Name, NodeId, Push, Reply,
-    Request, Rule, Verb,
+    Batch, ClaimId, ClaimNumber, ClaimReply, Fence, Grant, GrantNumber, LeaseTimes, LeaveReply, Mode, Name,
+    NodeId, Push, QueueOwner, QueueReply, Reply, Request, Rule, Verb,
 };
 use tenure::protocol::step::{
     Effect, InboxState, Input, KeyEvent, LockOptions, Outcome, Outgoing, Rules, Ticket,
@@ -246,7 +246,13 @@ fn a_push_read_after_the_lease_ended_grants_nothing() {
     let m = stage.lock(M, LEASE);
     stage.settle(M);
     let n = stage.lock(N, LEASE);
-    assert!(matches!(stage.execute(N), Reply::QueuedBehind(..)));
+    assert!(matches!(
+        stage.execute(N),
+        Reply::Claim(ClaimReply::Queued(QueueReply {
+            owner: QueueOwner::Node(_),
+            ..
+        }))
+    ));
     stage.answer(N);
     stage.feed(M, Input::Release(m));
     stage.settle(M);
@@ -263,7 +269,7 @@ fn a_push_read_after_the_lease_ended_grants_nothing() {
     stage.wake(N);
     assert_eq!(
         stage.execute(N),
-        Reply::Gone,
+        ClaimReply::Gone.into(),
         "a number that was granted never waits again"
     );
     stage.answer(N);
@@ -309,7 +315,13 @@ fn a_repeated_yield_does_not_give_away_a_later_grant() {
     stage.feed(N, Input::Release(first));
     let yielded = stage.actors[N].sent.front().expect("a yield").clone();
     assert!(matches!(yielded.outgoing.request.verb, Verb::Yield { .. }));
-    assert!(matches!(stage.execute(N), Reply::QueuedBehind(..)));
+    assert!(matches!(
+        stage.execute(N),
+        Reply::Claim(ClaimReply::Queued(QueueReply {
+            owner: QueueOwner::Node(_),
+            ..
+        }))
+    ));
     stage.actors[N].answered.clear();
     stage.push();
     assert!(stage.holds(M, m));
@@ -322,7 +334,10 @@ fn a_repeated_yield_does_not_give_away_a_later_grant() {
     stage.push();
     assert!(stage.holds(N, second), "granted again, under the fresh number");
     let before = stage.owner();
-    assert_eq!(stage.run(yielded.outgoing.request, u64::MAX), Reply::Gone);
+    assert_eq!(
+        stage.run(yielded.outgoing.request, u64::MAX),
+        ClaimReply::Gone.into()
+    );
     assert_eq!(stage.owner(), before);
     assert!(stage.holds(N, second));
 }
@@ -349,7 +364,13 @@ fn a_push_that_arrives_after_the_yield_grants_nothing() {
     let copy = stage.pushes.front().expect("the push that hung").clone();
     stage.push();
     assert!(stage.noticed(N, |notice| matches!(notice, KeyEvent::PushStale)));
-    assert!(matches!(stage.execute(N), Reply::QueuedBehind(..)));
+    assert!(matches!(
+        stage.execute(N),
+        Reply::Claim(ClaimReply::Queued(QueueReply {
+            owner: QueueOwner::Node(_),
+            ..
+        }))
+    ));
     stage.answer(N);
     // After the yield, the number has ended.
     stage.feed(N, Input::Pushed(copy));
@@ -493,12 +514,12 @@ fn fences_grow_after_the_server_forgot_everything() {
             };
             crate::help::ask(&mut ledger, us, request)
         };
-        let Reply::Granted(number) = ask(Verb::Claim { wait: false }) else {
+        let Some(number) = ask(Verb::Claim { wait: false }).number() else {
             panic!("free")
         };
         assert!(number > GrantNumber(highest), "grant {grant}");
         highest = number.0;
-        assert_eq!(ask(Verb::Leave), Reply::Done);
+        assert_eq!(ask(Verb::Leave), LeaveReply::Left.into());
     }
 }
 
@@ -515,7 +536,10 @@ fn a_claim_executed_after_its_leave_leaves_nothing_behind() {
     while let Some(sent) = stage.actors[N].sent.front().cloned() {
         // The question about the claim and its leave come first: the store has no record yet.
         assert!(
-            matches!(stage.execute(N), Reply::Gone | Reply::NotThere),
+            matches!(
+                stage.execute(N),
+                Reply::Claim(ClaimReply::Gone) | Reply::Leave(LeaveReply::NotThere)
+            ),
             "{:?}",
             sent.outgoing.request.verb
         );
@@ -524,7 +548,10 @@ fn a_claim_executed_after_its_leave_leaves_nothing_behind() {
     assert!(stage.noticed(N, |notice| matches!(notice, KeyEvent::GhostLeft)));
     stage.pass(100);
     assert!(
-        matches!(stage.run(claim.outgoing.request, u64::MAX), Reply::Granted(_)),
+        matches!(
+            stage.run(claim.outgoing.request, u64::MAX),
+            Reply::Claim(ClaimReply::Granted(_))
+        ),
         "the abandoned claim is granted"
     );
     stage.pass(100);

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tenure::Key;
 use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{
-    Batch, BatchReply, ClaimId, ClaimNumber, Executed, Failure, GrantNumber, LeaseTimes, LinkReply, Mode,
-    Name, NodeId, RecoveryCause, Reply, Request, TickTime, Verb,
+    Batch, BatchReply, ClaimId, ClaimNumber, ClaimReply, Executed, Failure, GrantNumber, GrantReply,
+    LeaseTimes, LeaveReply, LinkReply, Mode, Name, NodeId, RecoveryCause, Reply, Request, TickTime, Verb,
 };
 use tenure::protocol::session::Session;
 use tenure::protocol::session::step::{
@@ -205,7 +205,7 @@ impl Bench {
     }
 
     fn answer(&mut self, batch: BatchId, requests: usize) {
-        self.answer_with(batch, vec![Reply::Done; requests]);
+        self.answer_with(batch, vec![LeaveReply::Left.into(); requests]);
     }
 
     fn answer_with(&mut self, batch: BatchId, replies: Vec<Reply>) {
@@ -302,17 +302,29 @@ fn queued_requests_go_by_class_and_sixteen_batches_are_in_flight() {
 fn each_batch_tells_the_highest_grant_that_was_answered() {
     let (mut bench, _) = Bench::proven();
     let granted = [
-        Reply::Granted(GrantNumber(11)),
-        Reply::Won(GrantNumber(12), 1),
-        Reply::Overtook(GrantNumber(13), TickTime(7)),
-        Reply::CapacityDiffers(GrantNumber(14), 3),
+        GrantReply::default(),
+        GrantReply {
+            attempt: 1,
+            ..GrantReply::default()
+        },
+        GrantReply {
+            attempt: 1,
+            overtook: Some(TickTime(7)),
+            ..GrantReply::default()
+        },
+        GrantReply {
+            other_capacity: Some(3),
+            ..GrantReply::default()
+        },
     ];
-    for (claim, reply) in (1..).zip(granted) {
+    for (claim, grant) in (1..).zip(granted) {
+        let number = GrantNumber(10 + claim);
+        let reply = ClaimReply::Granted(GrantReply { number, ..grant });
         bench.ask("hot", claim, 10_000, Class::Claim);
         bench.step();
         let (_, id, batch) = bench.sent().remove(0);
         assert_eq!(batch.highest.0, if claim == 1 { 0 } else { 9 + claim });
-        bench.answer_with(id, vec![reply]);
+        bench.answer_with(id, vec![reply.into()]);
     }
     bench.ask("hot", 5, 10_000, Class::Claim);
     bench.step();

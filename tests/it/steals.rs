@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use tenure::protocol::message::{Grant, GrantNumber, Mode, Reply, Verb};
+use tenure::protocol::message::{ClaimReply, Grant, GrantNumber, LeaveReply, Mode, Verb};
 use tenure::protocol::step::{Effect, Input, Outcome, Rules};
 use tenure::testing::timed_out;
 use tenure::{Locks, MemoryStore};
@@ -121,16 +121,16 @@ fn a_release_of_a_revoked_lease_is_confirmed() {
     let Verb::Yield { .. } = yielded.request.verb else {
         panic!("{yielded:?}")
     };
-    machine.answer(Reply::Revoked);
+    machine.answer(ClaimReply::Revoked);
     let leave = machine.sent_of(|verb| verb == Verb::Leave);
     assert_eq!(leave.request.claim_id, yielded.request.claim_id);
-    machine.answer_to(&leave, machine.now, Reply::Done);
+    machine.answer_to(&leave, machine.now, LeaveReply::Left);
     let mut effects = machine.effects.iter();
     assert!(effects.any(|effect| matches!(effect, Effect::Released(of, Outcome::Kept) if *of == ticket)));
     assert!(!effects.any(|effect| matches!(effect, Effect::Lost(..))));
     // The waiter is claimed for under a new number.
     let claim = machine.sent_of(|verb| verb == Verb::Claim { wait: true });
-    machine.answer_to(&claim, machine.now, Reply::Granted(GrantNumber(9)));
+    machine.answer_to(&claim, machine.now, ClaimReply::granted(GrantNumber(9)));
     assert!(machine.holds(next));
 }
 
@@ -156,7 +156,7 @@ fn a_lease_that_is_revoked_before_its_claim_is_answered_ends_at_its_deadline() {
     // Its guard is never dropped.
     assert_eq!(machine.passes(), ms(1_000));
     assert_eq!(machine.sent().request.verb, Verb::Leave);
-    machine.answer(Reply::Done);
+    machine.answer(LeaveReply::Left);
     assert!(machine.shard.is_empty(), "nothing is left");
 }
 

@@ -1,15 +1,17 @@
 //! Watching, in the machines of a shard alone: which watcher looks, how often, and which ones are told.
 
 use tenure::Key;
-use tenure::protocol::message::{Call, CallTime, LatchReport, Name, Reply, Verb, Version};
-use tenure::protocol::step::{AcquireError, CallAnswer, CallOptions, InboxState, Input, Rules, Ticket};
+use tenure::protocol::message::{
+    Call, CallAnswer, CallReply, CallTime, LatchReport, Name, Reply, Verb, Version,
+};
+use tenure::protocol::step::{AcquireError, CallOptions, InboxState, Input, Rules, Ticket};
 
 use crate::failures::Why;
 use crate::help::ms;
 use crate::machine::{Machine, asks};
 
-const ZERO: Reply = Reply::Latch(LatchReport::Left(0));
-const WATCHING: Reply = Reply::Watching(Version(7));
+const ZERO: Reply = Reply::Call(CallReply::Answer(CallAnswer::Latch(LatchReport::Left(0))));
+const WATCHING: Reply = Reply::Call(CallReply::Watching(Version(7)));
 
 fn machine() -> Machine {
     Machine::of(Name::latch(Key::from("a")), Rules::default())
@@ -205,7 +207,7 @@ fn a_watcher_that_rests_first_looks_after_its_rest() {
     let pause = machine.passes();
     assert!(pause >= ms(300) && pause <= ms(334), "{pause:?}");
     assert_eq!(machine.sends(), 1, "nothing else would make it ask");
-    machine.answer(Reply::Leader(None));
+    machine.answer(CallAnswer::Leader(None));
     assert!(matches!(machine.told(ticket), Some(CallAnswer::Leader(None))));
     assert!(machine.shard.is_empty() && machine.shard.next_due().is_none());
 }

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use tenure::Fence;
 use tenure::error::{LostCause, StoreErrorKind};
-use tenure::protocol::message::{ClaimId, ClaimNumber, GrantNumber, Mode, Name, Reply, Verb, WriteAnswer};
+use tenure::protocol::message::{
+    CallAnswer, ClaimId, ClaimNumber, ClaimReply, GrantNumber, LeaveReply, Mode, Name, Verb, WriteAnswer,
+};
 use tenure::protocol::session::Session;
 use tenure::protocol::session::step::{
     Attempt, BatchId, Opened, SessionEffect, SessionInput, SessionOptions,
@@ -81,7 +83,7 @@ fn held_and_waited(mode: Mode) -> (Machine, Ticket, Ticket) {
         ..options(1_000)
     };
     let claim_id = machine.enter(wanted);
-    machine.answer(Reply::Granted(GrantNumber(7)));
+    machine.answer(ClaimReply::granted(GrantNumber(7)));
     assert!(machine.take_up(claim_id));
     let next = machine.enter(options(1_000));
     (machine, claim_id, next)
@@ -124,7 +126,7 @@ fn a_lease_with_a_write_under_way_is_not_handed_on() {
     machine.tell(Input::Release(claim_id));
     assert!(!machine.is_granted(next));
     assert!(matches!(machine.sent().request.verb, Verb::Yield { .. }));
-    machine.answer(Reply::Granted(GrantNumber(8)));
+    machine.answer(ClaimReply::granted(GrantNumber(8)));
     assert!(machine.holds(next));
     // A late answer does not affect the writes of the next holder.
     end_write(&mut machine, &write);
@@ -188,7 +190,7 @@ fn a_refused_write_ends_the_holding_at_once() {
             ..options(1_000)
         };
         let claim_id = machine.enter(wanted);
-        machine.answer(Reply::Granted(GrantNumber(7)));
+        machine.answer(ClaimReply::granted(GrantNumber(7)));
         assert!(machine.take_up(claim_id));
         let write = begin_write(&mut machine, claim_id).unwrap();
         // A renewal is in flight, and its answer comes late.
@@ -202,7 +204,7 @@ fn a_refused_write_ends_the_holding_at_once() {
         assert!(is_lost(&machine, claim_id));
         end_write(&mut machine, &write);
         if !fixed {
-            machine.answer_to(&renewal, asked, Reply::Granted(GrantNumber(7)));
+            machine.answer_to(&renewal, asked, ClaimReply::granted(GrantNumber(7)));
         }
         assert!(!machine.holds(claim_id));
         assert_eq!(machine.sends(), sends, "the holder's code may still run");
@@ -210,7 +212,7 @@ fn a_refused_write_ends_the_holding_at_once() {
         machine.tell(Input::Release(claim_id));
         assert_eq!(machine.sends(), sends + 1);
         assert_eq!(machine.sent().request.verb, Verb::Leave);
-        machine.answer(Reply::NotThere);
+        machine.answer(LeaveReply::NotThere);
         assert!(machine.shard.is_empty(), "nothing is left");
     }
 }
@@ -223,7 +225,7 @@ fn a_refused_write_ends_the_holding_of_all_readers_of_its_lease() {
         ..options(1_000)
     };
     let first = machine.enter(reads);
-    machine.answer(Reply::Granted(GrantNumber(7)));
+    machine.answer(ClaimReply::granted(GrantNumber(7)));
     let second = machine.enter(reads);
     for reader in [first, second] {
         assert!(machine.take_up(reader));
@@ -253,7 +255,7 @@ fn a_refused_write_ends_no_other_holding() {
     let reader = machine.shard.issue();
     machine.tell(Input::Downgrade(writer, reader));
     refuse_write(&mut machine, of, 7);
-    machine.answer(Reply::Granted(GrantNumber(8)));
+    machine.answer(ClaimReply::granted(GrantNumber(8)));
     refuse_write(&mut machine, of, 7);
     refuse_write(&mut machine, of, 8);
     assert!(machine.holds(reader) && !is_lost(&machine, reader));
@@ -368,7 +370,7 @@ impl Bench {
     fn answer(&mut self, batch: BatchId) {
         let reply = Ok(tenure::protocol::message::BatchReply {
             time: 0,
-            replies: vec![Reply::Written(WriteAnswer::Done(Box::default()))],
+            replies: vec![CallAnswer::Written(WriteAnswer::Done(Box::default())).into()],
         });
         self.tell(SessionInput::Replied { batch, reply });
     }

@@ -7,7 +7,8 @@ use std::time::SystemTime;
 use tenure::Key;
 use tenure::protocol::ledger::{Branch, Ledger, RecordOwner};
 use tenure::protocol::message::{
-    Batch, ClaimId, Grant, GrantNumber, Kind, LeaseTimes, Mode, Name, NodeId, Push, Reply, Request, Rule,
+    Batch, CallAnswer, CallReply, ClaimId, ClaimReply, Grant, GrantNumber, GrantReply, Kind, LeaseTimes,
+    LeaveReply, Mode, Name, NodeId, Push, QueueOwner, QueueReply, Reply, Request, Rule, TickRefusal,
     TickTime, Verb,
 };
 use tenure::store::Store;
@@ -692,7 +693,10 @@ impl Run {
         }
         self.note_replies(&batch, &real.replies, &queued);
         for ((request, reply), ended) in batch.requests.iter().zip(&real.replies).zip(ended) {
-            if request.verb.is_renewal() && *reply == Reply::Gone && dead.contains(&request.claim_id) {
+            if request.verb.is_renewal()
+                && *reply == Reply::Claim(ClaimReply::Gone)
+                && dead.contains(&request.claim_id)
+            {
                 self.saw("dead not revived");
             }
             if request.verb.is_renewal() && ends(&self.ledger, request) < ended {
@@ -700,10 +704,7 @@ impl Run {
             }
         }
         if is_together {
-            let all = real
-                .replies
-                .iter()
-                .all(|reply| matches!(reply, Reply::Granted(_)));
+            let all = real.replies.iter().all(|reply| word(reply) == "Granted");
             if all && real.replies.len() > 1 {
                 self.saw("granted together");
             }
@@ -714,11 +715,11 @@ impl Run {
             let us = real.time;
             for (request, reply) in batch.requests.iter().zip(&real.replies) {
                 let shares = self.ledger.shares(&request.name, us).count();
-                match reply {
+                match word(reply) {
                     _ if request.mode != Mode::Read => {}
-                    Reply::Granted(_) if shares > 1 => self.saw("joined together"),
-                    Reply::GroupRefused if shares > 0 => self.saw("apart beside readers"),
-                    Reply::Busy(_) if shares > 0 => self.saw("not let in together"),
+                    "Granted" if shares > 1 => self.saw("joined together"),
+                    "Apart" if shares > 0 => self.saw("apart beside readers"),
+                    "Busy" if shares > 0 => self.saw("not let in together"),
                     _ => {}
                 }
             }
@@ -732,12 +733,12 @@ impl Run {
             }
         }
         if let ([request], [reply]) = (&*batch.requests, &*real.replies) {
-            self.saw(match (request.verb, reply) {
-                (Verb::Claim { .. }, Reply::Granted(_)) => "granted alone",
-                (Verb::Claim { .. }, Reply::Late) => "late alone",
+            self.saw(match (request.verb, word(reply)) {
+                (Verb::Claim { .. }, "Granted") => "granted alone",
+                (Verb::Claim { .. }, "Late") => "late alone",
                 (Verb::Claim { .. }, _) => "claimed alone without a grant",
-                (Verb::Leave, Reply::Done) if pushes.is_empty() => "left alone",
-                (Verb::Leave, Reply::Done) => "handed over alone",
+                (Verb::Leave, "Done") if pushes.is_empty() => "left alone",
+                (Verb::Leave, "Done") => "handed over alone",
                 _ => "alone",
             });
         }
@@ -882,29 +883,44 @@ fn wall_us() -> u64 {
 
 fn word(reply: &Reply) -> &'static str {
     match reply {
-        Reply::Granted(_) => "Granted",
-        Reply::CapacityDiffers(..) => "Unlike",
-        Reply::InUse(_) => "InUse",
-        Reply::Won(..) => "Won",
-        Reply::Over => "Over",
-        Reply::Skipped => "Skipped",
-        Reply::Early(_) => "Early",
-        Reply::Queued(_) | Reply::QueuedBehind(..) => "Queued",
-        Reply::QueuedBehindForeign(_) => "QueuedBehindForeign",
-        Reply::Recovering(_) => "Recovering",
-        Reply::Busy(_) => "Busy",
-        Reply::GroupRefused => "Apart",
+        Reply::Claim(ClaimReply::Granted(grant)) => match grant {
+            GrantReply {
+                overtook: Some(_), ..
+            } => "Overtook",
+            GrantReply { attempt: 1.., .. } => "Won",
+            GrantReply {
+                other_capacity: Some(_),
+                ..
+            } => "Unlike",
+            _ => "Granted",
+        },
+        Reply::Claim(ClaimReply::Queued(QueueReply {
+            owner: QueueOwner::Foreign,
+            ..
+        })) => "QueuedBehindForeign",
+        Reply::Claim(ClaimReply::Queued(_)) => "Queued",
+        Reply::Claim(ClaimReply::Recovering(_)) => "Recovering",
+        Reply::Claim(ClaimReply::Busy(_)) => "Busy",
+        Reply::Claim(ClaimReply::GroupRefused) => "Apart",
+        Reply::Claim(ClaimReply::Tick(TickRefusal::Over)) => "Over",
+        Reply::Claim(ClaimReply::Tick(TickRefusal::Skipped)) => "Skipped",
+        Reply::Claim(ClaimReply::Tick(TickRefusal::Early(_))) => "Early",
+        Reply::Claim(ClaimReply::Tick(TickRefusal::EarlierTickDue { .. })) => "Behind",
+        Reply::Claim(ClaimReply::Revoked) => "Revoked",
+        Reply::Claim(ClaimReply::Gone) => "Gone",
+        Reply::Leave(LeaveReply::Left) => "Done",
+        Reply::Leave(LeaveReply::NotThere) => "NotThere",
+        Reply::Call(CallReply::Watching(_)) => "of a latch",
+        Reply::Call(CallReply::Answer(answer)) => match answer {
+            CallAnswer::Owned(true) => "Done",
+            CallAnswer::Owned(false) => "NotThere",
+            CallAnswer::InUse(_) => "InUse",
+            CallAnswer::Report(_) => "Report",
+            CallAnswer::Latch(_) => "of a latch",
+            CallAnswer::Leader(_) => "of an election",
+            CallAnswer::Written(_) => "of a write",
+        },
         Reply::Late => "Late",
-        Reply::Gone => "Gone",
-        Reply::Revoked => "Revoked",
-        Reply::Done => "Done",
-        Reply::NotThere => "NotThere",
-        Reply::Overtook(..) => "Overtook",
-        Reply::EarlierTickDue { .. } => "Behind",
-        Reply::Report(_) => "Report",
-        Reply::Latch(_) | Reply::Watching(_) => "of a latch",
-        Reply::Leader(_) => "of an election",
-        Reply::Written(_) => "of a write",
         Reply::Refused(_) => "Refused",
         Reply::Failed(_) => "Failed",
     }

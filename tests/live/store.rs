@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use tenure::error::{StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{
-    Call, Executed, GrantNumber, LinkRequest, Name, NodeId, Payload, Reply, Request, TickTime, Verb, Version,
+    Call, CallAnswer, CallReply, ClaimReply, Executed, GrantNumber, GrantReply, LeaveReply, LinkRequest,
+    Name, NodeId, Payload, QueueOwner, QueueReply, Reply, Request, TickTime, Verb, Version,
 };
 use tenure::store::Link;
 use tenure::testing::compare_run;
@@ -53,9 +54,9 @@ fn kind(error: &tenure::error::StoreError) -> StoreRefusal {
 }
 
 fn granted(reply: &Reply) -> u64 {
-    match reply {
-        Reply::Granted(number) => number.0,
-        other => panic!("not granted: {other:?}"),
+    match reply.number() {
+        Some(number) => number.0,
+        None => panic!("not granted: {reply:?}"),
     }
 }
 
@@ -123,7 +124,10 @@ async fn a_queue_of_a_wrong_type_does_not_prevent_a_release() {
     granted(&ask(&link, b"a", claim_id(1, 1), CLAIM).await);
     assert!(matches!(
         ask(&link, b"a", claim_id(2, 1), WAIT).await,
-        Reply::QueuedBehind(Some(_), _)
+        Reply::Claim(ClaimReply::Queued(QueueReply {
+            left: Some(_),
+            owner: QueueOwner::Node(_)
+        }))
     ));
     let mut client = server.client();
     let queues: Vec<String> = redis::cmd("KEYS").arg("tenure1:q:*").query(&mut client).unwrap();
@@ -136,7 +140,10 @@ async fn a_queue_of_a_wrong_type_does_not_prevent_a_release() {
         ask(&link, b"a", claim_id(2, 1), Verb::HEARTBEAT).await,
         Reply::Refused(StoreRefusal::WrongType)
     );
-    assert_eq!(ask(&link, b"a", claim_id(1, 1), Verb::Leave).await, Reply::Done);
+    assert_eq!(
+        ask(&link, b"a", claim_id(1, 1), Verb::Leave).await,
+        LeaveReply::Left.into()
+    );
 }
 
 #[tokio::test]
@@ -149,11 +156,17 @@ async fn a_release_needs_no_memory() {
     granted(&ask(&link, b"b", claim_id(1, 2), CLAIM).await);
     assert!(matches!(
         ask(&link, b"a", claim_id(2, 1), WAIT).await,
-        Reply::QueuedBehind(..)
+        Reply::Claim(ClaimReply::Queued(QueueReply {
+            owner: QueueOwner::Node(_),
+            ..
+        }))
     ));
     assert!(matches!(
         ask(&link, b"b", claim_id(3, 1), WAIT).await,
-        Reply::QueuedBehind(..)
+        Reply::Claim(ClaimReply::Queued(QueueReply {
+            owner: QueueOwner::Node(_),
+            ..
+        }))
     ));
 
     let () = redis::cmd("CONFIG")
@@ -174,16 +187,25 @@ async fn a_release_needs_no_memory() {
     granted(&ask(&link, b"a", claim_id(1, 1), Verb::HEARTBEAT).await);
     assert!(matches!(
         ask(&link, b"b", claim_id(3, 1), Verb::HEARTBEAT).await,
-        Reply::QueuedBehind(..)
+        Reply::Claim(ClaimReply::Queued(QueueReply {
+            owner: QueueOwner::Node(_),
+            ..
+        }))
     ));
-    assert_eq!(ask(&link, b"a", claim_id(1, 1), Verb::Leave).await, Reply::Done);
+    assert_eq!(
+        ask(&link, b"a", claim_id(1, 1), Verb::Leave).await,
+        LeaveReply::Left.into()
+    );
     let grant = inbox.grant().await;
     assert_eq!(grant.claim_id, claim_id(2, 1));
     assert_eq!(
         ask(&link, b"a", claim_id(2, 1), Verb::HEARTBEAT).await,
-        Reply::Granted(grant.number)
+        ClaimReply::granted(grant.number).into()
     );
-    assert_eq!(ask(&link, b"a", claim_id(2, 1), Verb::Leave).await, Reply::Done);
+    assert_eq!(
+        ask(&link, b"a", claim_id(2, 1), Verb::Leave).await,
+        LeaveReply::Left.into()
+    );
     granted(&ask(&link, b"b", claim_id(1, 2), Verb::Yield { to: claim_id(1, 9) }).await);
 }
 
@@ -216,12 +238,18 @@ async fn a_recovery_and_an_assertion_need_no_memory() {
         let mut shows = batch(vec![request(b"c", claim_id(2, 1), CLAIM)]);
         (shows.highest, shows.recovery_ms) = (GrantNumber(number), 60_000);
         let replies = link.apply(shows).await.unwrap().replies;
-        assert!(matches!(replies[..], [Reply::Recovering(_)]), "{replies:?}");
+        assert!(
+            matches!(replies[..], [Reply::Claim(ClaimReply::Recovering(_))]),
+            "{replies:?}"
+        );
     }
     let mut shows = batch(vec![request(b"c", claim_id(2, 1), CLAIM)]);
     (shows.highest, shows.recovery_ms) = (GrantNumber(1 << 52), 60_000);
     let replies = link.apply(shows).await.unwrap().replies;
-    assert!(matches!(replies[..], [Reply::Recovering(_)]), "{replies:?}");
+    assert!(
+        matches!(replies[..], [Reply::Claim(ClaimReply::Recovering(_))]),
+        "{replies:?}"
+    );
     let left: i64 = command("PTTL tenure1:recovering").query(&mut client).unwrap();
     assert!((30_000..=60_000).contains(&left), "{left}");
 }
@@ -236,7 +264,7 @@ async fn a_recovery_ends_by_itself_and_a_number_begins_it_once() {
     let mut told = 0;
     let number = loop {
         match &link.apply(claim.clone()).await.unwrap().replies[..] {
-            [Reply::Recovering(left)] => {
+            [Reply::Claim(ClaimReply::Recovering(left))] => {
                 assert!(*left <= 300, "{left}");
                 told += 1;
             }
@@ -274,7 +302,8 @@ async fn broken_numbers_of_a_job_do_not_fail_the_batch() {
     ];
     for (n, (field, number)) in numbers.into_iter().enumerate() {
         let (of, n) = (claim_id(1, 2 * n as u64 + 1), n as u64 + 1);
-        let won = |reply: &Reply| matches!(reply, Reply::Won(..));
+        let won =
+            |reply: &Reply| matches!(reply, Reply::Claim(ClaimReply::Granted(grant)) if grant.attempt > 0);
         let first = batch(vec![tick(b"a", of, n, CLAIM)]);
         let first = link.apply(first).await.unwrap().replies;
         assert!(won(&first[0]), "{first:?}");
@@ -294,7 +323,7 @@ async fn broken_numbers_of_a_job_do_not_fail_the_batch() {
         assert!(won(&both[0]) && won(&both[1]), "{field} {number}: {both:?}");
         let both = batch(vec![tick(b"a", of, n, open), tick(b"b", of, n, open)]);
         let both = link.apply(both).await.unwrap().replies;
-        let told = |reply: &Reply| matches!(reply, Reply::Report(_));
+        let told = |reply: &Reply| matches!(reply.answer(), Some(CallAnswer::Report(_)));
         assert!(told(&both[0]) && told(&both[1]), "{field} {number}: {both:?}");
         for key in [b"a", b"b"] {
             let of = if key == b"a" { of } else { claim_id(2, n) };
@@ -356,7 +385,10 @@ async fn a_user_without_the_right_to_publish_still_hands_over() {
     granted(&ask(&link, b"b", claim_id(1, 2), CLAIM).await);
     assert!(matches!(
         ask(&link, b"a", claim_id(2, 1), WAIT).await,
-        Reply::QueuedBehind(..)
+        Reply::Claim(ClaimReply::Queued(QueueReply {
+            owner: QueueOwner::Node(_),
+            ..
+        }))
     ));
     let both = batch(vec![
         request(b"a", claim_id(1, 1), Verb::Leave),
@@ -364,12 +396,12 @@ async fn a_user_without_the_right_to_publish_still_hands_over() {
     ]);
     assert_eq!(
         link.apply(both).await.unwrap().replies,
-        [Reply::Done, Reply::Done]
+        [LeaveReply::Left.into(), LeaveReply::Left.into()]
     );
     granted(&ask(&link, b"a", claim_id(2, 1), Verb::HEARTBEAT).await);
     assert_eq!(
         ask(&link, b"b", claim_id(1, 2), Verb::HEARTBEAT).await,
-        Reply::Gone
+        ClaimReply::Gone.into()
     );
     // The user's own subscription is refused, with an error that says so.
     let mute = store(&format!("redis://mute:secret@127.0.0.1:{}/", server.port()));
@@ -429,14 +461,14 @@ async fn questions_and_permits(link: &Arc<dyn Link>, url: &str) {
         let verb = asked.verb;
         let replies = link.apply(batch(vec![asked])).await.unwrap().replies;
         match (&replies[0], verb) {
-            (Reply::Report(report), Verb::Call(Call::Recall { .. })) => {
+            (Reply::Call(CallReply::Answer(CallAnswer::Report(report))), Verb::Call(Call::Recall { .. })) => {
                 let saved = report.saved.as_ref().map(|saved| &*saved.0);
                 assert_eq!(saved, Some(&b"half of it"[..]));
             }
-            (Reply::Report(report), Verb::Call(Call::Open { .. })) => {
+            (Reply::Call(CallReply::Answer(CallAnswer::Report(report))), Verb::Call(Call::Open { .. })) => {
                 assert_eq!(report.open, Some(TickTime(1)));
             }
-            (Reply::Report(_) | Reply::Won(..) | Reply::Done, _) => {}
+            (Reply::Claim(ClaimReply::Granted(_)) | Reply::Leave(LeaveReply::Left) | Reply::Call(_), _) => {}
             (other, verb) => panic!("{verb:?}: {other:?}"),
         }
     }
@@ -480,46 +512,61 @@ async fn the_documented_acl_is_enough() {
         let number = granted(&ask(&link, b"a", claim_id(1, 1), CLAIM).await);
         assert_eq!(
             ask(&link, b"a", claim_id(1, 1), Verb::HEARTBEAT).await,
-            Reply::Granted(GrantNumber(number))
+            ClaimReply::granted(GrantNumber(number)).into()
         );
         assert!(matches!(
             ask(&link, b"a", claim_id(3, 1), CLAIM).await,
-            Reply::Busy(Some(_))
+            Reply::Claim(ClaimReply::Busy(Some(_)))
         ));
         assert!(matches!(
             ask(&link, b"a", claim_id(2, 1), WAIT).await,
-            Reply::QueuedBehind(Some(_), _)
+            Reply::Claim(ClaimReply::Queued(QueueReply {
+                left: Some(_),
+                owner: QueueOwner::Node(_)
+            }))
         ));
         assert!(matches!(
             ask(&link, b"a", claim_id(2, 1), Verb::HEARTBEAT).await,
-            Reply::QueuedBehind(Some(_), _)
+            Reply::Claim(ClaimReply::Queued(QueueReply {
+                left: Some(_),
+                owner: QueueOwner::Node(_)
+            }))
         ));
         let to = claim_id(1, 2);
         assert!(matches!(
             ask(&link, b"a", claim_id(1, 1), Verb::Yield { to }).await,
-            Reply::QueuedBehind(Some(_), _)
+            Reply::Claim(ClaimReply::Queued(QueueReply {
+                left: Some(_),
+                owner: QueueOwner::Node(_)
+            }))
         ));
         assert_eq!(inbox.grant().await.claim_id, claim_id(2, 1));
-        assert_eq!(ask(&link, b"a", to, Verb::Leave).await, Reply::Done);
-        assert_eq!(ask(&link, b"a", to, Verb::HEARTBEAT).await, Reply::Gone);
-        assert_eq!(ask(&link, b"a", claim_id(2, 1), Verb::Leave).await, Reply::Done);
+        assert_eq!(ask(&link, b"a", to, Verb::Leave).await, LeaveReply::Left.into());
+        assert_eq!(
+            ask(&link, b"a", to, Verb::HEARTBEAT).await,
+            ClaimReply::Gone.into()
+        );
         assert_eq!(
             ask(&link, b"a", claim_id(2, 1), Verb::Leave).await,
-            Reply::NotThere
+            LeaveReply::Left.into()
+        );
+        assert_eq!(
+            ask(&link, b"a", claim_id(2, 1), Verb::Leave).await,
+            LeaveReply::NotThere.into()
         );
         // A tick, from its first attempt to its end.
         for (of, verb, reply) in [
-            (claim_id(1, 3), CLAIM, "Won(_, 1)"),
-            (claim_id(1, 3), Verb::HEARTBEAT, "Won(_, 1)"),
-            (claim_id(2, 3), WAIT, "Queued"),
-            (claim_id(1, 3), Verb::Leave, "Done"),
-            (claim_id(2, 3), Verb::HEARTBEAT, "Won(_, 2)"),
-            (claim_id(2, 3), Verb::Finish { well: true }, "Done"),
-            (claim_id(1, 4), CLAIM, "Over"),
+            (claim_id(1, 3), CLAIM, "attempt 1"),
+            (claim_id(1, 3), Verb::HEARTBEAT, "attempt 1"),
+            (claim_id(2, 3), WAIT, "Claim(Queued"),
+            (claim_id(1, 3), Verb::Leave, "Leave(Left)"),
+            (claim_id(2, 3), Verb::HEARTBEAT, "attempt 2"),
+            (claim_id(2, 3), Verb::Finish { well: true }, "Leave(Left)"),
+            (claim_id(1, 4), CLAIM, "Claim(Tick(Over"),
         ] {
             let replies = link.apply(batch(vec![tick(b"a", of, 1, verb)])).await;
             let as_wanted = match &replies.unwrap().replies[0] {
-                Reply::Won(_, attempt) => reply == format!("Won(_, {attempt})"),
+                Reply::Claim(ClaimReply::Granted(grant)) => reply == format!("attempt {}", grant.attempt),
                 other => format!("{other:?}").starts_with(reply),
             };
             assert!(as_wanted, "{of:?} {verb:?} {reply}");
@@ -565,7 +612,13 @@ async fn flushed_scripts_are_loaded_again() {
     // The other script is loaded again when it is needed.
     let job = batch(vec![tick(b"a", claim_id(1, 2), 1, CLAIM)]);
     let won = link.apply(job).await.unwrap().replies;
-    assert!(matches!(won[0], Reply::Won(_, 1)), "{won:?}");
+    assert!(
+        matches!(
+            won[0],
+            Reply::Claim(ClaimReply::Granted(GrantReply { attempt: 1, .. }))
+        ),
+        "{won:?}"
+    );
 }
 
 #[tokio::test]
@@ -650,7 +703,7 @@ async fn a_record_that_may_not_be_deleted_is_not_left() {
     granted(&replies[1]);
     assert!(matches!(
         ask(&link, b"a", claim_id(2, 1), CLAIM).await,
-        Reply::Busy(Some(_))
+        Reply::Claim(ClaimReply::Busy(Some(_)))
     ));
 }
 
@@ -678,15 +731,24 @@ async fn keys_may_have_every_byte() {
         granted(&ask(&link, key, claim_id(1, n), CLAIM).await);
         assert!(matches!(
             ask(&link, key, claim_id(2, n), WAIT).await,
-            Reply::QueuedBehind(..)
+            Reply::Claim(ClaimReply::Queued(QueueReply {
+                owner: QueueOwner::Node(_),
+                ..
+            }))
         ));
-        assert_eq!(ask(&link, key, claim_id(1, n), Verb::Leave).await, Reply::Done);
+        assert_eq!(
+            ask(&link, key, claim_id(1, n), Verb::Leave).await,
+            LeaveReply::Left.into()
+        );
         let grant = inbox.grant().await;
         assert_eq!(
             (grant.name.key.as_bytes(), grant.claim_id, grant.lease_ms),
             (&key[..], claim_id(2, n), TERM.lease_ms)
         );
-        assert_eq!(ask(&link, key, claim_id(2, n), Verb::Leave).await, Reply::Done);
+        assert_eq!(
+            ask(&link, key, claim_id(2, n), Verb::Leave).await,
+            LeaveReply::Left.into()
+        );
     }
     let left: Vec<String> = command("KEYS *").query(&mut server.client()).unwrap();
     assert_eq!(left, ["tenure1:clock"]);
@@ -709,7 +771,7 @@ async fn a_number_above_the_limit_does_not_reach_the_clock() {
             let failure = link.apply(batch).await.unwrap_err();
             assert_eq!(failure.executed, Executed::No, "{highest}");
             let renewal = ask(&link, b"b", claim_id(1, 2), owns(highest)).await;
-            assert_eq!(renewal, Reply::Gone, "{highest}");
+            assert_eq!(renewal, ClaimReply::Gone.into(), "{highest}");
         }
     }
     granted(&ask(&link, b"b", claim_id(1, 3), CLAIM).await);
@@ -775,7 +837,10 @@ async fn a_waiter_costs_eight_calls() {
     granted(&ask(&link, b"a", claim_id(1, 1), CLAIM).await);
     assert!(matches!(
         ask(&link, b"a", claim_id(2, 1), WAIT).await,
-        Reply::QueuedBehind(..)
+        Reply::Claim(ClaimReply::Queued(QueueReply {
+            owner: QueueOwner::Node(_),
+            ..
+        }))
     ));
     let mut client = server.client();
     // In the same millisecond a heartbeat changes nothing, and one more call must check whether the claim waits.
@@ -785,7 +850,10 @@ async fn a_waiter_costs_eight_calls() {
     let () = command("CONFIG RESETSTAT").query(&mut client).unwrap();
     assert!(matches!(
         ask(&link, b"a", claim_id(2, 1), Verb::HEARTBEAT).await,
-        Reply::QueuedBehind(..)
+        Reply::Claim(ClaimReply::Queued(QueueReply {
+            owner: QueueOwner::Node(_),
+            ..
+        }))
     ));
     let stats: String = command("INFO commandstats").query(&mut client).unwrap();
     let calls = stats

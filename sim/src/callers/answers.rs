@@ -1,8 +1,8 @@
 //! What callers do when their node answers them.
 
 use tenure::error::LostCause;
-use tenure::protocol::message::Fence;
-use tenure::protocol::step::{AcquireError, CallAnswer, Input, Outcome, TickRefusal, Ticket};
+use tenure::protocol::message::{CallAnswer, Fence, TickRefusal};
+use tenure::protocol::step::{AcquireError, Input, Outcome, Ticket, WhyDenied};
 use tenure::protocol::time::Instant;
 
 use crate::coverage::Case;
@@ -108,7 +108,7 @@ impl World {
     }
 
     /// Handles a denial: the caller ends, or its kind of caller decides what follows.
-    pub(crate) fn denied(&mut self, slot: usize, ticket: Ticket, denial: &AcquireError) {
+    pub(crate) fn denied(&mut self, slot: usize, ticket: Ticket, denial: &WhyDenied) {
         let told = if self.setup.history {
             format!("denied: {denial:?}")
         } else {
@@ -124,16 +124,18 @@ impl World {
             return self.renewal_denied(denial);
         }
         self.cover(match denial {
-            AcquireError::Busy => Case::DeniedBusy,
-            AcquireError::QueueFull { .. } => Case::DeniedFull,
-            AcquireError::NodeFull => Case::DeniedNodeFull,
-            AcquireError::Store(_) | AcquireError::Unanswered(_) => Case::DeniedStore,
-            AcquireError::Tick(TickRefusal::Over) => Case::DeniedOver,
-            AcquireError::Tick(TickRefusal::Skipped) => Case::DeniedNeverBegun,
-            AcquireError::Tick(TickRefusal::Early(_)) => Case::DeniedEarly,
-            AcquireError::Tick(TickRefusal::EarlierTickDue { .. }) => Case::DeniedBehind,
-            AcquireError::Closed => Case::DeniedClosed,
-            AcquireError::Lost(_) | AcquireError::StillHeld(..) => Case::DeniedLost,
+            WhyDenied::Error(AcquireError::Busy) => Case::DeniedBusy,
+            WhyDenied::Error(AcquireError::QueueFull { .. }) => Case::DeniedFull,
+            WhyDenied::Error(AcquireError::NodeFull) => Case::DeniedNodeFull,
+            WhyDenied::Error(AcquireError::Store(_)) | WhyDenied::Error(AcquireError::Unanswered(_)) => {
+                Case::DeniedStore
+            }
+            WhyDenied::Tick(TickRefusal::Over) => Case::DeniedOver,
+            WhyDenied::Tick(TickRefusal::Skipped) => Case::DeniedNeverBegun,
+            WhyDenied::Tick(TickRefusal::Early(_)) => Case::DeniedEarly,
+            WhyDenied::Tick(TickRefusal::EarlierTickDue { .. }) => Case::DeniedBehind,
+            WhyDenied::Error(AcquireError::Closed) => Case::DeniedClosed,
+            WhyDenied::Error(AcquireError::Lost(_)) | WhyDenied::StillHeld(..) => Case::DeniedLost,
         });
         let Caller {
             key,
@@ -143,18 +145,21 @@ impl World {
             ..
         } = self.nodes[slot].callers[caller];
         let may_be_busy = options.mark.is_some() && self.profile.rules.queues;
-        if matches!(denial, AcquireError::Busy) && options.wait && !may_be_busy {
+        if matches!(denial, WhyDenied::Error(AcquireError::Busy)) && options.wait && !may_be_busy {
             self.report(Violation::WrongAnswer, Some(key), || {
                 format!("ticket {} wants to wait and was told busy", ticket.0)
             });
         }
-        let is_of_store = matches!(denial, AcquireError::Store(_) | AcquireError::StillHeld(..));
+        let is_of_store = matches!(
+            denial,
+            WhyDenied::Error(AcquireError::Store(_)) | WhyDenied::StillHeld(..)
+        );
         if is_of_store && self.is_calm() {
             self.report(Violation::DeniedInCalm, Some(key), || {
                 format!("ticket {} of node {slot} was told {denial:?}", ticket.0)
             });
         }
-        if matches!(denial, AcquireError::StillHeld(..)) && state == CallerState::Waiting {
+        if matches!(denial, WhyDenied::StillHeld(..)) && state == CallerState::Waiting {
             return self.restore_holding(slot, caller);
         }
         self.end_caller(slot, caller);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tenure::protocol::claim::held_lease::Holding;
 use tenure::protocol::message::{Call, GrantNumber, LeaderReport, LeaseTimes, Payload};
-use tenure::protocol::step::{AcquireError, CallOptions, Input, LockOptions, Ticket};
+use tenure::protocol::step::{AcquireError, CallOptions, Input, LockOptions, Ticket, WhyDenied};
 
 use crate::coverage::Case;
 use crate::time::MS;
@@ -274,14 +274,16 @@ impl World {
     }
 
     /// Handles the denial of a candidate or of a call in an election.
-    pub(crate) fn election_denied(&mut self, slot: usize, caller: usize, denial: &AcquireError) {
+    pub(crate) fn election_denied(&mut self, slot: usize, caller: usize, denial: &WhyDenied) {
         let Caller { key, call, .. } = self.nodes[slot].callers[caller];
         if !self.elections.contains(&key) {
             return;
         }
         match call {
-            None if matches!(denial, AcquireError::Store(_)) => self.campaign_later(slot, key),
-            Some(Call::Leader { .. }) if !matches!(denial, AcquireError::Closed) => {
+            None if matches!(denial, WhyDenied::Error(AcquireError::Store(_))) => {
+                self.campaign_later(slot, key)
+            }
+            Some(Call::Leader { .. }) if !matches!(denial, WhyDenied::Error(AcquireError::Closed)) => {
                 self.leader_answered(slot, caller, None);
             }
             Some(Call::Leader { .. }) => {

@@ -1,8 +1,8 @@
 //! Callers of cron jobs. Each node fires by its own skewed wall clock and claims its ticks as the scheduler
 //! does.
 
-use tenure::protocol::message::{Fence, TickTime, WhenBehind};
-use tenure::protocol::step::{AcquireError, Input, LockOptions, TickRefusal};
+use tenure::protocol::message::{Fence, TickRefusal, TickTime, WhenBehind};
+use tenure::protocol::step::{AcquireError, Input, LockOptions, WhyDenied};
 
 use crate::coverage::Case;
 use crate::time::{EPOCH_US, MS};
@@ -137,12 +137,12 @@ impl World {
     }
 
     /// Handles the denial of a tick: the node claims the tick again later, or never.
-    pub(crate) fn tick_denied(&mut self, slot: usize, caller: usize, denial: &AcquireError) {
+    pub(crate) fn tick_denied(&mut self, slot: usize, caller: usize, denial: &WhyDenied) {
         let Caller { key, options, .. } = self.nodes[slot].callers[caller];
         let (pause, patient) = match denial {
-            AcquireError::Tick(TickRefusal::Early(left)) => (left.as_nanos() as u64, true),
-            AcquireError::Store(_) => (self.rng.u64(50 * MS..300 * MS), false),
-            AcquireError::Tick(TickRefusal::EarlierTickDue { latest, is_open }) => {
+            WhyDenied::Tick(TickRefusal::Early(left)) => (left.as_nanos() as u64, true),
+            WhyDenied::Error(AcquireError::Store(_)) => (self.rng.u64(50 * MS..300 * MS), false),
+            WhyDenied::Tick(TickRefusal::EarlierTickDue { latest, is_open }) => {
                 // The tick that must run first is claimed first. Then this tick is claimed again.
                 let period = self.profile.period;
                 let first = (key, Some(TickTime(latest.0 + if *is_open { 0 } else { period })));
@@ -154,14 +154,11 @@ impl World {
                 }
                 (self.rng.u64(20 * MS..100 * MS), true)
             }
-            AcquireError::Busy if matches!(options.turn, WhenBehind::After(_)) => {
+            WhyDenied::Error(AcquireError::Busy) if matches!(options.turn, WhenBehind::After(_)) => {
                 (self.rng.u64(50 * MS..300 * MS), true)
             }
             _ => {
-                if matches!(
-                    denial,
-                    AcquireError::Tick(TickRefusal::Over | TickRefusal::Skipped)
-                ) {
+                if matches!(denial, WhyDenied::Tick(TickRefusal::Over | TickRefusal::Skipped)) {
                     self.note_tick_over(slot, key, options.mark);
                 }
                 self.raise(Signal::TickDenied {

@@ -1,7 +1,7 @@
 //! Callers that renew their fixed leases. Each waits for the answer beside its guard, and holds for longer only after the
 //! store extended the lease.
 
-use tenure::protocol::step::{AcquireError, Input, LockOptions, Ticket};
+use tenure::protocol::step::{AcquireError, Input, LockOptions, Ticket, WhyDenied};
 
 use crate::coverage::Case;
 use crate::time::MS;
@@ -57,9 +57,9 @@ impl World {
         }
     }
 
-    pub(crate) fn renewal_denied(&mut self, denial: &AcquireError) {
+    pub(crate) fn renewal_denied(&mut self, denial: &WhyDenied) {
         self.cover(match denial {
-            AcquireError::Lost(_) => Case::RenewalLost,
+            WhyDenied::Error(AcquireError::Lost(_)) => Case::RenewalLost,
             _ => Case::RenewalFailed,
         });
     }

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tenure::protocol::step::{AcquireError, Input, Ticket};
+use tenure::protocol::step::{AcquireError, Input, Ticket, WhyDenied};
 use tenure::protocol::write::{Action, GuardedWrite, Precondition, WriteBody};
 
 use crate::coverage::Case;
@@ -103,9 +103,9 @@ impl World {
     }
 
     /// Counts a denied write: it was not executed, or its outcome is unknown.
-    pub(crate) fn write_denied(&mut self, denial: &AcquireError) {
+    pub(crate) fn write_denied(&mut self, denial: &WhyDenied) {
         self.cover(match denial {
-            AcquireError::Unanswered(_) => Case::WriteUnanswered,
+            WhyDenied::Error(AcquireError::Unanswered(_)) => Case::WriteUnanswered,
             _ => Case::WriteNotSent,
         });
     }

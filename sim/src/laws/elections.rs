@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use tenure::protocol::ledger::RecordOwner;
-use tenure::protocol::message::{Call, Fence, Kind, LeaderReport, Reply, Request, Verb, Version};
+use tenure::protocol::message::{Call, CallAnswer, Fence, Kind, LeaderReport, Reply, Request, Verb, Version};
 
 use crate::callers::elections::{NOT_YET_GRANTED, Proclamation};
 use crate::coverage::Case;
@@ -167,12 +167,11 @@ impl World {
         let number = leader
             .filter(|(claim_id, _)| *claim_id == of)
             .map(|(_, number)| number);
-        let is_fair = match reply {
-            Reply::Done => number.is_some(),
-            Reply::Gone => number.is_none(),
+        let is_fair = match reply.answer() {
+            Some(CallAnswer::Owned(is_done)) => *is_done == number.is_some(),
             _ => true,
         };
-        if let (Some(number), Reply::Done) = (number, reply) {
+        if let (Some(number), Some(CallAnswer::Owned(true))) = (number, reply.answer()) {
             let kept = self.memory.elections.proclaimed.entry((key, number)).or_default();
             *kept = seq.max(*kept);
         }

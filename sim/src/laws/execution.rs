@@ -1,6 +1,6 @@
 //! Laws of execution at the server.
 
-use tenure::protocol::message::{Batch, ClaimId, GrantNumber, Push, Reply, Request, Verb};
+use tenure::protocol::message::{Batch, ClaimId, ClaimReply, GrantNumber, Push, Reply, Request, Verb};
 
 use crate::laws::ownership::{claim_of, ends_lease};
 use crate::violation::Violation;
@@ -39,10 +39,13 @@ impl World {
             self.watch_tick(key, request, reply, !before.is_free() || !after.is_free());
             self.watch_left_free(key, request, before.record.as_ref(), after.record.as_ref());
             // A copy was executed; the original may be refused. A yield or pass of a revoked lease does nothing.
-            let is_refused = matches!(reply, Reply::Refused(_) | Reply::Late | Reply::Revoked);
+            let is_refused = matches!(
+                reply,
+                Reply::Refused(_) | Reply::Late | Reply::Claim(ClaimReply::Revoked)
+            );
             let is_done = !is_refused && !self.memory.is_copy;
             let has_lease = after.grants().any(|(claim_id, _)| claim_id == request.claim_id);
-            if matches!(reply, Reply::Gone | Reply::Revoked) && !has_lease {
+            if matches!(reply, Reply::Claim(ClaimReply::Gone | ClaimReply::Revoked)) && !has_lease {
                 self.memory.told_gone.insert(request.claim_id);
             }
             if ends_lease(request.verb) && is_done {
@@ -80,10 +83,7 @@ impl World {
             }
             let is_queued = matches!(
                 reply,
-                Reply::Queued(_)
-                    | Reply::QueuedBehind(..)
-                    | Reply::QueuedBehindForeign(_)
-                    | Reply::Recovering(_)
+                Reply::Claim(ClaimReply::Queued(_) | ClaimReply::Recovering(_))
             );
             if is_queued || reply.number().is_some() {
                 self.memory.last_heard.insert(to, (now, request.term));

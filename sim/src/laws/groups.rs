@@ -1,6 +1,6 @@
 //! Laws of claims for several keys.
 
-use tenure::protocol::message::{Batch, Mode, Reply, Request, Rule};
+use tenure::protocol::message::{Batch, ClaimReply, Mode, Reply, Request, Rule};
 
 use crate::coverage::Case;
 use crate::violation::Violation;
@@ -14,10 +14,14 @@ impl World {
         }
         let granted = replies
             .iter()
-            .filter(|reply| matches!(reply, Reply::Granted(_)))
+            .filter(|reply| matches!(reply, Reply::Claim(ClaimReply::Granted(_))))
             .count();
         let is_half = granted > 0 && granted < replies.len();
-        if is_half || replies.iter().all(|reply| *reply == Reply::GroupRefused) {
+        if is_half
+            || replies
+                .iter()
+                .all(|reply| *reply == Reply::Claim(ClaimReply::GroupRefused))
+        {
             self.report(Violation::GroupSplit, None, || {
                 format!("claims of one group: {replies:?}")
             });

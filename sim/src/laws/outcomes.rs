@@ -2,7 +2,7 @@
 
 use tenure::error::{LostCause, StoreError, StoreErrorKind};
 use tenure::protocol::message::Call;
-use tenure::protocol::step::{AcquireError, Outcome, Ticket};
+use tenure::protocol::step::{AcquireError, Outcome, Ticket, WhyDenied};
 
 use crate::coverage::Case;
 use crate::violation::Violation;
@@ -71,8 +71,8 @@ impl World {
     }
 
     /// Checks that a call reported as not executed was not executed. The caller may repeat it.
-    pub(crate) fn watch_refused_call(&mut self, slot: usize, caller: usize, denial: &AcquireError) {
-        let AcquireError::Store(error) = denial else {
+    pub(crate) fn watch_refused_call(&mut self, slot: usize, caller: usize, denial: &WhyDenied) {
+        let WhyDenied::Error(AcquireError::Store(error)) = denial else {
             return;
         };
         if Self::says_not_executed(error) && self.call_was_executed(slot, caller) {
@@ -98,9 +98,11 @@ impl World {
 
     /// Checks that a lease that is reported as gone was gone at the server that was asked. A failover may bring its record
     /// back meanwhile.
-    pub(crate) fn watch_gone(&mut self, slot: usize, caller: usize, denial: &AcquireError) {
+    pub(crate) fn watch_gone(&mut self, slot: usize, caller: usize, denial: &WhyDenied) {
         let Caller { key, before, .. } = self.nodes[slot].callers[caller];
-        let Some(before) = before.filter(|_| matches!(denial, AcquireError::Lost(LostCause::Gone))) else {
+        let Some(before) =
+            before.filter(|_| matches!(denial, WhyDenied::Error(AcquireError::Lost(LostCause::Gone))))
+        else {
             return;
         };
         let claim = self.nodes[slot].callers[before].claim;

@@ -1,7 +1,7 @@
 //! Laws of ownership: only the owner changes its record.
 
 use tenure::protocol::ledger::{Record, RecordOwner};
-use tenure::protocol::message::{Call, ClaimId, Reply, Request, Verb};
+use tenure::protocol::message::{Call, ClaimId, ClaimReply, Reply, Request, Verb};
 
 use crate::violation::Violation;
 use crate::world::World;
@@ -86,7 +86,10 @@ impl World {
     ) {
         let is_owner =
             before.record.is_some() && before.grants().any(|(claim_id, _)| claim_id == request.claim_id);
-        let is_done = matches!(reply, Reply::Granted(_) | Reply::Late | Reply::Recovering(_));
+        let is_done = matches!(
+            reply,
+            Reply::Claim(ClaimReply::Granted(_) | ClaimReply::Recovering(_)) | Reply::Late
+        );
         if matches!(request.verb, Verb::Pass { .. }) && is_owner && !is_done {
             self.report(Violation::WriterBetween, Some(key), || {
                 format!("{} was the owner and was told {reply:?}", request.claim_id)

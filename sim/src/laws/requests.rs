@@ -1,6 +1,6 @@
 //! Laws of requests between node and server.
 
-use tenure::protocol::message::{Call, ClaimNumber, Reply, Request, Verb};
+use tenure::protocol::message::{Call, ClaimNumber, ClaimReply, Reply, Request, Verb};
 use tenure::protocol::session::step::{MAX_RECONNECT_PAUSE, MAX_SILENCE};
 use tenure::protocol::step::{Input, Outgoing, Tag};
 
@@ -18,7 +18,7 @@ impl World {
             return;
         };
         // A grant that was revoked before its node learned of it does not show that its push was missed.
-        if *reply == Reply::Revoked {
+        if *reply == Reply::Claim(ClaimReply::Revoked) {
             silent.found = None;
         }
         let given = reply.number().and_then(|_| silent.grants.remove(&claim));
@@ -121,7 +121,7 @@ impl World {
             if !self.nodes[slot].requests.contains_key(&next) {
                 self.watch_missed_push(slot, key, tag.claim, reply);
             }
-            if matches!(reply, Reply::Recovering(_)) {
+            if matches!(reply, Reply::Claim(ClaimReply::Recovering(_))) {
                 self.note_recovery_heard(slot, tag.claim);
             }
             if !matches!(reply, Reply::Refused(_) | Reply::Late) {

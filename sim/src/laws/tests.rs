@@ -3,10 +3,10 @@
 use tenure::error::LostCause;
 use tenure::protocol::ledger::{Record, RecordOwner};
 use tenure::protocol::message::{
-    Batch, ClaimId, ClaimNumber, Fence, GrantNumber, LeaseTimes, Mode, Reply, Request, Rule, TickTime, Verb,
-    WhenBehind,
+    Batch, ClaimId, ClaimNumber, ClaimReply, Fence, GrantNumber, LeaseTimes, Mode, QueueOwner, Reply,
+    Request, Rule, TickTime, Verb, WhenBehind,
 };
-use tenure::protocol::step::{AcquireError, LockOptions};
+use tenure::protocol::step::{AcquireError, LockOptions, WhyDenied};
 
 use crate::setup::Setup;
 use crate::time::MS;
@@ -82,7 +82,7 @@ impl Transfer {
         let claim = ClaimNumber(2);
         let to = ClaimId { claim, ..self.of };
         let before = self.world.key_records(&self.world.keys[0]);
-        self.is_executed(Verb::Pass { to, adopts: false }, Reply::Gone, before);
+        self.is_executed(Verb::Pass { to, adopts: false }, ClaimReply::Gone.into(), before);
     }
 
     /// A request of the lease was executed, before which the key had these records.
@@ -111,7 +111,7 @@ impl Transfer {
 
     /// The caller of the transfer is told that the lease is gone.
     fn is_denied(&mut self) -> Option<Violation> {
-        let gone = AcquireError::Lost(LostCause::Gone);
+        let gone = WhyDenied::Error(AcquireError::Lost(LostCause::Gone));
         self.world.watch_gone(0, self.to, &gone);
         found(&self.world)
     }
@@ -146,7 +146,7 @@ fn a_renewal_in_time_by_a_clock_that_went_back_is_no_fault_of_its_node() {
         renewal.has_record(true);
         let number = GrantNumber(7);
         let verb = Verb::Renew { number: Some(number) };
-        renewal.is_executed(verb, Reply::Granted(number), before);
+        renewal.is_executed(verb, ClaimReply::granted(number).into(), before);
         !renewal.world.memory.asserted_after_end.is_empty()
     };
     assert!(!is_accused(true));
@@ -164,8 +164,8 @@ fn a_yield_of_a_revoked_lease_is_no_end() {
         release.is_executed(Verb::Yield { to }, reply, before);
         release.world.memory.ended.contains(&release.of)
     };
-    assert!(!is_ended(Reply::Revoked));
-    assert!(is_ended(Reply::Queued(None)));
+    assert!(!is_ended(ClaimReply::Revoked.into()));
+    assert!(is_ended(ClaimReply::queued(None, QueueOwner::Shared).into()));
 }
 
 /// A stranger took the record, and its holder asserted the lease at a server that came back empty.
@@ -181,7 +181,7 @@ fn a_lease_of_which_nothing_is_promised_stays_so_when_it_is_passed_on() {
         let before = pass.world.key_records(&pass.world.keys[0]);
         pass.is_owned(Some((to, 8)));
         let verb = Verb::Pass { to, adopts: false };
-        pass.is_executed(verb, Reply::Granted(GrantNumber(8)), before);
+        pass.is_executed(verb, ClaimReply::granted(GrantNumber(8)).into(), before);
         pass.world.is_exempt_grant(GrantNumber(8))
     };
     assert!(is_exempt(true));
@@ -220,7 +220,7 @@ fn a_missed_push_ends_the_trust_in_an_inbox_within_a_second() {
             let silent = world.nodes[0].inbox.silent.as_mut().expect("it is silent");
             silent.grants.insert(ClaimNumber(1), given * MS);
             world.now = found * MS;
-            world.watch_missed_push(0, 0, ClaimNumber(1), &Reply::Granted(GrantNumber(7)));
+            world.watch_missed_push(0, 0, ClaimNumber(1), &ClaimReply::granted(GrantNumber(7)).into());
         };
         miss(1_000, 1_500);
         miss(given, given + 600);

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use tenure::protocol::ledger::{JobRecord, RecordOwner};
 use tenure::protocol::message::{
-    Call, ClaimNumber, Fence, JobReport, Kind, Reply, Request, TickTime, Verb, WhenBehind,
+    Call, CallAnswer, ClaimNumber, ClaimReply, Fence, JobReport, Kind, Reply, Request, TickRefusal, TickTime,
+    Verb, WhenBehind,
 };
-use tenure::protocol::step::{AcquireError, LockOptions, TickRefusal, Ticket};
+use tenure::protocol::step::{AcquireError, LockOptions, Ticket, WhyDenied};
 
 use crate::coverage::Case;
 use crate::time::MS;
@@ -17,27 +18,21 @@ use crate::world::tick_memory::is_over;
 
 impl World {
     /// Checks that a denied tick is over or skipped, as the node gives it up for good.
-    pub(crate) fn watch_denial(
-        &mut self,
-        slot: usize,
-        key: usize,
-        options: LockOptions,
-        denial: &AcquireError,
-    ) {
+    pub(crate) fn watch_denial(&mut self, slot: usize, key: usize, options: LockOptions, denial: &WhyDenied) {
         let mark = options.mark;
         let job = self.job(key);
         // A reset may have come after the store's answer.
         let was_over = self.memory.ticks.was_over_before_reset(key, mark);
         let is_over = is_over(&job, mark) || was_over;
         let is_right = match denial {
-            AcquireError::Tick(TickRefusal::Over) => is_over,
+            WhyDenied::Tick(TickRefusal::Over) => is_over,
             // Grants from before a reset are unknown.
-            AcquireError::Tick(TickRefusal::Skipped) => {
+            WhyDenied::Tick(TickRefusal::Skipped) => {
                 let tick = self.memory.ticks.ticks.get(&(key, mark));
                 let was_begun = tick.is_some_and(|tick| tick.winner.is_some());
                 is_over && (!was_begun || self.memory.ticks.reset)
             }
-            AcquireError::Busy => {
+            WhyDenied::Error(AcquireError::Busy) => {
                 self.cover(Case::DeniedSkipped);
                 (mark <= job.skipped || was_over) && options.turn == WhenBehind::Skip
             }
@@ -96,7 +91,7 @@ impl World {
             let mended = self.memory.ticks.mended.get(&key).copied();
             self.forget_ticks();
             self.memory.ticks.restored(key, &known);
-            let is_mended = matches!(reply, Reply::Report(report) if report.lost);
+            let is_mended = matches!(reply.answer(), Some(CallAnswer::Report(report)) if report.lost);
             if let Some(highest) = mended.max(is_mended.then_some(self.memory.highest)) {
                 self.memory.ticks.mended.insert(key, highest);
             }
@@ -107,7 +102,7 @@ impl World {
         };
         self.watch_save(key, request, &job);
         // A reset that finds no mark ahead of the clock changes none. It may hand the key over, as each request may.
-        if let (Verb::Call(Call::Reset), Reply::Report(report)) = (request.verb, reply)
+        if let (Verb::Call(Call::Reset), Some(CallAnswer::Report(report))) = (request.verb, reply.answer())
             && report.ahead_ms > 0
         {
             return self.watch_reset(key, report);
@@ -116,14 +111,14 @@ impl World {
             Verb::Call(Call::Open {
                 over, fingerprint, ..
             }),
-            Reply::Report(report),
-        ) = (request.verb, reply)
+            Some(CallAnswer::Report(report)),
+        ) = (request.verb, reply.answer())
         {
             self.watch_loss(key, over, report);
             self.watch_first_seen(key, fingerprint, report);
         }
         let queues = self.profile.rules.queues;
-        if matches!(reply, Reply::Busy(_)) && !queues && request.mark == job.mark {
+        if matches!(reply, Reply::Claim(ClaimReply::Busy(_))) && !queues && request.mark == job.mark {
             self.cover(Case::StandbyBusy);
         }
         let skipped = self.memory.ticks.skipped.insert(key, job.skipped).unwrap_or(None);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use tenure::protocol::message::{BatchReply, Redirect, Reply, WriteAnswer};
+use tenure::protocol::message::{BatchReply, CallAnswer, Redirect, WriteAnswer};
 use tenure::protocol::redirects::SlotRefusal;
 use tenure::protocol::session::step::{Attempt, BatchId};
 use tenure::protocol::write::{Action, GuardedWrite, WriteBody};
@@ -121,7 +121,7 @@ impl World {
             };
             let reply = Box::new(Ok(BatchReply {
                 time: 0,
-                replies: vec![Reply::Written(answer)],
+                replies: vec![CallAnswer::Written(answer).into()],
             }));
             self.at(back, Event::Reply { conn, id, reply });
         }

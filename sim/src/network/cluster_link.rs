@@ -4,7 +4,8 @@
 use tenure::error::StoreErrorKind;
 use tenure::protocol::flaw::Flaw;
 use tenure::protocol::message::{
-    Batch, BatchReply, Executed, Failure, GrantNumber, Redirect, Reply, Request, Rule, Verb,
+    Batch, BatchReply, ClaimReply, Executed, Failure, GrantNumber, LeaveReply, Redirect, Reply, Request,
+    Rule, Verb,
 };
 use tenure::protocol::redirects::{Fallback, Side, SlotRefusal, after_alone, after_script, is_believed};
 use tenure::protocol::session::step::BatchId;
@@ -285,8 +286,8 @@ impl World {
             // A source that was promoted does not know of the move, and lacks what the target has.
             Some(half) if half.moved.contains(&key) || !has_record => Some(match is_forgetful {
                 true => AloneAnswer::Done(match request.verb {
-                    Verb::Leave => Reply::NotThere,
-                    _ => Reply::Gone,
+                    Verb::Leave => LeaveReply::NotThere.into(),
+                    _ => ClaimReply::Gone.into(),
                 }),
                 false => AloneAnswer::Refused(SlotRefusal::Ask, half.target),
             }),
@@ -327,7 +328,10 @@ impl World {
         });
         self.memory.is_copy = false;
         // Nothing was done otherwise.
-        if !matches!(reply, Reply::Gone | Reply::NotThere) {
+        if !matches!(
+            reply,
+            Reply::Claim(ClaimReply::Gone) | Reply::Leave(LeaveReply::NotThere)
+        ) {
             self.raise(Signal::Executed {
                 batch: &batch,
                 replies: std::slice::from_ref(&reply),

@@ -1,7 +1,7 @@
 //! The server executes batches with the ledger as it ships.
 
 use tenure::error::StoreRefusal;
-use tenure::protocol::message::{Batch, BatchReply, Push, Reply, Rule, Verb};
+use tenure::protocol::message::{Batch, BatchReply, ClaimReply, Push, Reply, Rule, Verb};
 
 use crate::coverage::Case;
 use crate::world::World;
@@ -61,8 +61,8 @@ impl World {
         for (request, reply) in effective.requests.iter().zip(&answer.replies) {
             self.log.mix(match (reply.number(), reply) {
                 (Some(number), _) => number.0,
-                (None, Reply::Queued(_) | Reply::QueuedBehind(..) | Reply::QueuedBehindForeign(_)) => 1,
-                (None, Reply::Busy(_)) => 2,
+                (None, Reply::Claim(ClaimReply::Queued(_))) => 1,
+                (None, Reply::Claim(ClaimReply::Busy(_))) => 2,
                 (None, _) => 3,
             });
             let key = self.key_index(&request.name);

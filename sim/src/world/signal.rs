@@ -2,10 +2,10 @@
 
 use tenure::error::LostCause;
 use tenure::protocol::message::{
-    Batch, Fence, JobReport, LatchReport, LeaderReport, Mode, Push, Reply, Request,
+    Batch, CallAnswer, Fence, JobReport, LatchReport, LeaderReport, Mode, Push, Reply, Request,
 };
 use tenure::protocol::session::step::SessionInput;
-use tenure::protocol::step::{AcquireError, CallAnswer, Input, LockOptions, Outcome, Outgoing, Ticket};
+use tenure::protocol::step::{Input, LockOptions, Outcome, Outgoing, Ticket, WhyDenied};
 
 use crate::world::latch_memory::LatchId;
 use crate::world::records::KeyRecords;
@@ -44,7 +44,7 @@ pub(crate) enum Signal<'a> {
     Denied {
         slot: usize,
         ticket: Ticket,
-        denial: &'a AcquireError,
+        denial: &'a WhyDenied,
     },
     /// A caller holds for longer than it allows.
     Overdue { slot: usize, ticket: Ticket },
@@ -103,7 +103,7 @@ pub(crate) enum Signal<'a> {
     CallerDenied {
         slot: usize,
         caller: usize,
-        denial: &'a AcquireError,
+        denial: &'a WhyDenied,
     },
     /// A caller was told whether a claim owns its lease.
     OwnerAnswered {
@@ -134,7 +134,7 @@ pub(crate) enum Signal<'a> {
         slot: usize,
         key: usize,
         options: LockOptions,
-        denial: &'a AcquireError,
+        denial: &'a WhyDenied,
     },
     /// A run begins.
     RunBegan {

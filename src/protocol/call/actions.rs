@@ -12,9 +12,9 @@ use crate::protocol::call::pending_call::PendingAction;
 use crate::protocol::context::StepContext;
 use crate::protocol::exchange::Exchange;
 use crate::protocol::failed_request::FailedRequest;
-use crate::protocol::message::{Reply, WriteAnswer};
+use crate::protocol::message::{CallAnswer, CallReply, ClaimReply, Reply, WriteAnswer};
 use crate::protocol::redirects::AskAgain;
-use crate::protocol::step::{AcquireError, CallAnswer, Effect, OutgoingAction, Tag, Ticket};
+use crate::protocol::step::{AcquireError, Effect, OutgoingAction, Tag, Ticket};
 use crate::protocol::write::Action;
 
 impl Calls {
@@ -81,17 +81,21 @@ impl Calls {
 impl PendingAction {
     pub(crate) fn answered(self, cx: &mut StepContext<'_>, reply: Reply) {
         let refused = match &reply {
-            Reply::Written(WriteAnswer::NotCurrent(places)) => &places[..],
+            Reply::Call(CallReply::Answer(CallAnswer::Written(WriteAnswer::NotCurrent(places)))) => {
+                &places[..]
+            }
             _ => &[],
         };
         self.end_write(cx, refused);
         let result = match reply {
-            Reply::Busy(_) => Err(AcquireError::Busy),
+            Reply::Call(CallReply::Answer(answer)) => Ok(answer),
+            Reply::Claim(ClaimReply::Busy(_)) => Err(AcquireError::Busy),
             Reply::Refused(refusal) => Err(AcquireError::Store(StoreError::refused(refusal))),
-            reply => CallAnswer::from_reply(reply, false).ok_or_else(|| {
+            _ => {
                 let text = "the store answered another question";
-                AcquireError::Unanswered(StoreError::new(StoreErrorKind::Interrupted, text))
-            }),
+                let error = StoreError::new(StoreErrorKind::Interrupted, text);
+                Err(AcquireError::Unanswered(error))
+            }
         };
         self.report(cx, result);
     }
@@ -109,7 +113,7 @@ impl PendingAction {
     fn report(self, cx: &mut StepContext<'_>, result: Result<CallAnswer, AcquireError>) {
         cx.effects.extend(self.caller.map(|ticket| match result {
             Ok(answer) => Effect::Answered(ticket, answer),
-            Err(why) => Effect::Denied(ticket, why),
+            Err(why) => Effect::Denied(ticket, why.into()),
         }));
     }
 

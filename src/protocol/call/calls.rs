@@ -1,14 +1,14 @@
 //! The calls of one key, kept while a caller of this process waits for an answer.
 
-use crate::error::StoreError;
+use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::call::pending_call::{PendingAction, PendingCall, PendingCaller};
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::{FailedRequest, MAX_RETRY_PAUSE};
 use crate::protocol::flaw::Flaw;
-use crate::protocol::message::{Call, Payload, Reply, Request, Verb, WhenBehind};
+use crate::protocol::message::{Call, CallAnswer, CallReply, Payload, Reply, Request, Verb, WhenBehind};
 use crate::protocol::redirects::{AskAgain, Redirects};
 use crate::protocol::step::{
-    AcquireError, CallAnswer, CallOptions, Class, Effect, Input, KeyEvent, Outgoing, Tag, Ticket, ms,
+    AcquireError, CallOptions, Class, Effect, Input, KeyEvent, Outgoing, Tag, Ticket, ms,
 };
 use crate::protocol::time::Instant;
 
@@ -106,7 +106,7 @@ impl Calls {
 
     fn enter(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, options: CallOptions) {
         if let Some(denial) = self.refuses(&options) {
-            return cx.effects.push(Effect::Denied(ticket, denial));
+            return cx.deny(ticket, denial);
         }
         let caller = PendingCaller {
             entered: cx.now,
@@ -136,7 +136,7 @@ impl Calls {
         let resting = resting.map(|(_, ticket, _)| ticket);
         let pending = std::mem::take(&mut self.pending).into_iter();
         let tickets = pending.flat_map(|call| call.callers.into_keys()).chain(resting);
-        let denied = tickets.map(|ticket| Effect::Denied(ticket, AcquireError::Closed));
+        let denied = tickets.map(|ticket| Effect::Denied(ticket, AcquireError::Closed.into()));
         cx.effects.extend(denied);
     }
 
@@ -225,39 +225,44 @@ impl Calls {
             let first = self.pending.iter().position(|call| !call.exchange.is_idle());
             at = first.unwrap_or(at);
         }
-        let error = match &reply {
-            Reply::Refused(refusal) => Some(StoreError::refused(refusal.clone())),
+        let call = self.pending[at].options.call;
+        let former = cx.shard.beside_former_master(sent);
+        let reply = match (reply, former) {
             // A former master may grant the key when its own copy of the lease ends, so nothing is promised.
-            Reply::Done if matches!(self.pending[at].options.call, Call::Extend { .. }) => cx
-                .shard
-                .beside_former_master(sent)
-                .map(|until| StoreError::recovering(until.since(cx.now))),
-            _ => None,
+            (Reply::Call(CallReply::Answer(CallAnswer::Owned(true))), Some(until))
+                if matches!(call, Call::Extend { .. }) =>
+            {
+                Err(StoreError::recovering(until.since(cx.now)))
+            }
+            (Reply::Call(reply), _) => Ok(reply),
+            (Reply::Refused(refusal), _) => Err(StoreError::refused(refusal)),
+            _ => {
+                let late = "the request reached the store too late";
+                Err(StoreError::new(StoreErrorKind::TimedOut, late))
+            }
         };
-        if let Some(error) = error {
-            let failure = FailedRequest::of_answer(cx.now, self.no_news_at, error);
-            return self.failed(cx, at, failure);
-        }
+        let reply = match reply {
+            Ok(reply) => reply,
+            Err(error) => {
+                let failure = FailedRequest::of_answer(cx.now, self.no_news_at, error);
+                return self.failed(cx, at, failure);
+            }
+        };
         self.error = None;
         let (takes_all, takes_one) = (
             cx.shard.plant.is(Flaw::OldLookBelieved),
             !cx.shard.plant.is(Flaw::SenderClockBelieved),
         );
         let call = &mut self.pending[at];
-        if let Reply::Watching(version) = reply {
-            call.note_answer();
-            return self.note_no_news(cx, at, version, sent);
-        }
-        let repeats = matches!(call.options.call, Call::Release { repeats: true, .. });
-        let Some(answer) = CallAnswer::from_reply(reply, repeats) else {
-            let failure = FailedRequest::of_late_answer(
-                cx.now,
-                self.no_news_at,
-                "the request reached the store too late",
-            );
-            return self.failed(cx, at, failure);
-        };
         call.note_answer();
+        let answer = match reply {
+            CallReply::Watching(version) => return self.note_no_news(cx, at, version, sent),
+            // The first request may have removed what this one did not find.
+            CallReply::Answer(_) if matches!(call.options.call, Call::Release { repeats: true, .. }) => {
+                CallAnswer::Owned(true)
+            }
+            CallReply::Answer(answer) => answer,
+        };
         // A watch may have gained callers since the request was sent. Any other call has one caller, and its request
         // was sent for that caller, even if the sender read its clock before the caller arrived.
         let is_for_all = takes_all || takes_one && !call.is_watch();
@@ -304,7 +309,7 @@ impl Calls {
             let stays = failure.keeps_waiting(call.patience(*caller), failures, now);
             if !stays {
                 let error = AcquireError::Store(failure.reported());
-                cx.effects.push(Effect::Denied(*ticket, error));
+                cx.deny(*ticket, error);
             }
             stays
         });

@@ -7,8 +7,8 @@ use crate::protocol::claim::held_lease::{HeldLease, Holders};
 use crate::protocol::claim::{Claim, Phase};
 use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Flaw;
-use crate::protocol::message::{Fence, Grant, GrantNumber, NodeId, Reply};
-use crate::protocol::step::{Effect, KeyEvent, Outcome, TickRefusal, Ticket, ms};
+use crate::protocol::message::{Fence, Grant, GrantNumber, QueueOwner, QueueReply, TickRefusal};
+use crate::protocol::step::{Effect, KeyEvent, Outcome, Ticket, ms};
 use crate::protocol::time::Instant;
 
 /// The number of stale answers in a row after which the lease is left to others. It would otherwise be extended
@@ -98,29 +98,33 @@ pub(crate) struct QueuePosition {
     pub(crate) sent: Instant,
     /// When the owner's record ends, or the recovery, in milliseconds.
     pub(crate) left: Option<u64>,
-    /// The owner does not announce its release.
-    pub(crate) is_foreign: bool,
+    /// What is known of the owner.
+    pub(crate) owner: QueueOwner,
     /// The server recovers, and grants nothing.
     pub(crate) is_recovering: bool,
-    /// The owner's node, if it is known.
-    pub(crate) owner: Option<NodeId>,
 }
 
 impl QueuePosition {
-    /// Reads a reply that says "queued".
-    pub(crate) fn new(sent: Instant, reply: &Reply) -> Self {
-        let (left, owner) = match *reply {
-            Reply::QueuedBehind(left, node) => (left, Some(node)),
-            Reply::Queued(left) | Reply::QueuedBehindForeign(left) => (left, None),
-            Reply::Recovering(left) => (Some(left), None),
-            _ => (None, None),
-        };
+    pub(crate) fn new(sent: Instant, QueueReply { left, owner }: QueueReply) -> Self {
         QueuePosition {
             sent,
             left,
-            is_foreign: matches!(reply, Reply::QueuedBehindForeign(_)),
-            is_recovering: matches!(reply, Reply::Recovering(_)),
             owner,
+            is_recovering: false,
+        }
+    }
+
+    /// Returns the place of a claim that waits for the end of a recovery.
+    pub(crate) fn recovering(sent: Instant, left: u64) -> Self {
+        QueuePosition {
+            is_recovering: true,
+            ..QueuePosition::new(
+                sent,
+                QueueReply {
+                    left: Some(left),
+                    owner: QueueOwner::Shared,
+                },
+            )
         }
     }
 

@@ -5,7 +5,7 @@ use crate::protocol::claim::{Claim, Leaving, Phase, RequestKind};
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Flaw;
-use crate::protocol::message::{Kind, Reply};
+use crate::protocol::message::{Kind, LeaveReply};
 use crate::protocol::step::{KeyEvent, Outcome, Ticket};
 use crate::protocol::time::Instant;
 
@@ -152,7 +152,7 @@ impl Claim {
     }
 
     /// Handles the answer to a leave. Returns whether the number is over here.
-    pub(crate) fn leave_answered(&mut self, cx: &mut StepContext<'_>, reply: &Reply) -> bool {
+    pub(crate) fn leave_answered(&mut self, cx: &mut StepContext<'_>, reply: LeaveReply) -> bool {
         let is_finished = self.finished().is_some();
         let Phase::Leaving(leaving) = &mut self.phase else {
             // Only a number that outlives its leave, which is a planted mistake, gets here.
@@ -162,7 +162,7 @@ impl Claim {
             // "Not there" may be the result of the first try, which was sent while the lease was held. A tick
             // differs: the store knows its latest winner even after the leave, so another node has the tick, or had
             // it.
-            let kept = *reply == Reply::Done || (self.exchange.unanswered().is_some() && !is_finished);
+            let kept = reply == LeaveReply::Left || (self.exchange.unanswered().is_some() && !is_finished);
             let outcome = if kept {
                 Outcome::Kept
             } else {
@@ -171,7 +171,7 @@ impl Claim {
             cx.released(ticket, outcome);
         }
         // The claim itself may still be executed, if it was not there.
-        if *reply != Reply::NotThere {
+        if reply != LeaveReply::NotThere {
             self.late.forget_executable();
         }
         // The renewal may still write the lease again.

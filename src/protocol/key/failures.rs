@@ -9,7 +9,7 @@ use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claims::Claimant;
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::key::line::Caller;
-use crate::protocol::message::{ClaimNumber, Reply};
+use crate::protocol::message::ClaimNumber;
 use crate::protocol::step::{AcquireError, KeyEvent, Tag};
 
 impl KeyState {
@@ -77,10 +77,7 @@ impl KeyState {
         let failure = self.note_failure(cx, number, kind, failure);
         match kind {
             RequestKind::Claim { .. } => self.claim_not_executed(cx, number, &failure),
-            RequestKind::Yield => {
-                let refusal = Reply::NotThere;
-                self.yield_not_executed(cx, number, &refusal);
-            }
+            RequestKind::Yield => self.yield_not_executed(cx, number, false),
             RequestKind::Renew | RequestKind::Assert => self.renew_failed(cx, number, kind, &failure),
             RequestKind::Leave => self.leave_failed(cx, number, &failure),
             RequestKind::Pass => self.pass_failed(cx, number, &failure),

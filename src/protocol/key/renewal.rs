@@ -5,8 +5,8 @@ use crate::protocol::call::calls::Calls;
 use crate::protocol::claim::RequestKind;
 use crate::protocol::context::StepContext;
 use crate::protocol::key::key_state::{KeyState, Renewal};
-use crate::protocol::message::ClaimNumber;
-use crate::protocol::step::{AcquireError, CallAnswer, Effect, InboxState, Ticket};
+use crate::protocol::message::{CallAnswer, ClaimNumber};
+use crate::protocol::step::{AcquireError, Effect, InboxState, Ticket};
 use crate::protocol::time::Instant;
 
 impl KeyState {
@@ -76,7 +76,7 @@ impl KeyState {
     }
 
     pub(crate) fn renewed_too_late(caller: Ticket) -> Effect {
-        Effect::Denied(caller, AcquireError::Lost(LostCause::Deadline))
+        Effect::Denied(caller, AcquireError::Lost(LostCause::Deadline).into())
     }
 
     /// Tells the callers that asked for a renewal of this claim that the store has extended the lease.

@@ -15,8 +15,11 @@ use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claims::{Claimant, ListedClaim};
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::key::line::Caller;
-use crate::protocol::message::{ClaimId, ClaimNumber, Grant, GrantNumber, LeaseTimes, Mode, Reply};
-use crate::protocol::step::{AcquireError, Effect, KeyEvent, LeaseTerms, Outcome, Tag, TickRefusal, ms};
+use crate::protocol::message::{
+    ClaimId, ClaimNumber, ClaimReply, Grant, GrantReply, LeaseTimes, LeaveReply, Mode, QueueOwner, Reply,
+    TickRefusal,
+};
+use crate::protocol::step::{AcquireError, Effect, KeyEvent, LeaseTerms, Outcome, Tag, WhyDenied, ms};
 use crate::protocol::time::Instant;
 
 /// The first and the longest pause before a busy key of a store without a queue is claimed again.
@@ -59,51 +62,46 @@ impl KeyState {
         if !matches!(reply, Reply::Refused(_)) {
             self.error = None;
         }
-        match (kind, reply) {
-            (_, Reply::Refused(refusal)) => {
+        match (reply, kind) {
+            (Reply::Claim(reply), kind) => self.claim_answered(cx, number, kind, (sent, time), reply),
+            (Reply::Leave(reply), _) => self.leave_answered(cx, number, reply),
+            (Reply::Refused(refusal), kind) => {
                 self.refused(cx, number, kind, StoreError::refused(refusal));
             }
-            (RequestKind::Leave, reply) => self.leave_answered(cx, number, &reply),
+            (Reply::Late, RequestKind::Renew | RequestKind::Assert) => self.asserted_late(cx, number, kind),
+            (Reply::Late, RequestKind::Yield) => self.yield_not_executed(cx, number, false),
+            (Reply::Late, _) => self.came_late(cx, number),
+            // Calls take their replies before, and a session makes a failed request of a failure.
+            (Reply::Call(_) | Reply::Failed(_), _) => {}
+        }
+    }
+
+    /// Handles the reply to any request but a leave.
+    fn claim_answered(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        kind: RequestKind,
+        (sent, time): (Instant, u64),
+        reply: ClaimReply,
+    ) {
+        match (kind, reply) {
             // A fixed lease ends when it would have ended.
-            (RequestKind::Assert, Reply::Granted(grant))
-                if self.claims[number]
-                    .held()
-                    .is_some_and(|held| held.number() == grant) =>
+            (RequestKind::Assert, ClaimReply::Granted(grant))
+                if self.claims[number].holds_under(grant.number) =>
             {
                 self.schedule_renewal(cx, number);
             }
-            (_, Reply::Granted(grant)) => self.granted(cx, number, (sent, time), grant),
-            (_, Reply::CapacityDiffers(grant, recorded)) => {
-                self.report_capacity(cx, number, recorded);
-                self.granted(cx, number, (sent, time), grant);
-            }
-            (_, Reply::Won(grant, attempt)) => {
-                self.claims[number].note_attempt(attempt, None);
-                self.granted(cx, number, (sent, time), grant);
-            }
-            (_, Reply::Overtook(grant, tick)) => {
-                self.claims[number].note_attempt(1, Some(tick));
-                self.granted(cx, number, (sent, time), grant);
-            }
-            (_, Reply::Recovering(left)) => self.recovering(cx, number, kind, (sent, left)),
-            (_, reply @ (Reply::Queued(_) | Reply::QueuedBehind(..) | Reply::QueuedBehindForeign(_))) => {
-                self.queued(cx, number, QueuePosition::new(sent, &reply));
-            }
-            (RequestKind::Renew | RequestKind::Assert, Reply::Late) => self.asserted_late(cx, number, kind),
-            (RequestKind::Yield, reply) => self.yield_not_executed(cx, number, &reply),
-            (RequestKind::Pass, Reply::Late) => self.came_late(cx, number),
+            (_, ClaimReply::Granted(grant)) => self.granted(cx, number, (sent, time), grant),
+            (_, ClaimReply::Recovering(left)) => self.recovering(cx, number, kind, (sent, left)),
+            (_, ClaimReply::Queued(place)) => self.queued(cx, number, QueuePosition::new(sent, place)),
+            (RequestKind::Yield, reply) => self.yield_not_executed(cx, number, reply == ClaimReply::Gone),
             (RequestKind::Pass, _) => self.pass_gone(cx, number),
-            (_, Reply::Revoked) => self.revoked(cx, number),
-            (_, Reply::Over) => self.refuse_tick(cx, number, TickRefusal::Over),
-            (_, Reply::Skipped) => self.refuse_tick(cx, number, TickRefusal::Skipped),
-            (_, Reply::Early(left)) => self.refuse_tick(cx, number, TickRefusal::Early(ms(left))),
-            (_, Reply::EarlierTickDue { latest, is_open }) => {
-                self.refuse_tick(cx, number, TickRefusal::EarlierTickDue { latest, is_open });
-            }
-            (RequestKind::Claim { wait }, Reply::Busy(left)) => self.busy(cx, number, wait, left),
-            (RequestKind::Claim { .. }, Reply::GroupRefused) => self.group_refused(cx, number),
-            (RequestKind::Claim { .. }, _) => self.came_late(cx, number),
-            (RequestKind::Renew | RequestKind::Assert, _) => self.gone(cx, number),
+            (_, ClaimReply::Revoked) => self.revoked(cx, number),
+            (_, ClaimReply::Tick(refusal)) => self.refuse_tick(cx, number, refusal),
+            (RequestKind::Claim { wait }, ClaimReply::Busy(left)) => self.busy(cx, number, wait, left),
+            (RequestKind::Claim { .. }, ClaimReply::GroupRefused) => self.group_refused(cx, number),
+            _ => self.gone(cx, number),
         }
     }
 
@@ -150,8 +148,15 @@ impl KeyState {
         cx: &mut StepContext<'_>,
         number: ClaimNumber,
         (sent, time): (Instant, u64),
-        grant: GrantNumber,
+        grant: GrantReply,
     ) {
+        if let Some(recorded) = grant.other_capacity {
+            self.report_capacity(cx, number, recorded);
+        }
+        if grant.attempt > 0 {
+            self.claims[number].note_attempt(grant.attempt, grant.overtook);
+        }
+        let grant = grant.number;
         if self.claims[number].is_queued() {
             cx.event(KeyEvent::FoundGranted);
             self.note_inheritance(cx, number);
@@ -205,7 +210,7 @@ impl KeyState {
                 }
             }
             Ending::Revoked => self.leave_ungranted(cx, number),
-            Ending::Tick(refusal) => self.end_denied(cx, number, AcquireError::Tick(refusal)),
+            Ending::Tick(refusal) => self.end_denied(cx, number, WhyDenied::Tick(refusal)),
             Ending::LeaseEnded => {
                 if let Claimant::Solo(caller) = self.claims.take_claimant(number) {
                     cx.deny(caller.ticket, AcquireError::Lost(LostCause::Ended));
@@ -244,13 +249,16 @@ impl KeyState {
             }
             Claimant::LineFollower | Claimant::Abandoned => {}
         }
-        self.schedule_wait(cx, number, position.left, position.is_foreign);
+        self.schedule_wait(cx, number, position.left, position.owner == QueueOwner::Foreign);
         if let Some(left) = position.recovery() {
             return self.deny_recovering(cx, left);
         }
         self.taken_at = Some(cx.now);
         self.owner_ends = position.left.map(|left| position.sent + ms(left));
-        self.owner = position.owner;
+        self.owner = match position.owner {
+            QueueOwner::Node(node) => Some(node),
+            QueueOwner::Shared | QueueOwner::Foreign => None,
+        };
         self.deny_behind(cx, mode);
     }
 
@@ -285,7 +293,7 @@ impl KeyState {
             {
                 self.hold_back(cx, number, kind, ms(left));
             }
-            _ => self.queued(cx, number, QueuePosition::new(sent, &Reply::Recovering(left))),
+            _ => self.queued(cx, number, QueuePosition::recovering(sent, left)),
         }
     }
 
@@ -311,7 +319,7 @@ impl KeyState {
     }
 
     /// Ends a claim, and denies its caller.
-    fn end_denied(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, denial: AcquireError) {
+    fn end_denied(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, denial: impl Into<WhyDenied>) {
         let listed = self.claims.remove(number);
         if let Some(Claimant::Solo(caller)) = listed.map(|listed| listed.claimant) {
             cx.deny(caller.ticket, denial);
@@ -380,7 +388,7 @@ impl KeyState {
     }
 
     /// Handles the answer to a leave.
-    fn leave_answered(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, reply: &Reply) {
+    fn leave_answered(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, reply: LeaveReply) {
         let claim = &mut self.claims[number];
         if !claim.leave_answered(cx, reply) {
             return;
@@ -403,21 +411,20 @@ impl KeyState {
         }
     }
 
-    /// Handles a yield that was not executed: the old number may still own the lease, and the new one never did.
+    /// Handles a yield that was not executed: the old number may still own the lease, and the new one never did. `is_gone`:
+    /// the store does not know the old number.
     pub(crate) fn yield_not_executed(
         &mut self,
         cx: &mut StepContext<'_>,
         number: ClaimNumber,
-        reply: &Reply,
+        is_gone: bool,
     ) {
         let Some(ListedClaim { mut claim, .. }) = self.claims.remove(number) else {
             return;
         };
         if let Some(mut yielded) = claim.take_yielded() {
             // The old number may be gone. The leave that follows cannot tell that from its own first try.
-            if *reply == Reply::Gone
-                && let Some(ticket) = yielded.take_release()
-            {
+            if is_gone && let Some(ticket) = yielded.take_release() {
                 cx.released(ticket, Outcome::Lost(LostCause::Gone));
             }
             self.leave_old_number(cx, yielded, claim.seq(), None);

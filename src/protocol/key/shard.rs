@@ -107,7 +107,8 @@ impl Shard {
                 | Input::Adopt(ticket, ..),
                 _,
             ) if self.context.is_closed => {
-                self.effects.push(Effect::Denied(ticket, AcquireError::Closed));
+                self.effects
+                    .push(Effect::Denied(ticket, AcquireError::Closed.into()));
             }
             (
                 Input::Answered {

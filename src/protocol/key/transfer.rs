@@ -14,7 +14,7 @@ use crate::protocol::key::claims::Claimant;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::key::line::Caller;
 use crate::protocol::message::{ClaimId, ClaimNumber, LeaseTimes, Mode};
-use crate::protocol::step::{AcquireError, Effect, LockOptions, Outcome, Ticket, ms};
+use crate::protocol::step::{AcquireError, Effect, LockOptions, Outcome, Ticket, WhyDenied, ms};
 
 impl KeyState {
     /// Returns whether other callers read by the lease of this holder. If not, no other caller is let in by it from
@@ -109,7 +109,7 @@ impl KeyState {
 
     pub(crate) fn passed_too_late(ticket: Ticket, to: Ticket) -> [Effect; 2] {
         let denied = AcquireError::Lost(LostCause::Deadline);
-        [Self::released_too_late(ticket), Effect::Denied(to, denied)]
+        [Self::released_too_late(ticket), Effect::Denied(to, denied.into())]
     }
 
     pub(crate) fn adopt(
@@ -222,7 +222,7 @@ impl KeyState {
         // The line has a claim of its own since the pass was sent.
         let number = old.number();
         if let Some(fence) = old.hold_again(cx.now) {
-            cx.deny(caller.ticket, AcquireError::StillHeld(fence, failure.reported()));
+            cx.deny(caller.ticket, WhyDenied::StillHeld(fence, failure.reported()));
         }
         let is_renewing = old.is_renewing();
         self.claims.insert(old, Claimant::Solo(caller));

@@ -5,7 +5,7 @@ use crate::protocol::flaw::Flaw;
 use crate::protocol::ledger::Ledger;
 use crate::protocol::ledger::record::{Record, RecordOwner};
 use crate::protocol::ledger::transaction::Transaction;
-use crate::protocol::message::{Batch, GrantNumber, Reply, Request, Rule, Verb};
+use crate::protocol::message::{Batch, ClaimReply, GrantNumber, LeaveReply, Reply, Request, Rule, Verb};
 
 impl Ledger {
     /// Executes a request that [needs its record only](Request::needs_record_only).
@@ -50,20 +50,20 @@ impl Transaction<'_> {
         match (request.verb, owned) {
             (Verb::Leave, Some(_)) => {
                 self.state.end(claim_id);
-                Reply::Done
+                LeaveReply::Left.into()
             }
             (Verb::Leave, None) if self.is_revoked(claim_id) => {
                 self.state.end(claim_id);
-                Reply::Done
+                LeaveReply::Left.into()
             }
-            (Verb::Leave, None) => Reply::NotThere,
+            (Verb::Leave, None) => LeaveReply::NotThere.into(),
             (Verb::Renew { .. }, Some(number)) => {
                 self.extend(claim_id, request.term);
-                Reply::Granted(number)
+                ClaimReply::granted(number).into()
             }
-            (_, Some(number)) => Reply::Granted(number),
-            (_, None) if self.is_revoked(claim_id) => Reply::Revoked,
-            (_, None) => Reply::Gone,
+            (_, Some(number)) => ClaimReply::granted(number).into(),
+            (_, None) if self.is_revoked(claim_id) => ClaimReply::Revoked.into(),
+            (_, None) => ClaimReply::Gone.into(),
         }
     }
 }

@@ -7,11 +7,11 @@ use crate::protocol::flaw::Flaw;
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::{CheckpointRecord, Expression};
 use crate::protocol::ledger::transaction::Transaction;
-use crate::protocol::message::{Call, JobReport, MIN_POLL_MS, Payload, Reply};
+use crate::protocol::message::{Call, CallAnswer, JobReport, MIN_POLL_MS, Payload};
 
 impl Transaction<'_> {
     /// Answers a call about a job or a semaphore.
-    pub(crate) fn answer_call(&mut self, call: Call, lease_ms: u64, data: Option<&Payload>) -> Reply {
+    pub(crate) fn answer_call(&mut self, call: Call, lease_ms: u64, data: Option<&Payload>) -> CallAnswer {
         let lost = self.mend_lost_mark(call);
         // Every verb settles the key first. A call has no claim, so the key is never granted to its sender.
         self.settle(None);
@@ -20,7 +20,7 @@ impl Transaction<'_> {
         let Some(job) = self.job.as_deref_mut() else {
             // A foreign owner of the key holds all permits.
             let is_ours = self.state.record.is_none();
-            return Reply::InUse(is_ours.then(|| self.in_use()));
+            return CallAnswer::InUse(is_ours.then(|| self.in_use()));
         };
         let mut report = JobReport {
             ahead_ms: job.ahead_ms(now),
@@ -60,7 +60,7 @@ impl Transaction<'_> {
             Call::Recall { .. } => self.report_checkpoint(&mut report),
             Call::Save { seq, .. } => self.save_checkpoint(&report, seq, data),
         }
-        Reply::Report(Box::new(report))
+        CallAnswer::Report(Box::new(report))
     }
 
     /// Reports a tick whose winner and waiters are all gone: only the store knows of it.

@@ -6,7 +6,8 @@ use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::Proclaimed;
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{
-    Call, ClaimId, GrantNumber, Kind, LeaderReport, NodeId, Payload, Reply, Request, Verb, Version,
+    Call, CallAnswer, CallReply, ClaimId, GrantNumber, Kind, LeaderReport, NodeId, Payload, Request, Verb,
+    Version,
 };
 
 impl Transaction<'_> {
@@ -68,14 +69,14 @@ impl Transaction<'_> {
     }
 
     /// Answers a call about an election.
-    pub(crate) fn ask_election(&mut self, request: &Request, call: Call) -> Reply {
+    pub(crate) fn ask_election(&mut self, request: &Request, call: Call) -> CallReply {
         // Every verb settles the key first. A call has no claim, so the key is never granted to its sender.
         self.settle(None);
         if !self.state.candidate_values.is_empty() {
             self.proclaim_value();
         }
         if let Call::Proclaim { of, seq } = call {
-            return self.proclaim(of, seq, request.data.as_ref());
+            return CallReply::Answer(self.proclaim(of, seq, request.data.as_ref()));
         }
         let report = self.leader_report();
         let version = report.as_ref().map_or(Version(0), |report| report.version);
@@ -83,9 +84,9 @@ impl Transaction<'_> {
             Call::Leader { known: Some(known) } if known == version => {
                 self.branches.note(Branch::LeaderWatched);
                 self.watch(request);
-                Reply::Watching(version)
+                CallReply::Watching(version)
             }
-            _ => Reply::Leader(report),
+            _ => CallReply::Answer(CallAnswer::Leader(report)),
         }
     }
 
@@ -105,16 +106,16 @@ impl Transaction<'_> {
 
     /// Stores the leader's value and tells the watchers. Refuses a claim that does not lead, and drops an outdated
     /// value.
-    fn proclaim(&mut self, of: ClaimId, seq: u64, value: Option<&Payload>) -> Reply {
+    fn proclaim(&mut self, of: ClaimId, seq: u64, value: Option<&Payload>) -> CallAnswer {
         let (Some(number), Some(value)) = (self.owned_by(of), value) else {
             self.branches.note(Branch::ProclaimRefused);
-            return Reply::Gone;
+            return CallAnswer::Owned(false);
         };
         let is_later = |kept: &Proclaimed| kept.number == number && kept.seq >= seq;
         if self.state.proclaimed.as_deref().is_some_and(is_later) && !self.plant.is(Flaw::ProclaimedLate) {
             // The request was slow, or is a retry.
             self.branches.note(Branch::ProclaimedBefore);
-            return Reply::Done;
+            return CallAnswer::Owned(true);
         }
         let version = Version(self.next_number().0);
         self.state.proclaimed = Some(Box::new(Proclaimed {
@@ -125,6 +126,6 @@ impl Transaction<'_> {
         }));
         self.branches.note(Branch::Proclaimed);
         self.tell_watchers();
-        Reply::Done
+        CallAnswer::Owned(true)
     }
 }

@@ -11,28 +11,28 @@ use crate::protocol::flaw::Flaw;
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::LatchRecord;
 use crate::protocol::ledger::transaction::Transaction;
-use crate::protocol::message::{Call, CallTime, LatchReport, Reply, Request, Version};
+use crate::protocol::message::{Call, CallAnswer, CallReply, CallTime, LatchReport, Request, Version};
 
 /// The id of a call.
 type CallId = Arc<[u8]>;
 
 impl Transaction<'_> {
     /// Answers a call about a latch.
-    pub(crate) fn ask_latch(&mut self, request: &Request, call: Call) -> Reply {
+    pub(crate) fn ask_latch(&mut self, request: &Request, call: Call) -> CallReply {
         let now = self.now();
         self.state.latch.take_if(|latch| now > latch.expires);
         let id = request
             .data
             .as_ref()
             .map_or_else(|| CallId::from([]), |id| id.0.clone());
-        Reply::Latch(match call {
+        CallReply::Answer(CallAnswer::Latch(match call {
             Call::SetCount { count, life_ms } => self.set_count(id, count, life_ms),
             Call::CountDown { called } => self.count_down(id, called),
             Call::Zero { of } => match self.check_zero(of) {
                 Ok(report) => report,
                 Err(generation) => {
                     self.watch(request);
-                    return Reply::Watching(generation);
+                    return CallReply::Watching(generation);
                 }
             },
             _ => self
@@ -40,7 +40,7 @@ impl Transaction<'_> {
                 .latch
                 .as_ref()
                 .map_or(LatchReport::Unset, |latch| LatchReport::Left(latch.left)),
-        })
+        }))
     }
 
     /// Sets the latch if it is not set. A latch at zero stays at zero until its life ends, so a restarted worker does

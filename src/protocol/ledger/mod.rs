@@ -21,7 +21,8 @@ use crate::protocol::ledger::record::{KeyRecord, is_past};
 use crate::protocol::ledger::recovery_state::RecoveryState;
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{
-    Batch, BatchReply, GrantNumber, Kind, Name, NodeId, Push, RecoveryCause, Reply, Request, Rule,
+    Batch, BatchReply, CallAnswer, ClaimReply, GrantNumber, Kind, Name, NodeId, Push, RecoveryCause, Reply,
+    Request, Rule,
 };
 use crate::protocol::write::{Action, Precondition};
 
@@ -245,14 +246,10 @@ impl Ledger {
         let now = now_us / 1000;
         let waits = |state: &KeyRecord| state.queue.iter().any(|entry| now <= entry.dies);
         if self.record(name, now_us).is_some() || self.states.get(name).is_some_and(waits) {
-            return Reply::Busy(None);
+            return ClaimReply::Busy(None).into();
         }
         self.states.remove(name);
-        if self.jobs.remove(name).is_some() {
-            Reply::Done
-        } else {
-            Reply::NotThere
-        }
+        CallAnswer::Owned(self.jobs.remove(name).is_some()).into()
     }
 
     /// Begins a recovery of `ms` milliseconds: the server may have lost grants, and grants nothing until every lease

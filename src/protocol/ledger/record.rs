@@ -317,6 +317,11 @@ pub(crate) struct QueueEntry {
 }
 
 impl QueueEntry {
+    /// Returns the same entry for another claim.
+    pub(crate) fn under(self, claim_id: ClaimId) -> Self {
+        QueueEntry { claim_id, ..self }
+    }
+
     /// Records a heartbeat at `now`.
     pub(crate) fn hear(&mut self, now: u64) {
         self.dies = now + self.term.lease_ms;

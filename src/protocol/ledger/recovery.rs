@@ -101,6 +101,6 @@ impl Transaction<'_> {
         }
         *self.last = number.max(*self.last);
         self.write_lease(claim, number);
-        Some(self.granted(number))
+        Some(self.granted(number).into())
     }
 }

@@ -3,11 +3,12 @@
 use crate::protocol::flaw::Flaw;
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::transaction::Transaction;
-use crate::protocol::message::{ClaimId, Reply, TickTime, WhenBehind};
+use crate::protocol::message::{ClaimId, ClaimReply, LeaveReply, TickRefusal, TickTime, WhenBehind};
+use crate::protocol::step::ms;
 
 impl Transaction<'_> {
     /// Returns the refusal of a tick that is over, was skipped, or is early, by the job's mark and the store's clock.
-    pub(crate) fn refuse_tick(&mut self) -> Option<Reply> {
+    pub(crate) fn refuse_tick(&mut self) -> Option<TickRefusal> {
         let now = self.date_ms;
         let job = self.job.as_deref()?;
         if self.plant.is(Flaw::NoMark) {
@@ -20,27 +21,27 @@ impl Transaction<'_> {
             && !self.plant.is(Flaw::EarlyTickGranted)
         {
             self.branches.note(Branch::TickEarly);
-            Some(Reply::Early(due - now))
+            Some(TickRefusal::Early(ms(due - now)))
         } else {
             None
         }
     }
 
-    /// Returns the reply to a claim whose tick is over: [`Reply::Skipped`] or [`Reply::Over`].
-    pub(crate) fn refuse_over_tick(&mut self, branch: Branch) -> Reply {
+    /// Returns why a tick is refused that is over.
+    pub(crate) fn refuse_over_tick(&mut self, branch: Branch) -> TickRefusal {
         let is_past = || self.job.as_deref().is_some_and(|job| self.mark < job.mark);
         let is_mistaken = self.plant.is(Flaw::RunTickCalledSkipped) && is_past();
         if is_mistaken || self.job.as_deref().is_some_and(|job| job.is_skipped(self.mark)) {
             self.branches.note(Branch::SkippedTold);
-            return Reply::Skipped;
+            return TickRefusal::Skipped;
         }
         self.branches.note(branch);
-        Reply::Over
+        TickRefusal::Over
     }
 
-    /// Returns [`Reply::EarlierTickDue`] if another tick must run first. Only for a claim that runs every tick in
+    /// Returns [`TickRefusal::EarlierTickDue`] if another tick must run first. Only for a claim that runs every tick in
     /// order ([`WhenBehind::After`]).
-    pub(crate) fn refuse_behind_earlier(&mut self, when_behind: WhenBehind) -> Option<Reply> {
+    pub(crate) fn refuse_behind_earlier(&mut self, when_behind: WhenBehind) -> Option<TickRefusal> {
         let WhenBehind::After(after) = when_behind else {
             return None;
         };
@@ -59,13 +60,13 @@ impl Transaction<'_> {
         }
         let is_open = !job.done;
         self.branches.note(Branch::TickBehind);
-        Some(Reply::EarlierTickDue { latest, is_open })
+        Some(TickRefusal::EarlierTickDue { latest, is_open })
     }
 
     /// Returns the refusal of a later tick that cannot run now because another claim has the job, or `None` if the
     /// claim may queue. [`WhenBehind::Skip`] records this tick as skipped; [`WhenBehind::Queue`] records the earlier
     /// ticks that were not granted.
-    pub(crate) fn refuse_beside_run(&mut self, when_behind: WhenBehind, wait: bool) -> Option<Reply> {
+    pub(crate) fn refuse_beside_run(&mut self, when_behind: WhenBehind, wait: bool) -> Option<ClaimReply> {
         let skips = when_behind == WhenBehind::Skip
             || when_behind == WhenBehind::Queue && self.plant.is(Flaw::QueuedTickSkipped);
         let left = self.owner_left_ms();
@@ -74,12 +75,12 @@ impl Transaction<'_> {
             // Runs must not overlap. A tick that is skipped here must not be run later by another node either.
             job.skipped = self.mark;
             self.branches.note(Branch::TickSkipped);
-            return Some(Reply::Busy(left));
+            return Some(ClaimReply::Busy(left));
         }
         // A tick with `After` gets here only when its predecessor has ended. Another record blocks the job, so there
         // is no run to wait for.
         if when_behind != WhenBehind::Queue || !wait {
-            return Some(Reply::Busy(left));
+            return Some(ClaimReply::Busy(left));
         }
         let before = TickTime(self.mark.map_or(0, |mark| mark.0.saturating_sub(1)));
         job.skipped = job.skipped.max(Some(before).filter(|before| before.0 > 0));
@@ -89,7 +90,7 @@ impl Transaction<'_> {
 
     /// Ends the latest tick for its winner, so that it never runs again, and releases the job. `well`: the run
     /// succeeded.
-    pub(crate) fn finish(&mut self, claim_id: ClaimId, well: bool) -> Reply {
+    pub(crate) fn finish(&mut self, claim_id: ClaimId, well: bool) -> LeaveReply {
         let is_owner = self.owned_by(claim_id).is_some();
         let by_node = self.plant.is(Flaw::JobByNode);
         let keeps = self.plant.is(Flaw::CheckpointOutlivesTick);
@@ -113,7 +114,7 @@ impl Transaction<'_> {
             self.branches.note(Branch::TickFinishedLate);
         }
         match self.leave(claim_id) {
-            Reply::NotThere if finished => Reply::Done,
+            LeaveReply::NotThere if finished => LeaveReply::Left,
             reply => reply,
         }
     }

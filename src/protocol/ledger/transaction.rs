@@ -17,8 +17,8 @@ use crate::protocol::ledger::record::{
 };
 use crate::protocol::ledger::recovery_state::RecoveryState;
 use crate::protocol::message::{
-    Call, ClaimId, GrantNumber, Kind, LeaseTimes, Mode, Name, NodeId, Push, Reply, Request, TickTime, Verb,
-    WhenBehind,
+    Call, CallAnswer, ClaimId, ClaimReply, GrantNumber, GrantReply, Kind, LeaseTimes, LeaveReply, Mode, Name,
+    NodeId, Push, QueueOwner, Reply, Request, TickTime, Verb, WhenBehind,
 };
 
 /// The state that one request reads and changes.
@@ -104,32 +104,24 @@ impl Transaction<'_> {
             dies,
         };
         match verb {
-            Verb::Claim { wait } => self.claim(entry, wait, request.when_behind),
+            Verb::Claim { wait } => self.claim(entry, wait, request.when_behind).into(),
             Verb::Renew { number } => self.renew(entry, number),
             Verb::Assert { number } => self.assert_fixed(&entry, number),
-            Verb::Propose { number } => self.propose(&entry, number),
+            Verb::Propose { number } => self.propose(&entry, number).into(),
             Verb::Restore { number } => self.restore(&entry, number),
-            Verb::Leave => self.leave(claim_id),
-            Verb::Finish { well } => self.finish(claim_id, well),
-            Verb::Yield { to } => self.yield_(
-                claim_id,
-                QueueEntry {
-                    claim_id: to,
-                    ..entry
-                },
-            ),
-            Verb::Pass { to, adopts } => self.pass(
-                (claim_id, adopts),
-                QueueEntry {
-                    claim_id: to,
-                    ..entry
-                },
-            ),
-            Verb::Call(Call::Release { of, .. }) => self.leave(of),
-            Verb::Call(Call::Extend { of }) => self.lengthen(of, mode, term),
-            Verb::Call(call) if self.name.kind == Kind::Latch => self.ask_latch(request, call),
-            Verb::Call(call) if self.name.kind == Kind::Election => self.ask_election(request, call),
-            Verb::Call(call) => self.answer_call(call, request.term.lease_ms, request.data.as_ref()),
+            Verb::Leave => self.leave(claim_id).into(),
+            Verb::Finish { well } => self.finish(claim_id, well).into(),
+            Verb::Yield { to } => self.yield_(claim_id, entry.under(to)).into(),
+            Verb::Pass { to, adopts } => self.pass(claim_id, adopts, entry.under(to)).into(),
+            Verb::Call(Call::Release { of, .. }) => {
+                CallAnswer::Owned(self.leave(of) == LeaveReply::Left).into()
+            }
+            Verb::Call(Call::Extend { of }) => self.lengthen(of, mode, term).into(),
+            Verb::Call(call) if self.name.kind == Kind::Latch => self.ask_latch(request, call).into(),
+            Verb::Call(call) if self.name.kind == Kind::Election => self.ask_election(request, call).into(),
+            Verb::Call(call) => self
+                .answer_call(call, request.term.lease_ms, request.data.as_ref())
+                .into(),
         }
     }
 
@@ -182,7 +174,7 @@ impl Transaction<'_> {
     }
 
     /// Grants the key, queues the claim, or refuses it.
-    fn claim(&mut self, claim: QueueEntry, wait: bool, when_behind: WhenBehind) -> Reply {
+    fn claim(&mut self, claim: QueueEntry, wait: bool, when_behind: WhenBehind) -> ClaimReply {
         let recorded_capacity = self.recorded_capacity(claim.mode);
         let owned = self.owned_by(claim.claim_id);
         let search = match owned {
@@ -192,10 +184,10 @@ impl Transaction<'_> {
         if let Some(number) = owned.or_else(|| self.owned_by(claim.claim_id)) {
             self.extend(claim.claim_id, claim.term);
             let recorded_capacity = recorded_capacity.filter(|_| owned.is_none());
-            return self.granted_beside(number, recorded_capacity);
+            return ClaimReply::Granted(self.granted_beside(number, recorded_capacity));
         }
         if let Some(refused) = self.refuse_tick() {
-            return refused;
+            return ClaimReply::Tick(refused);
         }
         if let Some(left) = self.held_back() {
             self.branches.note(Branch::ClaimHeldBack);
@@ -203,22 +195,23 @@ impl Transaction<'_> {
             if wait && self.job.is_none() {
                 self.enqueue(claim);
             }
-            return Reply::Recovering(left);
+            return ClaimReply::Recovering(left);
         }
         if let Some(refused) = self.refuse_behind_earlier(when_behind) {
-            return refused;
+            return ClaimReply::Tick(refused);
         }
         if self.may_join(&claim, search) {
             if self.is_group_refused {
                 self.branches.note(Branch::GroupRefused);
-                return Reply::GroupRefused;
+                return ClaimReply::GroupRefused;
             }
             let open = self.job.as_deref().and_then(|job| job.overtaken_by(self.mark));
             let number = self.grant(&claim);
-            return match open {
-                Some(tick) => Reply::Overtook(number, tick),
-                None => self.granted_beside(number, recorded_capacity),
-            };
+            let granted = self.granted_beside(number, recorded_capacity);
+            return ClaimReply::Granted(GrantReply {
+                overtook: open,
+                ..granted
+            });
         }
         if self.job.is_some()
             && let Some(busy) = self.refuse_beside_run(when_behind, wait)
@@ -226,27 +219,34 @@ impl Transaction<'_> {
             return busy;
         }
         if !wait || self.plant.is(Flaw::NoStandby) && self.job.is_some() {
-            return Reply::Busy(self.owner_left_ms());
+            return ClaimReply::Busy(self.owner_left_ms());
         }
         self.enqueue(claim);
         self.queued()
     }
 
     /// Returns the reply to an owner.
-    pub(crate) fn granted(&self, number: GrantNumber) -> Reply {
-        match &self.job {
-            Some(job) => Reply::Won(number, job.attempt),
-            None => Reply::Granted(number),
+    pub(crate) fn granted(&self, number: GrantNumber) -> ClaimReply {
+        ClaimReply::Granted(self.grant_reply(number))
+    }
+
+    fn grant_reply(&self, number: GrantNumber) -> GrantReply {
+        GrantReply {
+            number,
+            attempt: self.job.as_ref().map_or(0, |job| job.attempt),
+            ..GrantReply::default()
         }
     }
 
     /// Returns the reply to an owner, after a check of the capacity that another holder recorded.
-    fn granted_beside(&mut self, number: GrantNumber, recorded_capacity: Option<u32>) -> Reply {
-        let Some(capacity) = recorded_capacity else {
-            return self.granted(number);
-        };
-        self.branches.note(Branch::CapacityDiffers);
-        Reply::CapacityDiffers(number, capacity)
+    fn granted_beside(&mut self, number: GrantNumber, recorded_capacity: Option<u32>) -> GrantReply {
+        if recorded_capacity.is_some() {
+            self.branches.note(Branch::CapacityDiffers);
+        }
+        GrantReply {
+            other_capacity: recorded_capacity,
+            ..self.grant_reply(number)
+        }
     }
 
     /// Extends the owner's lease, or records a waiter's heartbeat. `number`: the sender's grant, if it is an owner.
@@ -257,13 +257,13 @@ impl Transaction<'_> {
             self.extend(claim_id, claim.term);
             // A sender that does not know its grant does not hold yet. Its lease may have ended before the loss.
             return match self.held_back() {
-                Some(left) if number.is_none() => Reply::Recovering(left),
-                _ => self.granted(own),
+                Some(left) if number.is_none() => ClaimReply::Recovering(left).into(),
+                _ => self.granted(own).into(),
             };
         }
         if self.is_revoked(claim_id) && !self.plant.is(Flaw::RevokedAsserted) {
             self.branches.note(Branch::RevokedTold);
-            return Reply::Revoked;
+            return ClaimReply::Revoked.into();
         }
         if let Some(asserted) = number.and_then(|number| self.assert_lease(&claim, number)) {
             return asserted;
@@ -272,13 +272,13 @@ impl Transaction<'_> {
         self.settle(Some(claim_id));
         if let Some(number) = self.owned_by(claim_id) {
             self.branches.note(Branch::AskedAgain);
-            self.granted(number)
+            self.granted(number).into()
         } else if waits {
-            self.queued()
+            self.queued().into()
         } else if self.job.as_ref().is_some_and(|job| !job.is_open(self.mark)) {
-            self.refuse_over_tick(Branch::StandbyTold)
+            ClaimReply::Tick(self.refuse_over_tick(Branch::StandbyTold)).into()
         } else {
-            Reply::Gone
+            ClaimReply::Gone.into()
         }
     }
 
@@ -289,15 +289,17 @@ impl Transaction<'_> {
                 if self.plant.is(Flaw::AssertionShortens) {
                     self.extend(claim.claim_id, claim.term);
                 }
-                self.granted(own)
+                self.granted(own).into()
             }
-            None if self.is_revoked(claim.claim_id) => Reply::Revoked,
-            None => self.assert_lease(claim, number).unwrap_or(Reply::Gone),
+            None if self.is_revoked(claim.claim_id) => ClaimReply::Revoked.into(),
+            None => self
+                .assert_lease(claim, number)
+                .unwrap_or(ClaimReply::Gone.into()),
         }
     }
 
     /// Releases the claim's lease and hands the key over, or removes the claim from the queue.
-    pub(crate) fn leave(&mut self, claim_id: ClaimId) -> Reply {
+    pub(crate) fn leave(&mut self, claim_id: ClaimId) -> LeaveReply {
         let owns = self.owned_by(claim_id).is_some();
         if !owns {
             // A revoked claim that waits again, which no node does, is handed the key without its value.
@@ -310,7 +312,7 @@ impl Transaction<'_> {
         {
             self.state.end(claim_id);
             self.hand_over_or_free(None, true);
-            return Reply::Done;
+            return LeaveReply::Left;
         }
         if self.plant.is(Flaw::PermitReleasedTwice) && !self.state.shares.is_empty() {
             self.state.shares.remove(0);
@@ -318,23 +320,27 @@ impl Transaction<'_> {
         // A waiter that leaves must not be granted the key, so it is removed before the key is settled.
         let waited = self.remove_waiter(claim_id);
         self.settle(None);
-        if waited { Reply::Done } else { Reply::NotThere }
+        if waited {
+            LeaveReply::Left
+        } else {
+            LeaveReply::NotThere
+        }
     }
 
     /// Ends the owner's turn: hands the key over, and queues the owner again as `next`. If no claim waits, `next` is
     /// granted at once.
-    fn yield_(&mut self, claim_id: ClaimId, next: QueueEntry) -> Reply {
+    fn yield_(&mut self, claim_id: ClaimId, next: QueueEntry) -> ClaimReply {
         // The leave that follows ends it.
         if self.is_revoked(claim_id) {
             self.branches.note(Branch::RevokedTold);
-            return Reply::Revoked;
+            return ClaimReply::Revoked;
         }
         if self.owned_by(claim_id).is_none() {
             self.settle(Some(claim_id));
         }
         if self.owned_by(claim_id).is_none() {
             self.branches.note(Branch::YieldRepeated);
-            return Reply::Gone;
+            return ClaimReply::Gone;
         }
         let was_alone = self.state.record.is_some();
         self.state.end(claim_id);
@@ -434,21 +440,22 @@ impl Transaction<'_> {
 
     /// Returns the reply to a waiter. It tells the waiter if the owner will not announce its release, so that the
     /// waiter polls.
-    pub(crate) fn queued(&mut self) -> Reply {
+    pub(crate) fn queued(&mut self) -> ClaimReply {
         if let Some(left) = self.held_back() {
-            return Reply::Recovering(left);
+            return ClaimReply::Recovering(left);
         }
         let left = self.owner_left_ms();
         let record = self.state.record.as_ref();
         // A lock that is left free for clients that poll is not announced either.
         if self.poll_gap > 0 || record.is_some_and(|record| record.owner.is_unannounced()) {
             self.branches.note(Branch::QueuedBehindForeign);
-            return Reply::QueuedBehindForeign(left);
+            return ClaimReply::queued(left, QueueOwner::Foreign);
         }
-        match self.state.owner() {
-            Some((owner, _)) => Reply::QueuedBehind(left, owner.node),
-            None => Reply::Queued(left),
-        }
+        let owner = self.state.owner();
+        ClaimReply::queued(
+            left,
+            owner.map_or(QueueOwner::Shared, |(owner, _)| QueueOwner::Node(owner.node)),
+        )
     }
 
     /// Returns how many milliseconds remain until the key's record or its last share ends, if it ends.

@@ -5,21 +5,21 @@ use crate::protocol::flaw::Flaw;
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::{QueueEntry, RecordOwner};
 use crate::protocol::ledger::transaction::Transaction;
-use crate::protocol::message::{ClaimId, LeaseTimes, Mode, Reply};
+use crate::protocol::message::{CallAnswer, ClaimId, ClaimReply, LeaseTimes, Mode};
 
 impl Transaction<'_> {
     /// Makes `to` the owner in place of `claim_id`. The old number never owns the lease again, so a repeated pass
     /// finds `to` as owner, or refuses. `adopts`: the sender adopts a transfer.
-    pub(crate) fn pass(&mut self, (claim_id, adopts): (ClaimId, bool), to: QueueEntry) -> Reply {
+    pub(crate) fn pass(&mut self, claim_id: ClaimId, adopts: bool, to: QueueEntry) -> ClaimReply {
         if let Some(number) = self.owned_by(to.claim_id) {
             self.branches.note(Branch::PassRepeated);
             self.extend(to.claim_id, to.term);
-            return Reply::Granted(number);
+            return ClaimReply::granted(number);
         }
         let is_adopted = self.plant.is(Flaw::RevokedAdopted) && self.is_revoked(claim_id);
         if !self.owns_in_mode(claim_id, to.mode) && !is_adopted {
             self.branches.note(Branch::PassRefused);
-            return Reply::Gone;
+            return ClaimReply::Gone;
         }
         // An adoption is a grant: the lost state may include another adoption of the same lease.
         if let Some(left) = self.held_back()
@@ -27,14 +27,14 @@ impl Transaction<'_> {
             && !self.plant.is(Flaw::AdoptedWhileRecovering)
         {
             self.branches.note(Branch::AdoptionHeldBack);
-            return Reply::Recovering(left);
+            return ClaimReply::Recovering(left);
         }
         let (was_alone, before) = (self.state.record.is_some(), self.owned_by(claim_id));
         self.state.end(claim_id);
         if self.plant.is(Flaw::DowngradeLetsGo) && to.mode == Mode::Read {
             self.hand_over(None, true);
             if !self.is_free_for(Mode::Read) {
-                return Reply::Gone;
+                return ClaimReply::Gone;
             }
         }
         let is_downgrade = was_alone && to.mode == Mode::Read;
@@ -52,7 +52,7 @@ impl Transaction<'_> {
         if is_downgrade {
             self.hand_over(None, false);
         }
-        Reply::Granted(number)
+        ClaimReply::granted(number)
     }
 
     /// Returns whether the claim owns the lease in this mode or in a stronger one.
@@ -70,11 +70,11 @@ impl Transaction<'_> {
     }
 
     /// Extends a lease to last for `term` from now on. Never shortens the lease.
-    pub(crate) fn lengthen(&mut self, of: ClaimId, mode: Mode, term: LeaseTimes) -> Reply {
+    pub(crate) fn lengthen(&mut self, of: ClaimId, mode: Mode, term: LeaseTimes) -> CallAnswer {
         let is_there = self.owns_in_mode(of, mode);
         self.settle(None);
         if !is_there {
-            return Reply::Gone;
+            return CallAnswer::Owned(false);
         }
         let until = self.now() + term.hold_ms();
         let never_shorter = !self.plant.is(Flaw::ExtendShortens);
@@ -86,6 +86,6 @@ impl Transaction<'_> {
             share.expires = longer(share.expires);
         }
         self.branches.note(Branch::Lengthened);
-        Reply::Done
+        CallAnswer::Owned(true)
     }
 }

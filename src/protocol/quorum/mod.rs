@@ -21,7 +21,9 @@ use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::context::RequestSink;
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::message::{ClaimId, ClaimNumber, GrantNumber, Name, Reply, Verb};
+use crate::protocol::message::{
+    ClaimId, ClaimNumber, ClaimReply, GrantNumber, LeaveReply, Name, Reply, Verb,
+};
 pub(crate) use crate::protocol::quorum::pursuit::QuorumOutput;
 use crate::protocol::quorum::pursuit::{Pursuit, Round, Step, Vote, VoteAnswer};
 use crate::protocol::session::server_clock::ServerClock;
@@ -189,24 +191,24 @@ impl Quorum {
         let (vote, is_left) = (&mut pursuit.masters[master], pursuit.is_left);
         (vote.heard, vote.has_answered) = (Some(now), true);
         let answer = match reply {
-            Reply::Granted(number) => {
+            Reply::Claim(ClaimReply::Granted(grant)) => {
                 vote.sent = vote.sent.max(Some(sent));
-                vote.number = vote.number.max(number);
+                vote.number = vote.number.max(grant.number);
                 VoteAnswer::Granted
             }
-            Reply::Busy(left) => {
+            Reply::Claim(ClaimReply::Busy(left)) => {
                 vote.sent = None;
                 VoteAnswer::Busy(left)
             }
-            Reply::Done | Reply::NotThere | Reply::Gone => {
+            Reply::Leave(reply) => {
                 (vote.sent, vote.number) = (None, GrantNumber::default());
                 // A second leave finds nothing where the first one found the record.
                 let was_there = matches!(vote.answer, Some(VoteAnswer::Left(true)));
-                VoteAnswer::Left(was_there || reply == Reply::Done)
+                VoteAnswer::Left(was_there || reply == LeaveReply::Left)
             }
             // The record may be lost. The vote counts on: the master grants nothing before the lease that it gave has
             // ended.
-            Reply::Recovering(left) => {
+            Reply::Claim(ClaimReply::Recovering(left)) => {
                 VoteAnswer::NoVote(StoreError::recovering(Duration::from_millis(left)))
             }
             Reply::Refused(refusal) => VoteAnswer::NoVote(StoreError::refused(refusal)),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::message::{Executed, Failure, GrantNumber, Name, Reply, Verb};
+use crate::protocol::message::{ClaimReply, Executed, Failure, GrantNumber, LeaveReply, Name, Reply, Verb};
 use crate::protocol::step::{Class, Input, Outgoing, Tag};
 use crate::protocol::time::Instant;
 
@@ -227,7 +227,7 @@ impl Pursuit {
                     Some(VoteAnswer::Busy(left)) => left,
                     _ => None,
                 });
-                let reply = Reply::Busy(lefts.max());
+                let reply = ClaimReply::Busy(lefts.max());
                 self.answer(now, reply, out);
             } else {
                 self.fail(now, out);
@@ -239,7 +239,7 @@ impl Pursuit {
         if plant.is(Flaw::NoSecondTrip) || self.count(is_raised) >= q {
             if let Some(sent) = self.counts_from(q, plant).filter(|_| !self.has_ended(now)) {
                 self.told = Some(sent);
-                self.answer(sent, Reply::Granted(number), out);
+                self.answer(sent, ClaimReply::granted(number), out);
                 return false;
             }
         } else if self.count(|vote| is_raised(vote) || waits(vote)) >= q {
@@ -277,7 +277,7 @@ impl Pursuit {
         // After its end the lease may have been another's. Records that are written again then are of no use.
         let is_held = others <= self.masters.len() - q && !self.has_ended(now);
         let Some(number) = self.number.filter(|_| is_held) else {
-            self.answer(now, Reply::Gone, out);
+            self.answer(now, ClaimReply::Gone, out);
             return true;
         };
         if granted < q && granted + waits >= q {
@@ -287,7 +287,7 @@ impl Pursuit {
             // Votes of several rounds may make a majority.
             Some(sent) if granted >= q || Some(sent) > self.told => {
                 self.told = Some(sent);
-                self.answer(sent, Reply::Granted(number), out);
+                self.answer(sent, ClaimReply::granted(number), out);
             }
             _ => self.fail(now, out),
         }
@@ -304,9 +304,9 @@ impl Pursuit {
         let may_say = |vote: &Vote| has_said(vote) || !vote.is_idle() && !has_failed(vote);
         if self.count(has_said) >= q || self.masters.iter().all(Vote::is_settled) {
             let reply = if gone > self.masters.len() - q {
-                Reply::NotThere
+                LeaveReply::NotThere
             } else {
-                Reply::Done
+                LeaveReply::Left
             };
             self.ends = None;
             self.answer(now, reply, out);
@@ -327,11 +327,11 @@ impl Pursuit {
         for vote in &mut self.masters {
             (vote.sent, vote.executable_until, vote.leave_at) = (None, None, None);
         }
-        self.answer(now, Reply::NotThere, out);
+        self.answer(now, LeaveReply::NotThere, out);
     }
 
     /// Ends the round, if there is one, with an answer to the key machine.
-    fn answer(&mut self, sent: Instant, reply: Reply, out: &mut QuorumOutput) {
+    fn answer(&mut self, sent: Instant, reply: impl Into<Reply>, out: &mut QuorumOutput) {
         let Some(Round { tag, .. }) = self.round.take() else {
             return;
         };
@@ -339,7 +339,7 @@ impl Pursuit {
             tag,
             sent,
             time: 0,
-            reply,
+            reply: reply.into(),
         };
         out.inputs.push_back((self.request.request.name.clone(), input));
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Flaw;
-use crate::protocol::message::{BatchReply, Executed, Failure, RecoveryCause, Reply};
+use crate::protocol::message::{BatchReply, ClaimReply, Executed, Failure, RecoveryCause, Reply};
 use crate::protocol::session::connection::{Connection, is_broken};
 use crate::protocol::session::in_flight::{InFlight, PendingRequest};
 use crate::protocol::session::server_clock::ServerClock;
@@ -77,7 +77,7 @@ impl Session {
                     }
                     continue;
                 }
-                Reply::Recovering(left) => self.note_held_back(ms(*left), cx),
+                Reply::Claim(ClaimReply::Recovering(left)) => self.note_held_back(ms(*left), cx),
                 _ => {}
             }
             if !over {

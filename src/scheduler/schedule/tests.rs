@@ -9,7 +9,8 @@ use chrono::{Datelike, NaiveDate};
 use super::*;
 use crate::protocol::ledger::Ledger;
 use crate::protocol::message::{
-    Batch, ClaimId, ClaimNumber, GrantNumber, LeaseTimes, Mode, Name, NodeId, Reply, Request, Rule, Verb,
+    Batch, ClaimId, ClaimNumber, ClaimReply, GrantNumber, GrantReply, LeaseTimes, LeaveReply, Mode, Name,
+    NodeId, Reply, Request, Rule, Verb,
 };
 
 /// Common expressions, and expressions that other crons read differently.
@@ -175,8 +176,11 @@ impl SimulatedNode {
                 .replies
                 .remove(0)
         };
-        let won = matches!(ask(Verb::Claim { wait: true }), Reply::Won(_, 1));
-        won.then(|| assert_eq!(ask(Verb::Finish { well: true }), Reply::Done));
+        let won = matches!(
+            ask(Verb::Claim { wait: true }),
+            Reply::Claim(ClaimReply::Granted(GrantReply { attempt: 1, .. }))
+        );
+        won.then(|| assert_eq!(ask(Verb::Finish { well: true }), LeaveReply::Left.into()));
         won.then_some(tick)
     }
 }

@@ -10,15 +10,17 @@ use redis::{RedisError, RedisResult, Value};
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::options::LONGEST_LEASE;
 use crate::protocol::message::{
-    Asking, BatchReply, ClaimId, Executed, Failure, Grant, GrantNumber, JobReport, Kind, LatchReport,
-    LeaderReport, NodeId, Payload, Push, Reply, TickTime,
+    Asking, BatchReply, CallAnswer, CallReply, ClaimId, ClaimReply, Executed, Failure, Grant, GrantNumber,
+    GrantReply, JobReport, Kind, LatchReport, LeaderReport, LeaveReply, NodeId, Payload, Push, QueueOwner,
+    Reply, Request, TickRefusal, TickTime, Verb, Version,
 };
+use crate::protocol::step::ms;
 use crate::store::redis::format;
 use crate::store::redis::names::Names;
 use crate::store::redis::script::MAX_EXACT_INTEGER;
 
 /// Decodes the answer of the script to a batch.
-pub(super) fn batch(value: Value, requests: usize) -> Result<BatchReply, Failure> {
+pub(super) fn batch(value: Value, requests: &[Request]) -> Result<BatchReply, Failure> {
     let Value::Array(values) = value else {
         return Err(malformed("the script's answer is not a list"));
     };
@@ -26,9 +28,16 @@ pub(super) fn batch(value: Value, requests: usize) -> Result<BatchReply, Failure
     let Some(Value::Int(time)) = values.next() else {
         return Err(malformed("the script's answer has no time"));
     };
-    let mut replies = Vec::with_capacity(requests);
-    for value in values {
-        let reply = reply(&value).ok_or_else(|| unreadable(&value))?;
+    if values.len() != requests.len() {
+        return Err(malformed(format_args!(
+            "the script answered {} of {} requests",
+            values.len(),
+            requests.len()
+        )));
+    }
+    let mut replies = Vec::with_capacity(requests.len());
+    for (value, request) in values.zip(requests) {
+        let reply = reply(&value, request.verb).ok_or_else(|| unreadable(&value))?;
         if reply == Reply::Refused(StoreRefusal::ReadOnly) {
             // The server refused every write of the batch. It is not a master, so its other replies mean nothing.
             return Err(Failure {
@@ -37,12 +46,6 @@ pub(super) fn batch(value: Value, requests: usize) -> Result<BatchReply, Failure
             });
         }
         replies.push(reply);
-    }
-    if replies.len() != requests {
-        return Err(malformed(format_args!(
-            "the script answered {} of {requests} requests",
-            replies.len()
-        )));
     }
     Ok(BatchReply {
         time: time.unsigned_abs(),
@@ -61,59 +64,109 @@ fn unreadable(value: &Value) -> Failure {
     ))
 }
 
-/// Decodes the reply to one request, or returns `None` if it is unknown. The files in `lua/` list the replies.
-pub(super) fn reply(value: &Value) -> Option<Reply> {
-    let text = match value {
-        Value::Int(0) => return Some(Reply::Done),
-        Value::Int(number) if *number > 0 => {
-            return Some(Reply::Granted(GrantNumber(number.unsigned_abs())));
+/// Decodes the reply to one request, or returns `None` if it is unknown, or no reply to this verb. The files in `lua/` list the
+/// replies.
+pub(super) fn reply(value: &Value, to: Verb) -> Option<Reply> {
+    let reply = match value {
+        Value::BulkString(text) if text.starts_with(b"E") => {
+            return Some(Reply::Refused(refusal(&String::from_utf8_lossy(&text[1..]))));
         }
-        Value::BulkString(text) => text,
-        _ => return None,
+        Value::BulkString(text) if text == b"L" => return Some(Reply::Late),
+        value => match to {
+            Verb::Leave | Verb::Finish { .. } => leave_reply(value)?.into(),
+            Verb::Call(_) => call_reply(value)?.into(),
+            _ => claim_reply(value)?.into(),
+        },
     };
-    let (letter, rest) = text.split_first()?;
-    match letter {
-        b'E' => return Some(Reply::Refused(refusal(&String::from_utf8_lossy(rest)))),
-        b'T' if rest.is_empty() => return Some(Reply::Leader(None)),
-        b'T' => return leader(rest).map(|report| Reply::Leader(Some(report))),
-        b'U' => return report(rest).map(|report| Reply::Report(Box::new(report))),
-        _ => {}
+    Some(reply)
+}
+
+/// Splits a text into its letter and what follows.
+fn letter(value: &Value) -> Option<(u8, &[u8])> {
+    match value {
+        Value::BulkString(text) => text.split_first().map(|(letter, rest)| (*letter, rest)),
+        _ => None,
     }
+}
+
+fn claim_reply(value: &Value) -> Option<ClaimReply> {
+    if let Value::Int(number) = value {
+        return (*number > 0).then(|| ClaimReply::granted(GrantNumber(number.unsigned_abs())));
+    }
+    let (letter, rest) = letter(value)?;
     let rest = std::str::from_utf8(rest).ok()?;
     let (first, second) = rest.split_once(':').unwrap_or((rest, ""));
+    let grant = || {
+        Some(GrantReply {
+            number: first.parse().ok()?,
+            ..GrantReply::default()
+        })
+    };
     Some(match letter {
-        b'Q' => match second.parse() {
-            Ok(node) => Reply::QueuedBehind(optional_number(first)?, node),
-            Err(_) => Reply::Queued(optional_number(first)?),
-        },
-        b'P' => Reply::QueuedBehindForeign(optional_number(first)?),
-        b'R' => Reply::Recovering(first.parse().ok()?),
-        b'B' => Reply::Busy(optional_number(first)?),
-        b'W' => Reply::Won(first.parse().ok()?, second.parse().ok()?),
-        b'A' => Reply::GroupRefused,
-        b'O' => Reply::Over,
-        b'S' => Reply::Skipped,
-        b'V' => Reply::Overtook(first.parse().ok()?, second.parse().ok()?),
-        b'J' => Reply::EarlierTickDue {
+        b'Q' => {
+            let owner = second.parse().map_or(QueueOwner::Shared, QueueOwner::Node);
+            ClaimReply::queued(optional_number(first)?, owner)
+        }
+        b'P' => ClaimReply::queued(optional_number(first)?, QueueOwner::Foreign),
+        b'R' => ClaimReply::Recovering(first.parse().ok()?),
+        b'B' => ClaimReply::Busy(optional_number(first)?),
+        b'W' => ClaimReply::Granted(GrantReply {
+            attempt: second.parse().ok()?,
+            ..grant()?
+        }),
+        b'V' => ClaimReply::Granted(GrantReply {
+            attempt: 1,
+            overtook: Some(second.parse().ok()?),
+            ..grant()?
+        }),
+        b'G' => ClaimReply::Granted(GrantReply {
+            other_capacity: Some(second.parse().ok()?),
+            ..grant()?
+        }),
+        b'A' => ClaimReply::GroupRefused,
+        b'O' => ClaimReply::Tick(TickRefusal::Over),
+        b'S' => ClaimReply::Tick(TickRefusal::Skipped),
+        b'F' => ClaimReply::Tick(TickRefusal::Early(ms(first.parse().ok()?))),
+        b'J' => ClaimReply::Tick(TickRefusal::EarlierTickDue {
             latest: first.parse().ok()?,
             is_open: second == "1",
-        },
-        b'G' => Reply::CapacityDiffers(first.parse().ok()?, second.parse().ok()?),
-        b'I' => Reply::InUse(optional_number(first)?),
-        b'F' => Reply::Early(first.parse().ok()?),
-        b'L' => Reply::Late,
-        b'X' => Reply::Gone,
-        b'!' => Reply::Revoked,
-        b'N' => Reply::NotThere,
-        b'Y' => Reply::Latch(LatchReport::Set),
-        b'D' => Reply::Latch(LatchReport::Left(first.parse().ok()?)),
-        b'K' => Reply::Latch(LatchReport::Unset),
-        b'M' => Reply::Latch(LatchReport::SetMeanwhile(first.parse().ok()?)),
-        b'C' => Reply::Latch(LatchReport::Uncertain),
-        b'Z' => Reply::Latch(LatchReport::Over),
-        b'H' => Reply::Watching(first.parse().ok()?),
+        }),
+        b'X' => ClaimReply::Gone,
+        b'!' => ClaimReply::Revoked,
         _ => return None,
     })
+}
+
+fn leave_reply(value: &Value) -> Option<LeaveReply> {
+    match (value, letter(value)) {
+        (Value::Int(0), _) => Some(LeaveReply::Left),
+        (_, Some((b'N', []))) => Some(LeaveReply::NotThere),
+        _ => None,
+    }
+}
+
+fn call_reply(value: &Value) -> Option<CallReply> {
+    if let Value::Int(0) = value {
+        return Some(CallReply::Answer(CallAnswer::Owned(true)));
+    }
+    let (letter, rest) = letter(value)?;
+    let text = std::str::from_utf8(rest);
+    let version = || text.ok()?.parse().ok().map(Version);
+    Some(CallReply::Answer(match letter {
+        b'T' if rest.is_empty() => CallAnswer::Leader(None),
+        b'T' => CallAnswer::Leader(Some(leader(rest)?)),
+        b'U' => CallAnswer::Report(Box::new(report(rest)?)),
+        b'I' => CallAnswer::InUse(optional_number(text.ok()?)?),
+        b'N' | b'X' => CallAnswer::Owned(false),
+        b'Y' => CallAnswer::Latch(LatchReport::Set),
+        b'D' => CallAnswer::Latch(LatchReport::Left(text.ok()?.parse().ok()?)),
+        b'K' => CallAnswer::Latch(LatchReport::Unset),
+        b'M' => CallAnswer::Latch(LatchReport::SetMeanwhile(version()?)),
+        b'C' => CallAnswer::Latch(LatchReport::Uncertain),
+        b'Z' => CallAnswer::Latch(LatchReport::Over),
+        b'H' => return Some(CallReply::Watching(version()?)),
+        _ => return None,
+    }))
 }
 
 /// Reads a number, or an empty text as no number.

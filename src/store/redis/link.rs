@@ -10,8 +10,8 @@ use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal, Trouble};
 use crate::protocol::message::{
-    Batch, BatchReply, Executed, Failure, GrantNumber, LinkReply, LinkRequest, Name, NodeId, Reply,
-    WriteAnswer,
+    Batch, BatchReply, CallAnswer, Executed, Failure, GrantNumber, LinkReply, LinkRequest, Name, NodeId,
+    Reply, WriteAnswer,
 };
 use crate::protocol::sentinels::Reign;
 use crate::protocol::session::step::{Opened, Place};
@@ -306,7 +306,6 @@ impl Link for RedisLink {
             };
             return Box::pin(sent.apply(batch));
         }
-        let requests = batch.requests.len();
         let (script, call) = if self.store.topology.masters().is_none() {
             let call = encode::batch(&batch, &self.store.names, self.store.probe);
             (encode::script_of(&batch), call)
@@ -315,7 +314,7 @@ impl Link for RedisLink {
         };
         Box::pin(async move {
             let answer = send(&mut connection, script, call).await?;
-            decode::batch(answer.map_err(failure)?, requests)
+            decode::batch(answer.map_err(failure)?, &batch.requests)
         })
     }
 
@@ -470,7 +469,7 @@ fn failed_action(action: &Action, error: RedisError) -> Result<Reply, Failure> {
     let failure = failure(error);
     match (action, said) {
         (Action::Write(_), Some(said)) if failure.executed == Executed::Unknown => {
-            Ok(Reply::Written(WriteAnswer::Failed(said)))
+            Ok(CallAnswer::Written(WriteAnswer::Failed(said)).into())
         }
         _ => Err(failure),
     }

@@ -10,7 +10,7 @@ use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::flaw::Plant;
-use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Redirect, Reply, Request};
+use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Redirect, Reply, Request, Verb};
 use crate::protocol::redirects::{Fallback, Side, SlotRefusal, after_alone, after_script, is_believed};
 use crate::store::redis::config::Config;
 use crate::store::redis::connection::{failure, read_time};
@@ -56,7 +56,7 @@ impl SlotBatch {
         let mut alone = Vec::new();
         for (part, answer) in parts.into_iter().zip(answers) {
             match answer.map_err(|error| self.refusal(error)) {
-                Ok(answer) => match decode::batch(answer, part.places.len()) {
+                Ok(answer) => match decode::batch(answer, &part.batch.requests) {
                     Ok(reply) => {
                         time = reply.time.max(time);
                         for (place, reply) in part.places.into_iter().zip(reply.replies) {
@@ -172,7 +172,7 @@ impl SlotBatch {
         for (alone, answer) in alone.into_iter().zip(answers) {
             let place = alone.place;
             let reply = match answer.map_err(|error| self.refusal(error)) {
-                Ok(answer) => believed(Side::Source, &answer),
+                Ok(answer) => believed(Side::Source, &answer, alone.request.verb),
                 Err((Some((said, target)), error)) => match after_alone(Side::Source, said) {
                     Fallback::Report(redirect) => elsewhere(redirect, &error),
                     Fallback::Alone(_) => match target.or_else(|| alone.target.clone()) {
@@ -191,7 +191,7 @@ impl SlotBatch {
     async fn apply_at(&self, target: &Address, request: &Request) -> Reply {
         let call = encode::alone(request, &self.store.names);
         match self.ask_target(target, call).await {
-            Ok(answer) => believed(Side::Target, &answer),
+            Ok(answer) => believed(Side::Target, &answer, request.verb),
             // A renewal that may have been executed does no harm, and a leave is repeated.
             Err(error) => Reply::Failed(Box::new(Failure {
                 executed: Executed::Unknown,
@@ -270,8 +270,8 @@ pub(super) fn action_failure(cluster: &Cluster, store: &Config, error: RedisErro
 }
 
 /// Returns the reply to a request that a server executed with its record alone.
-fn believed(at: Side, answer: &Value) -> Reply {
-    match decode::reply(answer) {
+fn believed(at: Side, answer: &Value, to: Verb) -> Reply {
+    match decode::reply(answer, to) {
         Some(reply) if is_believed(at, &reply, Plant::NONE) => reply,
         Some(_) => {
             let failure = decode::malformed("the slot of the key is on its way to another server");

@@ -2,7 +2,7 @@
 
 use redis::{Cmd, Value};
 
-use crate::protocol::message::{Failure, Name, Reply, WriteAnswer};
+use crate::protocol::message::{CallAnswer, ClaimReply, Failure, Name, Reply, WriteAnswer};
 use crate::protocol::write::{Action, GuardedWrite, WriteBody};
 use crate::store::redis::decode::malformed;
 use crate::store::redis::encode::push_share;
@@ -30,11 +30,10 @@ pub(super) fn encode(name: &Name, action: &Action, names: &Names) -> ActionCall 
 /// Decodes the answer of an action's script.
 pub(super) fn decode(action: &Action, answer: Value) -> Result<Reply, Failure> {
     match action {
-        Action::Write(_) => Ok(Reply::Written(decode_write(answer)?)),
+        Action::Write(_) => Ok(CallAnswer::Written(decode_write(answer)?).into()),
         Action::ForgetJob => Ok(match answer {
-            Value::Int(0) => Reply::NotThere,
-            Value::Int(_) => Reply::Done,
-            _ => Reply::Busy(None),
+            Value::Int(deleted) => CallAnswer::Owned(deleted > 0).into(),
+            _ => ClaimReply::Busy(None).into(),
         }),
     }
 }

@@ -4,7 +4,8 @@ use std::collections::HashMap;
 
 use tenure::protocol::ledger::{CheckpointRecord, Expression, JobRecord, RecordOwner};
 use tenure::protocol::message::{
-    Batch, ClaimId, GrantNumber, Kind, Mode, Payload, Permits, Reply, TickTime, WriteAnswer,
+    Batch, CallAnswer, ClaimId, ClaimReply, GrantNumber, Kind, Mode, Payload, Permits, Reply, TickTime,
+    WriteAnswer,
 };
 use tenure::protocol::write::{Action, GuardedWrite, Precondition, WriteBody};
 
@@ -29,7 +30,7 @@ impl Run {
             body: WriteBody::Script { text, keys, args },
         };
         let written = self.link.act(name, Action::Write(write.into()));
-        let Reply::Written(real) = written.await.unwrap() else {
+        let Some(CallAnswer::Written(real)) = written.await.unwrap().answer().cloned() else {
             panic!("step {step}: no answer to a write");
         };
         match real {
@@ -276,17 +277,17 @@ impl Run {
 
 /// Returns whether the replies are equal, except for a few milliseconds.
 pub(super) fn same(real: &Reply, model: &Reply) -> bool {
-    match (real, model) {
-        (Reply::QueuedBehind(a, node), Reply::QueuedBehind(b, owner)) if node == owner => {
-            same(&Reply::Queued(*a), &Reply::Queued(*b))
-        }
-        (Reply::Queued(a), Reply::Queued(b))
-        | (Reply::QueuedBehindForeign(a), Reply::QueuedBehindForeign(b))
-        | (Reply::Busy(a), Reply::Busy(b)) => match (a, b) {
-            (Some(a), Some(b)) => a.abs_diff(*b) <= TOLERANCE_MS,
-            _ => a == b,
-        },
-        (Reply::Recovering(a), Reply::Recovering(b)) => is_near(*a, *b),
+    let (Reply::Claim(of_real), Reply::Claim(of_model)) = (real, model) else {
+        return real == model;
+    };
+    let are_near = |a: Option<u64>, b: Option<u64>| match (a, b) {
+        (Some(a), Some(b)) => a.abs_diff(b) <= TOLERANCE_MS,
+        _ => a == b,
+    };
+    match (of_real, of_model) {
+        (ClaimReply::Queued(a), ClaimReply::Queued(b)) => a.owner == b.owner && are_near(a.left, b.left),
+        (ClaimReply::Busy(a), ClaimReply::Busy(b)) => are_near(*a, *b),
+        (ClaimReply::Recovering(a), ClaimReply::Recovering(b)) => is_near(*a, *b),
         _ => real == model,
     }
 }

@@ -5,13 +5,13 @@ use std::collections::{HashMap, VecDeque};
 
 use tenure::protocol::ledger::{Branch, Proclaimed, RecordOwner};
 use tenure::protocol::message::{
-    Batch, Call, ClaimId, GrantNumber, InboxEvent, Kind, LeaderReport, LeaseTimes, NodeId, Payload, Push,
-    Reply, Request, Rule, Verb, Version,
+    Batch, Call, CallAnswer, CallReply, ClaimId, ClaimReply, GrantNumber, InboxEvent, Kind, LeaderReport,
+    LeaseTimes, NodeId, Payload, Push, Reply, Request, Rule, Verb, Version,
 };
 
 use super::steps::Steps;
 use super::views::Views;
-use super::{AGES_MS, LEASES, LONG_MS, NODES, TOLERANCE_MS, at_once, cmd};
+use super::{AGES_MS, LEASES, LONG_MS, NODES, TOLERANCE_MS, at_once, cmd, word};
 use crate::server::RedisServer;
 use crate::tools::claim_id;
 
@@ -319,7 +319,9 @@ impl Run {
                 "step {step}: {request:?}\nserver {real:?}\nledger {model:?}"
             );
             self.note(*at, request, real);
-            if let (Verb::Call(Call::Proclaim { of, seq }), Reply::Done) = (request.verb, real) {
+            if let (Verb::Call(Call::Proclaim { of, seq }), Some(CallAnswer::Owned(true))) =
+                (request.verb, real.answer())
+            {
                 let kept = self.proclaimed(*at);
                 assert!(
                     kept.is_some_and(|kept| kept.seq >= seq),
@@ -379,7 +381,7 @@ impl Run {
 
     /// Counts the reply.
     fn note(&mut self, at: usize, request: &Request, reply: &Reply) {
-        if let (Verb::Renew { number: Some(number) }, Reply::Granted(_)) = (request.verb, reply)
+        if let (Verb::Renew { number: Some(number) }, Some(_)) = (request.verb, reply.number())
             && self
                 .proclaimed(at)
                 .is_some_and(|proclaimed| proclaimed.number == number)
@@ -388,8 +390,8 @@ impl Run {
             self.base.saw("leads with its value while recovering");
         }
         let version = match reply {
-            Reply::Granted(number) => Some(Version(number.0)),
-            Reply::Leader(Some(report)) => Some(report.version),
+            Reply::Claim(ClaimReply::Granted(grant)) => Some(Version(grant.number.0)),
+            Reply::Call(CallReply::Answer(CallAnswer::Leader(Some(report)))) => Some(report.version),
             _ => None,
         };
         let versions = &mut self.versions[at];
@@ -399,13 +401,15 @@ impl Run {
         }
         let says = self.proclaimed(at).is_some();
         self.base.saw(match reply {
-            Reply::Leader(None) => "no leader",
-            Reply::Leader(Some(LeaderReport { value: None, .. })) => "leads",
-            Reply::Leader(Some(_)) => "leads and proclaimed",
-            Reply::Watching(Version(0)) => "watches without a leader",
-            Reply::Watching(_) if says => "watches a proclaimed value",
-            Reply::Watching(_) => "watches a leader",
-            other => super::word(other),
+            Reply::Call(CallReply::Answer(CallAnswer::Leader(leader))) => match leader {
+                None => "no leader",
+                Some(LeaderReport { value: None, .. }) => "leads",
+                Some(_) => "leads and proclaimed",
+            },
+            Reply::Call(CallReply::Watching(Version(0))) => "watches without a leader",
+            Reply::Call(CallReply::Watching(_)) if says => "watches a proclaimed value",
+            Reply::Call(CallReply::Watching(_)) => "watches a leader",
+            other => word(other),
         });
     }
 

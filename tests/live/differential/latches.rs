@@ -6,8 +6,8 @@ use std::sync::Arc;
 use tenure::Key;
 use tenure::protocol::ledger::{Branch, Ledger, Record, RecordOwner};
 use tenure::protocol::message::{
-    Batch, Call, CallTime, GrantNumber, LatchReport, LeaseTimes, Name, NodeId, Payload, Reply, Request, Rule,
-    Verb, Version,
+    Batch, Call, CallAnswer, CallReply, CallTime, GrantNumber, LatchReport, LeaseTimes, Name, NodeId,
+    Payload, Reply, Request, Rule, Verb, Version,
 };
 use tenure::store::{Link, Store};
 
@@ -370,17 +370,20 @@ impl Run {
 }
 
 fn word(reply: &Reply) -> &'static str {
-    match reply {
-        Reply::Latch(LatchReport::Set) => "Set",
-        Reply::Latch(LatchReport::Left(0)) => "Left(0)",
-        Reply::Latch(LatchReport::Left(_)) => "Left",
-        Reply::Latch(LatchReport::Unset) => "Unset",
-        Reply::Latch(LatchReport::SetMeanwhile(_)) => "SetMeanwhile",
-        Reply::Latch(LatchReport::Over) => "Over",
-        Reply::Latch(LatchReport::Uncertain) => "Uncertain",
-        Reply::Watching(_) => "Watching",
-        Reply::Late => "Late",
-        Reply::Refused(_) => "Refused",
+    let answer = match reply {
+        Reply::Call(CallReply::Answer(CallAnswer::Latch(report))) => report,
+        Reply::Call(CallReply::Watching(_)) => return "Watching",
+        Reply::Late => return "Late",
+        Reply::Refused(_) => return "Refused",
         other => panic!("no answer to a question about a latch: {other:?}"),
+    };
+    match answer {
+        LatchReport::Set => "Set",
+        LatchReport::Left(0) => "Left(0)",
+        LatchReport::Left(_) => "Left",
+        LatchReport::Unset => "Unset",
+        LatchReport::SetMeanwhile(_) => "SetMeanwhile",
+        LatchReport::Over => "Over",
+        LatchReport::Uncertain => "Uncertain",
     }
 }

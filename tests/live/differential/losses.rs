@@ -1,7 +1,9 @@
 //! A server that lost grants: records and numbers disappear, recoveries begin and end, and owners assert their leases.
 
 use tenure::protocol::ledger::RecordOwner;
-use tenure::protocol::message::{Batch, ClaimId, GrantNumber, Kind, LeaseTimes, Reply, Request, Verb};
+use tenure::protocol::message::{
+    Batch, ClaimId, ClaimReply, GrantNumber, Kind, LeaseTimes, LeaveReply, Reply, Request, Verb,
+};
 
 use super::{CLOCK, Run, TOLERANCE_MS, at_once, cmd, wall_us};
 
@@ -175,23 +177,31 @@ impl Run {
             let what = match (request.verb, reply) {
                 _ if batch.is_unconfirmed && !recovers => self.note_unconfirmed(request, reply),
                 _ if !recovers => continue,
-                (Verb::Claim { .. }, Reply::Recovering(_)) if batch.requests.len() == 1 => "held back alone",
+                (Verb::Claim { .. }, Reply::Claim(ClaimReply::Recovering(_)))
+                    if batch.requests.len() == 1 =>
+                {
+                    "held back alone"
+                }
                 (Verb::Claim { .. }, _) if is_granted => "owner claims again",
                 (Verb::Renew { number: Some(_) }, _) if is_granted && *was_queued => {
                     "asserted from the queue"
                 }
-                (Verb::Renew { number: Some(_) }, Reply::Gone) if request.name.kind == Kind::Job => {
+                (Verb::Renew { number: Some(_) }, Reply::Claim(ClaimReply::Gone))
+                    if request.name.kind == Kind::Job =>
+                {
                     "tick not asserted"
                 }
-                (Verb::Renew { number: Some(_) }, Reply::Gone) => "not asserted over others",
-                (Verb::Renew { number: None }, Reply::Recovering(_)) if !was_queued => {
+                (Verb::Renew { number: Some(_) }, Reply::Claim(ClaimReply::Gone)) => {
+                    "not asserted over others"
+                }
+                (Verb::Renew { number: None }, Reply::Claim(ClaimReply::Recovering(_))) if !was_queued => {
                     "holder without its number"
                 }
-                (Verb::Renew { .. }, Reply::Recovering(_)) => "waiter held back",
-                (Verb::Yield { .. }, Reply::Recovering(_)) => "yield held back",
+                (Verb::Renew { .. }, Reply::Claim(ClaimReply::Recovering(_))) => "waiter held back",
+                (Verb::Yield { .. }, Reply::Claim(ClaimReply::Recovering(_))) => "yield held back",
                 (Verb::Yield { .. }, _) if is_granted => "yielded while recovering",
                 (Verb::Pass { .. }, _) if is_granted => "passed while recovering",
-                (Verb::Leave, Reply::Done) if !was_queued => "left while recovering",
+                (Verb::Leave, Reply::Leave(LeaveReply::Left)) if !was_queued => "left while recovering",
                 _ => continue,
             };
             self.saw(what);
@@ -202,14 +212,14 @@ impl Run {
     fn note_unconfirmed(&self, request: &Request, reply: &Reply) -> &'static str {
         let is_granted = reply.number().is_some();
         match (request.verb, reply) {
-            (Verb::Claim { .. }, Reply::Recovering(_)) => "claim held back, unconfirmed",
-            (Verb::Renew { .. }, Reply::Recovering(_)) => "waiter held back, unconfirmed",
-            (Verb::Yield { .. }, Reply::Recovering(_)) => "yield held back, unconfirmed",
-            (Verb::Pass { .. }, Reply::Recovering(_)) => "adoption held back, unconfirmed",
+            (Verb::Claim { .. }, Reply::Claim(ClaimReply::Recovering(_))) => "claim held back, unconfirmed",
+            (Verb::Renew { .. }, Reply::Claim(ClaimReply::Recovering(_))) => "waiter held back, unconfirmed",
+            (Verb::Yield { .. }, Reply::Claim(ClaimReply::Recovering(_))) => "yield held back, unconfirmed",
+            (Verb::Pass { .. }, Reply::Claim(ClaimReply::Recovering(_))) => "adoption held back, unconfirmed",
             (Verb::Renew { .. }, _) if is_granted => "owner renewed, unconfirmed",
             (Verb::Yield { .. }, _) if is_granted => "yielded, unconfirmed",
             (Verb::Pass { .. }, _) if is_granted => "passed, unconfirmed",
-            (Verb::Leave | Verb::Finish { .. }, Reply::Done) => "left, unconfirmed",
+            (Verb::Leave | Verb::Finish { .. }, Reply::Leave(LeaveReply::Left)) => "left, unconfirmed",
             _ => "unconfirmed",
         }
     }

@@ -3,7 +3,9 @@
 use std::time::{Duration, Instant};
 
 use tenure::protocol::ledger::{Record, RecordOwner};
-use tenure::protocol::message::{Executed, GrantNumber, Kind, LinkRequest, Mode, NodeId, Permits, Reply};
+use tenure::protocol::message::{
+    CallAnswer, Executed, GrantNumber, Kind, LinkRequest, Mode, NodeId, Permits,
+};
 use tenure::protocol::write::Action;
 use tenure::testing::compare_run;
 
@@ -151,9 +153,9 @@ impl Run {
         let now = self.now();
         let model = self.ledger.act(&self.names[at], &Action::ForgetJob, now * 1000);
         assert_eq!(real, model, "step {step}: {} is forgotten", self.names[at]);
-        self.saw(match real {
-            Reply::Done => "forgotten",
-            Reply::NotThere => "nothing to forget",
+        self.saw(match real.answer() {
+            Some(CallAnswer::Owned(true)) => "forgotten",
+            Some(CallAnswer::Owned(false)) => "nothing to forget",
             _ => "in use, not forgotten",
         });
         self.compare_memory(at, step);

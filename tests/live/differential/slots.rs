@@ -7,14 +7,14 @@ use std::sync::Arc;
 use tenure::Key;
 use tenure::protocol::ledger::Ledger;
 use tenure::protocol::message::{
-    Batch, ClaimId, ClaimNumber, Executed, GrantNumber, Kind, LeaseTimes, Mode, Name, NodeId, Permits, Push,
-    Redirect, Reply, Request, Verb,
+    Batch, ClaimId, ClaimNumber, ClaimReply, Executed, GrantNumber, Kind, LeaseTimes, LeaveReply, Mode, Name,
+    NodeId, Permits, Push, Redirect, Reply, Request, Verb,
 };
 use tenure::store::{Link, ServerId};
 use tenure::testing::cluster_store;
 
-use super::same;
 use super::steps::Steps;
+use super::{same, word};
 use crate::cluster::{Cluster, SlotMove, slot_of};
 use crate::deployment::tell;
 use crate::tools::{PATIENCE, TERM, batch};
@@ -248,8 +248,9 @@ impl Run {
                 let real = &real.replies[at];
                 let is_equal = match (real, &model) {
                     // The scripts of a batch run at slightly different times.
-                    (Reply::Granted(_), Reply::Granted(_)) => true,
-                    (Reply::CapacityDiffers(_, one), Reply::CapacityDiffers(_, other)) => one == other,
+                    (Reply::Claim(ClaimReply::Granted(one)), Reply::Claim(ClaimReply::Granted(other))) => {
+                        one.other_capacity == other.other_capacity
+                    }
                     (Reply::Failed(one), Reply::Failed(other)) => one.executed == other.executed,
                     _ => same(real, &model),
                 };
@@ -258,12 +259,9 @@ impl Run {
                     is_equal,
                     "step {step}: {request:?}, server {real:?}, ledger {model:?}"
                 );
-                match model {
-                    Reply::Granted(_) => self.saw("Granted"),
-                    Reply::Busy(_) => self.saw("Busy"),
-                    Reply::Gone => self.saw("Gone"),
-                    Reply::Done => self.saw("Done"),
-                    _ => {}
+                let word = word(&model);
+                if ["Granted", "Busy", "Gone", "Done"].contains(&word) {
+                    self.saw(word);
                 }
             }
         }
@@ -293,18 +291,18 @@ impl Run {
                 continue;
             }
             let reply = self.slots[slot].ledger.apply_alone(time, &request);
-            self.saw(match (&reply, request.verb) {
-                (Reply::Granted(_), Verb::Assert { .. }) => "asserted alone",
-                (Reply::Granted(_), _) => "renewed alone",
-                (Reply::Done, _) => "left alone",
-                (Reply::Gone, _) => "gone alone",
+            self.saw(match (word(&reply), request.verb) {
+                ("Granted", Verb::Assert { .. }) => "asserted alone",
+                ("Granted", _) => "renewed alone",
+                ("Done", _) => "left alone",
+                ("Gone", _) => "gone alone",
                 _ => "not left alone",
             });
             // Another owner's record at the source is no proof, and a waiter has no record.
             let is_of_another = self.slots[slot].has_record(&request.name, time) && !is_migrated;
             let is_believed = match reply {
-                Reply::Gone => !is_of_another,
-                _ => reply != Reply::NotThere,
+                Reply::Claim(ClaimReply::Gone) => !is_of_another,
+                _ => reply != Reply::Leave(LeaveReply::NotThere),
             };
             replies.push(if is_believed { reply } else { pending() });
         }

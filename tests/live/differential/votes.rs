@@ -9,7 +9,9 @@ use redis::RedisResult;
 use tenure::Key;
 use tenure::error::StoreRefusal;
 use tenure::protocol::ledger::{Branch, Ledger, Record, RecordOwner};
-use tenure::protocol::message::{Batch, ClaimId, GrantNumber, LeaseTimes, Name, Push, Reply, Request, Verb};
+use tenure::protocol::message::{
+    Batch, ClaimId, ClaimReply, GrantNumber, LeaseTimes, LeaveReply, Name, Push, Reply, Request, Verb,
+};
 use tenure::store::{Link, ServerId, Store};
 use tenure::testing::quorum_store;
 
@@ -503,7 +505,7 @@ impl Run {
             let mut ledger = self.ledger(at).clone();
             let reply = ledger.apply(time, one, &mut Vec::new()).replies.remove(0);
             let is_refused_before = match &reply {
-                Reply::Recovering(_) | Reply::Refused(_) => true,
+                Reply::Claim(ClaimReply::Recovering(_)) | Reply::Refused(_) => true,
                 Reply::Late => verb.creates(),
                 _ => false,
             };
@@ -534,34 +536,37 @@ impl Run {
 
     /// Counts what a request met.
     fn note(&mut self, was: &Before, request: &Request, reply: &Reply, (time, is_spoiled): (u64, bool)) {
-        if let Reply::Granted(number) = reply {
+        if let Some(number) = reply.number() {
             self.numbers.insert(request.claim_id, number.0);
         }
         let owner = was.record.as_ref().map(|record| &record.owner);
         let owns = matches!(owner, Some(RecordOwner::Claim(owner, _)) if *owner == request.claim_id);
         let what = match (request.verb, reply) {
-            (Verb::Leave, Reply::Done) if is_spoiled => "left beside a bad clock",
+            (Verb::Leave, Reply::Leave(LeaveReply::Left)) if is_spoiled => "left beside a bad clock",
             (_, Reply::Late) if is_spoiled => "late beside a bad clock",
             (_, Reply::Refused(StoreRefusal::Other(_))) => "clock refused",
             (_, Reply::Refused(_)) => "wrong type",
-            (Verb::Propose { number }, Reply::Granted(given)) => {
+            (Verb::Propose { number }, Reply::Claim(ClaimReply::Granted(grant))) => {
+                let given = grant.number;
                 if number.0 == was.last && number.0 > 0 {
                     self.saw("proposed what the clock says");
                 }
                 match number.0 {
                     0 if given.0 == time => "granted the server's time",
                     0 => "granted the number after the clock's",
-                    _ if *given == number => "granted as proposed",
+                    _ if given == number => "granted as proposed",
                     _ => "granted above the proposal",
                 }
             }
-            (Verb::Restore { number }, Reply::Granted(_)) if owns => match number.0 > was.last {
-                true => "number raised by an owner",
-                false => "number not raised by an owner",
-            },
+            (Verb::Restore { number }, Reply::Claim(ClaimReply::Granted(_))) if owns => {
+                match number.0 > was.last {
+                    true => "number raised by an owner",
+                    false => "number not raised by an owner",
+                }
+            }
             (Verb::Restore { number }, Reply::Late) if number.0 > was.last => "number raised late",
-            (_, Reply::Recovering(_)) if owns => "vote of an owner held back",
-            (verb, Reply::Busy(left)) => {
+            (_, Reply::Claim(ClaimReply::Recovering(_))) if owns => "vote of an owner held back",
+            (verb, Reply::Claim(ClaimReply::Busy(left))) => {
                 if matches!(verb, Verb::Restore { number } if number.0 > was.last) {
                     self.saw("number raised for another's key");
                 }
@@ -576,13 +581,13 @@ impl Run {
                 }
                 "busy"
             }
-            (_, Reply::Done) => {
+            (_, Reply::Leave(LeaveReply::Left)) => {
                 if was.recovers {
                     self.saw("left while recovering");
                 }
                 "done"
             }
-            (_, Reply::NotThere) => "not there",
+            (_, Reply::Leave(LeaveReply::NotThere)) => "not there",
             _ => return,
         };
         self.saw(what);

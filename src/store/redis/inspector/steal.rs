@@ -47,7 +47,9 @@ impl Stealer<'_> {
             let call = encode::batch(&batch, names, self.connections.config.probe);
             self.connections.check_reign(server).await?;
             let answer = self.run(server, encode::script_of(&batch), call).await?;
-            time = decode::batch(answer, 1).map_err(|failure| failure.error)?.time;
+            time = decode::batch(answer, &batch.requests)
+                .map_err(|failure| failure.error)?
+                .time;
         }
         Ok((reply, time))
     }
