@@ -6,6 +6,7 @@ use crate::error::{LostCause, StoreError, StoreErrorKind};
 use crate::protocol::claim::held_lease::{HeldLease, Holders};
 use crate::protocol::claim::{Claim, Phase};
 use crate::protocol::context::StepContext;
+use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Flaw;
 use crate::protocol::message::{Fence, Grant, GrantNumber, QueueOwner, QueueReply, TickRefusal};
 use crate::protocol::step::{Effect, KeyEvent, Outcome, Ticket, ms};
@@ -24,18 +25,24 @@ const MIN_MISSED_PUSH_US: u64 = 100_000;
 pub(crate) enum ClaimEvent {
     /// The claim has the lease, and its callers may hold it.
     Granted(Granted),
-    /// The claim has the lease, which must be renewed before its use.
-    Unconfirmed,
+    /// The claim must be renewed now: its grant is too old to be used, or a renewal was lost with its connection.
+    RenewalDue,
     /// The claim waits in the store's queue.
     Queued(QueuePosition),
     /// The lease is renewed.
     Renewed,
+    /// The first request has no answer. The claim asks for its outcome, if its callers still wait.
+    Unanswered(Box<FailedRequest>),
+    /// A later request of a waiting claim failed. It is repeated, if the callers keep waiting.
+    Failed(Box<FailedRequest>),
     /// The claim is over, and no caller held its lease.
     Ended(Ending),
     /// The lease of the callers is over.
     Lost(Loss),
     /// The caller has not taken up its grant for a whole lease.
     Unfetched(Ticket),
+    /// The number is over: the store was told, or will not be.
+    Left,
 }
 
 /// Why a claim is over that no caller held.
@@ -43,6 +50,8 @@ pub(crate) enum ClaimEvent {
 pub(crate) enum Ending {
     /// The store does not know the claim.
     Gone,
+    /// The store did not execute the first request, and never will.
+    NotExecuted(Box<FailedRequest>),
     /// An operator revoked the lease.
     Revoked,
     /// The store refuses to run the tick.
@@ -350,7 +359,7 @@ impl Claim {
                 since: cx.now,
                 tries: 0,
             };
-            return self.exchange.is_idle().then_some(ClaimEvent::Unconfirmed);
+            return self.exchange.is_idle().then_some(ClaimEvent::RenewalDue);
         }
         cx.event(KeyEvent::PushUsed);
         self.exchange.forget_failures();

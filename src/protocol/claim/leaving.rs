@@ -1,6 +1,7 @@
 //! The end of a claim: it is left, and left again while an unanswered request of it may be executed late.
 
 use crate::error::{LostCause, StoreError, StoreErrorKind};
+use crate::protocol::claim::answers::ClaimEvent;
 use crate::protocol::claim::{Claim, Leaving, Phase, RequestKind};
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
@@ -49,16 +50,16 @@ impl Claim {
     }
 
     /// Ends a number that the store does not know. If an unanswered request of it may still be executed, the number is left
-    /// when it no longer can be. Returns whether nothing is left to be done.
-    pub(crate) fn end(&mut self, cx: &mut StepContext<'_>) -> bool {
+    /// when it no longer can be.
+    pub(crate) fn end(&mut self, cx: &mut StepContext<'_>) -> Option<ClaimEvent> {
         let asserts = !cx.shard.plant.is(Flaw::AssertedAfterLeave);
         let Some(until) = self.late.take_last(cx.now, asserts) else {
-            return true;
+            return Some(ClaimEvent::Left);
         };
         cx.event(KeyEvent::GhostLeft);
         let until = until.max(cx.now);
         self.leave_at(until, until + self.record_lifetime());
-        false
+        None
     }
 
     /// Notes what may be executed late of a request that failed, or of one that was given up before.
@@ -72,19 +73,14 @@ impl Claim {
         }
     }
 
-    /// Notes an unanswered claim, yield or pass.
-    pub(crate) fn note_executable(&mut self, now: Instant, failure: &FailedRequest) {
-        self.late.note_executable(failure.late_after.max(now));
-    }
-
     /// Notes an answer that tells what became of the claim.
-    pub(crate) fn forget_executable(&mut self) {
+    pub(super) fn forget_executable(&mut self) {
         self.late.forget_executable();
     }
 
     /// Notes an unanswered yield of the lease, with which a renewal may have been lost.
-    pub(crate) fn note_assertable(&mut self, failure: &FailedRequest) {
-        self.late.note_assertable(failure.late_after);
+    pub(crate) fn note_assertable(&mut self, late_after: Instant) {
+        self.late.note_assertable(late_after);
     }
 
     /// Returns whether the server may write the lease again after a leave.
@@ -98,11 +94,15 @@ impl Claim {
         self.late.take_overtakable(seq) && self.exchange.is_idle()
     }
 
-    /// Repeats the leave until the lease has ended by itself. Returns whether that is so.
-    pub(crate) fn leave_failed(&mut self, cx: &mut StepContext<'_>, failure: &FailedRequest) -> bool {
+    /// Repeats the leave until the lease has ended by itself.
+    pub(super) fn leave_failed(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        failure: &FailedRequest,
+    ) -> Option<ClaimEvent> {
         let is_bystander = failure.is_bystander(cx.now, self.lease());
         let Phase::Leaving(leaving) = &mut self.phase else {
-            return false;
+            return None;
         };
         cx.event(KeyEvent::LeaveRepeated);
         let is_over = cx.now >= leaving.until;
@@ -123,18 +123,22 @@ impl Claim {
         } else {
             self.schedule_retry(cx);
         }
-        is_over
+        is_over.then_some(ClaimEvent::Left)
     }
 
-    /// Repeats the leave, or gives it up when the lease has ended by itself. Returns whether that is so. `error`: why the store
-    /// did not answer other requests.
-    pub(crate) fn repeat_leave(&mut self, cx: &mut StepContext<'_>, error: Option<&StoreError>) -> bool {
+    /// Repeats the leave, or gives it up when the lease has ended by itself. `error`: why the store did not answer other
+    /// requests.
+    pub(crate) fn repeat_leave(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        error: Option<&StoreError>,
+    ) -> Option<ClaimEvent> {
         let Phase::Leaving(leaving) = &mut self.phase else {
-            return false;
+            return None;
         };
         if cx.now < leaving.until {
             self.ask(cx, RequestKind::Leave, false, None);
-            return false;
+            return None;
         }
         cx.event(KeyEvent::LeaveFailed { error: None });
         // The caller still waits if no request failed, because the key was on its way to another server.
@@ -148,15 +152,19 @@ impl Claim {
             });
             cx.released(ticket, Outcome::Unconfirmed(error));
         }
-        true
+        Some(ClaimEvent::Left)
     }
 
-    /// Handles the answer to a leave. Returns whether the number is over here.
-    pub(crate) fn leave_answered(&mut self, cx: &mut StepContext<'_>, reply: LeaveReply) -> bool {
+    /// Handles the answer to a leave.
+    pub(crate) fn leave_answered(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        reply: LeaveReply,
+    ) -> Option<ClaimEvent> {
         let is_finished = self.finished().is_some();
         let Phase::Leaving(leaving) = &mut self.phase else {
             // Only a number that outlives its leave, which is a planted mistake, gets here.
-            return true;
+            return Some(ClaimEvent::Left);
         };
         if let Some(ticket) = leaving.release.take() {
             // "Not there" may be the result of the first try, which was sent while the lease was held. A tick
@@ -175,6 +183,9 @@ impl Claim {
             self.late.forget_executable();
         }
         // The renewal may still write the lease again.
-        !self.late.may_be_overtaken() || cx.shard.plant.is(Flaw::AssertedAfterLeave)
+        if self.late.may_be_overtaken() && !cx.shard.plant.is(Flaw::AssertedAfterLeave) {
+            return None;
+        }
+        self.end(cx)
     }
 }

@@ -21,7 +21,7 @@
 //!    number at once. When a connection is given up and replaced, the old one is never used beside the new one.
 //! 6. *Lost is final.* No late reply revives a guard whose deadline has passed.
 //!
-//! Reading order: `held_lease`, `origin`, `holding`, `sending`, `answers`, `timers`, `leaving`, `late_execution`.
+//! Reading order: `held_lease`, `origin`, `holding`, `sending`, `answers`, `failures`, `timers`, `leaving`, `late_execution`.
 
 use std::time::Duration;
 
@@ -33,6 +33,7 @@ use crate::protocol::step::{LeaseTerms, Ticket, ms};
 use crate::protocol::time::Instant;
 
 pub(crate) mod answers;
+mod failures;
 pub mod held_lease;
 mod holding;
 mod late_execution;

@@ -4,7 +4,6 @@ use crate::error::StoreError;
 use crate::protocol::claim::held_lease::HeldLease;
 use crate::protocol::claim::{Claim, Origin, Phase, RequestKind};
 use crate::protocol::context::StepContext;
-use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Flaw;
 use crate::protocol::message::{ClaimId, Kind, Payload, Request, Verb, WhenBehind};
 use crate::protocol::step::{Class, Outgoing, Tag};
@@ -79,12 +78,6 @@ impl Claim {
     /// Returns the number of requests so far.
     pub(crate) fn seq(&self) -> u32 {
         self.exchange.seq()
-    }
-
-    /// Notes a failure. If an earlier request has no answer either, the callers get the error of that one.
-    pub(crate) fn note_failure(&mut self, cx: &StepContext<'_>, failure: &mut FailedRequest) {
-        let believes_all = cx.shard.plant.is(Flaw::RefusalBelieved);
-        self.exchange.note_failure(failure, believes_all);
     }
 
     /// Returns why the first of the unanswered requests has no answer.

@@ -137,11 +137,6 @@ impl Claim {
         self.exchange.redirect(at);
     }
 
-    /// Plans no next request.
-    pub(crate) fn rest(&mut self) {
-        self.exchange.rest();
-    }
-
     pub(crate) fn has_next_request(&self) -> bool {
         self.exchange.next_at().is_some()
     }

@@ -1,8 +1,7 @@
 //! Handles requests without an answer, or with a refusal: retries them, or reports the error to the waiting callers.
 
-use crate::error::StoreError;
+use crate::error::{LostCause, StoreError};
 use crate::protocol::claim::RequestKind;
-use crate::protocol::claim::held_lease::HeldLease;
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::{FailedRequest, MAX_RETRY_PAUSE};
 use crate::protocol::flaw::Flaw;
@@ -13,23 +12,6 @@ use crate::protocol::message::ClaimNumber;
 use crate::protocol::step::{AcquireError, KeyEvent, Tag};
 
 impl KeyState {
-    /// Notes a failed request of a claim. If an earlier request has no answer either, the callers get that error. The
-    /// earlier request may have been executed, whatever the store says of its repeat.
-    fn note_failure(
-        &mut self,
-        cx: &StepContext<'_>,
-        number: ClaimNumber,
-        kind: RequestKind,
-        mut failure: FailedRequest,
-    ) -> FailedRequest {
-        // No caller waits for the answer to a leave.
-        if !matches!(kind, RequestKind::Leave) {
-            self.error = Some(failure.error.clone());
-        }
-        self.claims[number].note_failure(cx, &mut failure);
-        failure
-    }
-
     pub(crate) fn failed(&mut self, cx: &mut StepContext<'_>, tag: Tag, failure: FailedRequest) {
         let claim = match self.claims.get_mut(tag.claim) {
             None => self.claims.passed_mut(tag.claim),
@@ -53,15 +35,7 @@ impl KeyState {
         if let Some(when) = self.redirects.note(cx.now, lease, failure.executed) {
             return self.ask_elsewhere(cx, tag.claim, kind, when);
         }
-        let failure = self.note_failure(cx, tag.claim, kind, failure);
-        match kind {
-            RequestKind::Claim { .. } | RequestKind::Yield => {
-                self.claim_failed(cx, tag.claim, &failure);
-            }
-            RequestKind::Renew | RequestKind::Assert => self.renew_failed(cx, tag.claim, kind, &failure),
-            RequestKind::Leave => self.leave_failed(cx, tag.claim, &failure),
-            RequestKind::Pass => self.pass_failed(cx, tag.claim, &failure),
-        }
+        self.request_failed(cx, tag.claim, kind, failure);
     }
 
     /// Handles a refusal of the store, which did nothing. Only callers that know already that the key is taken keep
@@ -73,15 +47,50 @@ impl KeyState {
         kind: RequestKind,
         error: StoreError,
     ) {
-        let failure = FailedRequest::of_answer(cx.now, self.taken_at, error);
-        let failure = self.note_failure(cx, number, kind, failure);
-        match kind {
-            RequestKind::Claim { .. } => self.claim_not_executed(cx, number, &failure),
-            RequestKind::Yield => self.yield_not_executed(cx, number, false),
-            RequestKind::Renew | RequestKind::Assert => self.renew_failed(cx, number, kind, &failure),
-            RequestKind::Leave => self.leave_failed(cx, number, &failure),
-            RequestKind::Pass => self.pass_failed(cx, number, &failure),
+        if kind == RequestKind::Yield {
+            self.error = Some(error);
+            return self.yield_not_executed(cx, number, false);
         }
+        let failure = FailedRequest::of_answer(cx.now, self.taken_at, error);
+        self.request_failed(cx, number, kind, failure);
+    }
+
+    fn request_failed(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        kind: RequestKind,
+        failure: FailedRequest,
+    ) {
+        // No caller waits for the answer to a leave.
+        if kind != RequestKind::Leave {
+            self.error = Some(failure.error.clone());
+        }
+        let late_after = failure.may_be_executed().then_some(failure.late_after);
+        let event = self.claims[number].failed(cx, kind, failure);
+        // The old number of a yield is dead here since the yield was sent, and is left now in any case.
+        if kind == RequestKind::Yield
+            && let Some(yielded) = self.claims[number].take_yielded()
+        {
+            cx.event(KeyEvent::LeaveRepeated);
+            let claim = &self.claims[number];
+            let (seq, unanswered) = (claim.seq(), claim.unanswered().cloned());
+            let old = yielded.number();
+            self.leave_old_number(cx, yielded, seq, unanswered);
+            // A renewal of the old number may have been lost with the yield.
+            if let Some(late_after) = late_after {
+                self.claims[old].note_assertable(late_after);
+            }
+        }
+        if kind == RequestKind::Pass
+            && late_after.is_some()
+            && cx.shard.plant.is(Flaw::DowngradeGivesUp)
+            && self.claims[number].held_as_writer().is_some()
+            && let Claimant::Solo(caller) = self.claims.take_claimant(number)
+        {
+            return cx.deny(caller.ticket, AcquireError::Lost(LostCause::Gone));
+        }
+        self.take_event(cx, number, event);
     }
 
     /// Counts a failure for the callers of a claim, and denies those that do not keep waiting. Returns the callers
@@ -156,57 +165,26 @@ impl KeyState {
         });
     }
 
-    /// Handles a first request that was not executed. Its number leaves nothing behind.
-    fn claim_not_executed(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failure: &FailedRequest) {
-        let claimant = self.claims.claimant(number);
-        self.claims.end(number);
-        self.claim_again(cx, claimant, failure);
-    }
-
-    /// Handles a claim or yield without an answer. A number is claimed once: the node asks for the outcome, and never
-    /// repeats the claim.
-    fn claim_failed(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failure: &FailedRequest) {
-        // The old number of a yield is dead here since the yield was sent, and is left now in any case.
-        if let Some(yielded) = self.claims[number].take_yielded() {
-            cx.event(KeyEvent::LeaveRepeated);
-            let claim = &self.claims[number];
-            let (seq, unanswered) = (claim.seq(), claim.unanswered().cloned());
-            let old = yielded.number();
-            self.leave_old_number(cx, yielded, seq, unanswered);
-            // A renewal of the old number may have been lost with the yield.
-            if failure.may_be_executed() {
-                self.claims[old].note_assertable(failure);
-            }
-        }
-        let claim = &mut self.claims[number];
-        if claim.held().is_some() {
-            // A push said more than the answer could have said.
-            return self.schedule_renewal(cx, number);
-        } else if claim.is_leaving() {
-            // It was granted by a push, and lost since. It is left when its guard is dropped, or at its deadline.
-            return;
-        } else if !claim.is_asked() {
-            return self.ask(cx, number, RequestKind::Renew);
-        }
-        if !failure.may_be_executed() {
-            return self.claim_not_executed(cx, number, failure);
-        }
-        claim.note_executable(cx.now, failure);
-        let claimant = self.claims.claimant(number);
-        let is_wanted = match claimant {
-            Claimant::LineHead => !self.line.is_empty(),
-            Claimant::Solo(_) => true,
-            Claimant::LineFollower | Claimant::Abandoned => false,
-        };
-        if !is_wanted {
-            if claimant == Claimant::LineFollower {
+    /// Asks for the outcome of a claim or yield without an answer, if its callers still wait. A number is claimed once: the node
+    /// never repeats the claim.
+    pub(crate) fn ask_outcome(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        number: ClaimNumber,
+        failure: &FailedRequest,
+    ) {
+        match self.claims.claimant(number) {
+            Claimant::LineFollower => {
                 self.claims.set_claimant(number, Claimant::Abandoned);
                 self.claims_head_only = true;
             }
-            return;
+            Claimant::LineHead if self.line.is_empty() => {}
+            Claimant::Abandoned => {}
+            Claimant::LineHead | Claimant::Solo(_) => {
+                cx.event(KeyEvent::OutcomeQueried);
+                self.ask_or_wait(cx, number, failure);
+            }
         }
-        cx.event(KeyEvent::OutcomeQueried);
-        self.ask_or_wait(cx, number, failure);
     }
 
     /// Asks for the outcome of a claim, or repeats a request: at once for a bystander and after the first failure,
@@ -241,45 +219,6 @@ impl KeyState {
                 cx.event(KeyEvent::WaitFailed { error });
                 self.claims[number].schedule_retry(cx);
             }
-        }
-    }
-
-    pub(crate) fn renew_failed(
-        &mut self,
-        cx: &mut StepContext<'_>,
-        number: ClaimNumber,
-        kind: RequestKind,
-        failure: &FailedRequest,
-    ) {
-        let claim = &mut self.claims[number];
-        if claim.is_waiting() {
-            return self.ask_or_wait(cx, number, failure);
-        }
-        let Some(deadline) = claim.held().map(HeldLease::deadline) else {
-            return;
-        };
-        if failure.is_bystander(cx.now, claim.lease()) {
-            if !self.check_overdue(cx, number) {
-                self.ask(cx, number, RequestKind::Renew);
-            }
-            return;
-        }
-        let left = deadline.since(cx.now);
-        let error = failure.error.clone();
-        cx.event(KeyEvent::RenewFailed { left, error });
-        claim.schedule_retry(cx);
-        // A fixed lease is renewed for its caller only, which is told of the failure. No caller waits for an assertion.
-        if claim.terms().is_fixed
-            && kind != RequestKind::Assert
-            && !cx.shard.plant.is(Flaw::FixedLeaseRenewedAlone)
-        {
-            claim.rest();
-        }
-    }
-
-    fn leave_failed(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, failure: &FailedRequest) {
-        if self.claims[number].leave_failed(cx, failure) {
-            self.claims.end(number);
         }
     }
 }

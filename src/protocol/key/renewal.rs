@@ -43,10 +43,10 @@ impl KeyState {
             return;
         }
         if !self.claims[number].is_leaving() {
-            self.ask(cx, number, RequestKind::Renew);
-        } else if self.claims[number].repeat_leave(cx, self.error.as_ref()) {
-            self.claims.end(number);
+            return self.ask(cx, number, RequestKind::Renew);
         }
+        let event = self.claims[number].repeat_leave(cx, self.error.as_ref());
+        self.take_event(cx, number, event);
     }
 
     /// Returns whether the holder has reached its `max_hold`. The holder is then told once, and the lease is not

@@ -109,7 +109,8 @@ impl KeyState {
     fn asserted_late(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, kind: RequestKind) {
         let failure =
             FailedRequest::of_late_answer(cx.now, self.taken_at, "the renewal reached the store too late");
-        self.renew_failed(cx, number, kind, &failure);
+        let event = self.claims[number].failed(cx, kind, failure);
+        self.take_event(cx, number, event);
     }
 
     /// Handles a request that reached the store too late. The store did nothing.
@@ -182,7 +183,7 @@ impl KeyState {
         match event {
             None => {}
             Some(ClaimEvent::Granted(granted)) => self.start(cx, number, granted),
-            Some(ClaimEvent::Unconfirmed) => self.ask(cx, number, RequestKind::Renew),
+            Some(ClaimEvent::RenewalDue) => self.send_due_request(cx, number),
             Some(ClaimEvent::Queued(position)) => self.note_queued(cx, number, position),
             Some(ClaimEvent::Renewed) => {
                 self.schedule_renewal(cx, number);
@@ -190,6 +191,9 @@ impl KeyState {
                     self.answer_renewals(cx, number);
                 }
             }
+            Some(ClaimEvent::Unanswered(failure)) => self.ask_outcome(cx, number, &failure),
+            Some(ClaimEvent::Failed(failure)) => self.ask_or_wait(cx, number, &failure),
+            Some(ClaimEvent::Left) => self.claims.end(number),
             Some(ClaimEvent::Ended(ending)) => self.ended(cx, number, ending),
             Some(ClaimEvent::Lost(loss)) => self.lost(cx, number, &loss),
             Some(ClaimEvent::Unfetched(ticket)) => {
@@ -208,6 +212,11 @@ impl KeyState {
                 {
                     self.solos.insert(caller.ticket, caller);
                 }
+            }
+            Ending::NotExecuted(failure) => {
+                let claimant = self.claims.claimant(number);
+                self.claims.end(number);
+                self.claim_again(cx, claimant, &failure);
             }
             Ending::Revoked => self.leave_ungranted(cx, number),
             Ending::Tick(refusal) => self.end_denied(cx, number, WhyDenied::Tick(refusal)),
@@ -389,15 +398,8 @@ impl KeyState {
 
     /// Handles the answer to a leave.
     fn leave_answered(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, reply: LeaveReply) {
-        let claim = &mut self.claims[number];
-        if !claim.leave_answered(cx, reply) {
-            return;
-        }
-        if claim.is_leaving() {
-            self.end_number(cx, number);
-        } else {
-            self.claims.end(number);
-        }
+        let event = self.claims[number].leave_answered(cx, reply);
+        self.take_event(cx, number, event);
     }
 
     /// Handles the answer to a renewal after which a leave was sent. If the leave was answered first, it may have been
@@ -445,9 +447,8 @@ impl KeyState {
     /// still be executed, the number is left when it no longer can be.
     pub(crate) fn end_number(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> Claimant {
         let claimant = self.claims.take_claimant(number);
-        if self.claims[number].end(cx) {
-            self.claims.end(number);
-        }
+        let event = self.claims[number].end(cx);
+        self.take_event(cx, number, event);
         claimant
     }
 

@@ -9,7 +9,6 @@ use crate::protocol::claim::held_lease::{HeldLease, LocalHolder};
 use crate::protocol::claim::{Claim, RequestKind};
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
-use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claims::Claimant;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::key::line::Caller;
@@ -175,28 +174,6 @@ impl KeyState {
         } else {
             self.drop_lost(cx, ticket, None);
         }
-    }
-
-    pub(crate) fn pass_failed(
-        &mut self,
-        cx: &mut StepContext<'_>,
-        number: ClaimNumber,
-        failure: &FailedRequest,
-    ) {
-        let gives_up = cx.shard.plant.is(Flaw::DowngradeGivesUp);
-        let claimant = self.claims.claimant(number);
-        let claim = &mut self.claims[number];
-        if failure.may_be_executed() {
-            claim.note_executable(cx.now, failure);
-            if let Claimant::Solo(caller) = claimant
-                && gives_up
-                && claim.held_as_writer().is_some()
-            {
-                self.claims.set_claimant(number, Claimant::Abandoned);
-                return cx.deny(caller.ticket, AcquireError::Lost(LostCause::Gone));
-            }
-        }
-        self.ask_or_wait(cx, number, failure);
     }
 
     /// Continues the old lease after a pass that is given up, if the store surely did nothing and the lease still
