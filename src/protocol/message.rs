@@ -13,8 +13,8 @@ pub use names::{
     ClaimId, ClaimNumber, Fence, GrantNumber, Kind, Name, NodeId, NotAClaimId, NotANode, TickTime, Version,
 };
 pub use reply::{
-    CallAnswer, CallReply, ClaimReply, GrantReply, LeaveReply, QueueOwner, QueueReply, Reply, TickRefusal,
-    WriteAnswer, WriteReply,
+    CallAnswer, CallReply, ClaimReply, GrantReply, LeaveReply, QueueOwner, Reply, TickRefusal, WriteAnswer,
+    WriteReply,
 };
 
 mod call;

@@ -70,7 +70,7 @@ fn the_leave_of_a_revoked_claim_withdraws_its_value() {
         ledger.overwrite(&name, Some(foreign));
         assert_eq!(
             ask(&mut ledger, claim, value()),
-            ClaimReply::queued(None, QueueOwner::Foreign).into()
+            ClaimReply::Queued(None, QueueOwner::Foreign).into()
         );
         let record = record.map(|record| Record {
             owner: match is_revoked {

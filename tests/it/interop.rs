@@ -38,16 +38,16 @@ fn a_foreign_owner_is_looked_at_every_30_ms_for_2_s_and_every_250_ms_after_that(
     for left in [None, Some(60_000)] {
         let mut machine = waiting();
         let asked = machine.now;
-        let first = looks_after(&mut machine, ClaimReply::queued(left, QueueOwner::Foreign));
+        let first = looks_after(&mut machine, ClaimReply::Queued(left, QueueOwner::Foreign));
         assert!(first <= ms(30), "{first:?}");
         while machine.now.since(asked) < ms(2_000) {
-            let pause = looks_after(&mut machine, ClaimReply::queued(left, QueueOwner::Foreign));
+            let pause = looks_after(&mut machine, ClaimReply::Queued(left, QueueOwner::Foreign));
             assert_eq!(pause, ms(30));
         }
-        let first = looks_after(&mut machine, ClaimReply::queued(left, QueueOwner::Foreign));
+        let first = looks_after(&mut machine, ClaimReply::Queued(left, QueueOwner::Foreign));
         assert!(first <= ms(250), "{first:?}");
         for _ in 0..20 {
-            let pause = looks_after(&mut machine, ClaimReply::queued(left, QueueOwner::Foreign));
+            let pause = looks_after(&mut machine, ClaimReply::Queued(left, QueueOwner::Foreign));
             assert_eq!(pause, ms(250));
         }
     }
@@ -57,12 +57,12 @@ fn a_foreign_owner_is_looked_at_every_30_ms_for_2_s_and_every_250_ms_after_that(
 #[test]
 fn a_node_looks_at_all_its_keys_in_the_same_moments() {
     let mut machine = waiting();
-    machine.answer(ClaimReply::queued(None, QueueOwner::Foreign));
+    machine.answer(ClaimReply::Queued(None, QueueOwner::Foreign));
     machine.later(ms(7));
     machine.name = Name::lock(Key::from("b"));
     machine.enter(options(LEASE_MS));
     machine.later(ms(4));
-    machine.answer(ClaimReply::queued(None, QueueOwner::Foreign));
+    machine.answer(ClaimReply::Queued(None, QueueOwner::Foreign));
     let before = machine.sends();
     machine.passes();
     assert_eq!(machine.sends(), before + 2);
@@ -73,35 +73,35 @@ fn a_tenure_owner_is_looked_at_every_third_of_a_lease() {
     let mut machine = waiting();
     let third = ms(LEASE_MS / 3);
     for _ in 0..3 {
-        let pause = looks_after(&mut machine, ClaimReply::queued(Some(60_000), QueueOwner::Shared));
+        let pause = looks_after(&mut machine, ClaimReply::Queued(Some(60_000), QueueOwner::Shared));
         assert!(is_about(pause, third), "{pause:?}");
     }
     // Each answer decides for itself: the next owner after the foreign one is a tenure node.
     let mut machine = waiting();
     let pause = looks_after(
         &mut machine,
-        ClaimReply::queued(Some(60_000), QueueOwner::Foreign),
+        ClaimReply::Queued(Some(60_000), QueueOwner::Foreign),
     );
     assert!(pause <= ms(30), "{pause:?}");
-    let pause = looks_after(&mut machine, ClaimReply::queued(Some(60_000), QueueOwner::Shared));
+    let pause = looks_after(&mut machine, ClaimReply::Queued(Some(60_000), QueueOwner::Shared));
     assert!(is_about(pause, third), "{pause:?}");
 }
 
 #[test]
 fn a_foreign_owner_is_never_looked_at_later_than_a_tenure_owner() {
     // The record of the foreign owner ends sooner.
-    let pause = looks_after(&mut waiting(), ClaimReply::queued(Some(5), QueueOwner::Foreign));
+    let pause = looks_after(&mut waiting(), ClaimReply::Queued(Some(5), QueueOwner::Foreign));
     assert!(pause <= ms(7), "{pause:?}");
     // A third of the lease is sooner than the slow pace.
     let mut machine = Machine::new(Rules::default());
     machine.enter(options(400));
     machine.later(ms(10_000));
-    let pause = looks_after(&mut machine, ClaimReply::queued(None, QueueOwner::Foreign));
+    let pause = looks_after(&mut machine, ClaimReply::Queued(None, QueueOwner::Foreign));
     assert!(pause <= ms(134), "{pause:?}");
     // The pace stays fast while pushes are not confirmed.
     let mut machine = waiting();
     machine.inbox(InboxState::Unconfirmed);
-    let pause = looks_after(&mut machine, ClaimReply::queued(None, QueueOwner::Foreign));
+    let pause = looks_after(&mut machine, ClaimReply::Queued(None, QueueOwner::Foreign));
     assert!(pause <= ms(30), "{pause:?}");
 }
 
@@ -139,7 +139,7 @@ fn answer_all(machine: &mut Machine) -> usize {
         machine.answer_to(
             &outgoing,
             machine.now,
-            ClaimReply::queued(None, QueueOwner::Foreign),
+            ClaimReply::Queued(None, QueueOwner::Foreign),
         )
     })
     .count()

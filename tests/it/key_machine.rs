@@ -132,7 +132,7 @@ fn a_claim_that_follows_a_leave_is_granted_whatever_becomes_of_the_leave() {
     engine.answer_to(
         &claim,
         engine.now,
-        ClaimReply::queued(Some(1000), QueueOwner::Shared),
+        ClaimReply::Queued(Some(1000), QueueOwner::Shared),
     );
     engine.answer_to(&leave, engine.now, LeaveReply::Left);
     assert!(!engine.is_granted(next));
@@ -293,7 +293,7 @@ fn answers_that_are_too_old_to_be_used_end_with_an_error_and_let_others_in() {
 fn a_push_unknown_to_the_store_starts_no_request_loop() {
     let mut engine = Engine::new(Rules::default());
     let ticket = engine.lock(false);
-    engine.answer(ClaimReply::queued(Some(60_000), QueueOwner::Shared));
+    engine.answer(ClaimReply::Queued(Some(60_000), QueueOwner::Shared));
     let claim = engine.sent();
     engine.later(ms(900));
     engine.tell(Input::Pushed(Grant {
@@ -311,12 +311,12 @@ fn a_push_unknown_to_the_store_starts_no_request_loop() {
     engine.answer_to(
         &call,
         earlier,
-        ClaimReply::queued(Some(60_000), QueueOwner::Shared),
+        ClaimReply::Queued(Some(60_000), QueueOwner::Shared),
     );
     assert_eq!(engine.sends(), before, "asked again at once");
     assert!(engine.passes() >= ms(18));
     // An answer that was executed after the grant says that there is none. The claim waits as before.
-    engine.answer(ClaimReply::queued(Some(60_000), QueueOwner::Shared));
+    engine.answer(ClaimReply::Queued(Some(60_000), QueueOwner::Shared));
     assert!(engine.passes() >= ms(250), "looked again too soon");
     assert!(!engine.is_granted(ticket));
 }
@@ -348,7 +348,7 @@ fn no_caller_is_handed_a_shorter_lease_than_requested() {
 fn a_queued_claim_does_not_serve_a_caller_with_a_longer_lease() {
     let mut engine = Engine::new(Rules::default());
     let short = engine.enter(options(1000));
-    engine.answer(ClaimReply::queued(Some(5_000), QueueOwner::Shared));
+    engine.answer(ClaimReply::Queued(Some(5_000), QueueOwner::Shared));
     let long = engine.enter(options(60_000));
     engine.tell(Input::Cancel(short));
     let claim = engine.sent();
@@ -448,7 +448,7 @@ fn a_step_costs_no_walk_along_ten_thousand_claims() {
         engine.answer_to(
             claim,
             engine.now,
-            ClaimReply::queued(Some(60_000), QueueOwner::Shared),
+            ClaimReply::Queued(Some(60_000), QueueOwner::Shared),
         );
     }
     // Each caller looks once, is answered, and leaves, from the middle outwards.
@@ -461,7 +461,7 @@ fn a_step_costs_no_walk_along_ten_thousand_claims() {
             engine.answer_to(
                 outgoing,
                 engine.now,
-                ClaimReply::queued(Some(60_000), QueueOwner::Shared),
+                ClaimReply::Queued(Some(60_000), QueueOwner::Shared),
             );
         }
     }
@@ -741,7 +741,7 @@ fn a_step_of_every_key_leaves_no_effects_behind() {
     for n in 0..WAITERS {
         engine.name = Name::lock(Key::from(n));
         engine.lock(false);
-        engine.answer(ClaimReply::queued(Some(60_000), QueueOwner::Shared));
+        engine.answer(ClaimReply::Queued(Some(60_000), QueueOwner::Shared));
     }
     let asked = |engine: &mut Engine, step: &str| {
         let mut asked = Vec::new();

@@ -110,7 +110,7 @@ fn a_new_caller_gets_an_error_after_two_unanswered_requests() {
 fn a_permanent_refusal_reaches_all_waiters_at_once() {
     let mut machine = Machine::new(Rules::default());
     let tickets = [machine.lock(false), machine.lock(false)];
-    machine.answer(ClaimReply::queued(Some(5_000), QueueOwner::Shared));
+    machine.answer(ClaimReply::Queued(Some(5_000), QueueOwner::Shared));
     machine.passes();
     machine.answer(Reply::Refused(tenure::error::StoreRefusal::NoPermission));
     for ticket in tickets {
@@ -269,7 +269,7 @@ fn no_pause_is_longer_than_a_second_whatever_the_lease() {
 
         let mut waiting = Machine::new(Rules::default());
         waiting.enter(options(HOUR));
-        waiting.answer(ClaimReply::queued(None, QueueOwner::Shared));
+        waiting.answer(ClaimReply::Queued(None, QueueOwner::Shared));
         waiting.passes();
         assert!(longest_pause(&mut waiting, why) <= ms(1000), "a waiter");
 
@@ -298,7 +298,7 @@ fn a_connection_that_opens_retries_all_failed_requests() {
 
     let mut waiting = Machine::new(Rules::default());
     waiting.enter(options(HOUR));
-    waiting.answer(ClaimReply::queued(None, QueueOwner::Shared));
+    waiting.answer(ClaimReply::Queued(None, QueueOwner::Shared));
     waiting.passes();
     waiting.fail(Why::Down, Some(waiting.now));
 
@@ -389,17 +389,17 @@ fn after_a_shutdown_requests_are_repeated_no_longer_than_the_lease_lasts() {
 fn waiters_look_often_until_pushes_are_confirmed() {
     let mut machine = Machine::new(Rules::default());
     machine.enter(options(30_000));
-    machine.answer(ClaimReply::queued(None, QueueOwner::Shared));
+    machine.answer(ClaimReply::Queued(None, QueueOwner::Shared));
     machine.inbox(InboxState::Unconfirmed);
     for _ in 0..5 {
         let pause = machine.passes();
         assert!((ms(100)..=ms(250)).contains(&pause), "{pause:?}");
         assert_eq!(machine.sent().class, Class::WaiterRenewal);
-        machine.answer(ClaimReply::queued(None, QueueOwner::Shared));
+        machine.answer(ClaimReply::Queued(None, QueueOwner::Shared));
     }
     machine.inbox(InboxState::Refused);
     machine.passes();
-    machine.answer(ClaimReply::queued(None, QueueOwner::Shared));
+    machine.answer(ClaimReply::Queued(None, QueueOwner::Shared));
     let pause = machine.passes();
     assert!((ms(9_000)..=ms(10_000)).contains(&pause), "{pause:?}");
 }
@@ -411,7 +411,7 @@ fn an_old_grant_that_was_not_pushed_is_noticed() {
     for (age_us, is_missed) in [(0, false), (99_000, false), (100_000, true)] {
         let mut machine = Machine::new(Rules::default());
         let ticket = machine.lock(false);
-        machine.answer(ClaimReply::queued(None, QueueOwner::Shared));
+        machine.answer(ClaimReply::Queued(None, QueueOwner::Shared));
         machine.passes();
         machine.tell(Input::Answered {
             tag: machine.sent().tag,
@@ -450,14 +450,14 @@ fn a_claim_whose_request_is_under_way_when_the_inbox_opens_looks_again() {
     machine.enter(options(30_000));
     machine.inbox(InboxState::Confirmed);
     // The claim may have been executed, and another's lease handed over, before the inbox was open.
-    machine.answer(ClaimReply::queued(None, QueueOwner::Shared));
+    machine.answer(ClaimReply::Queued(None, QueueOwner::Shared));
     assert!(machine.sent().request.verb.is_renewal());
     machine.inbox(InboxState::Unconfirmed);
     machine.inbox(InboxState::Confirmed);
     let before = machine.sends();
-    machine.answer(ClaimReply::queued(None, QueueOwner::Shared));
+    machine.answer(ClaimReply::Queued(None, QueueOwner::Shared));
     assert_eq!(machine.sends(), before + 1);
-    machine.answer(ClaimReply::queued(None, QueueOwner::Shared));
+    machine.answer(ClaimReply::Queued(None, QueueOwner::Shared));
     assert_eq!(machine.sends(), before + 1, "one more look is enough");
 }
 
@@ -475,7 +475,7 @@ fn an_error_tells_whether_the_key_is_held_and_why_it_is_unknown() {
         .expect("the last error is known");
     assert_eq!(error.kind(), &StoreErrorKind::TimedOut);
     assert!(!told(&machine));
-    machine.answer(ClaimReply::queued(None, QueueOwner::Shared));
+    machine.answer(ClaimReply::Queued(None, QueueOwner::Shared));
     assert!(told(&machine) && machine.shard.last_error(machine.now, &machine.name).is_none());
     machine.later(ms(1));
     // The place in the queue stays known until it is asked for again.

@@ -405,7 +405,7 @@ fn a_caller_behind_a_waiter_is_told_of_the_recovery_and_later_of_the_owner() {
     let tries = machine.enter(impatient());
     assert!(is_denied_as_recovering(&machine, tries));
     machine.passes();
-    machine.answer(ClaimReply::queued(Some(900), QueueOwner::Shared));
+    machine.answer(ClaimReply::Queued(Some(900), QueueOwner::Shared));
     let tries = machine.enter(impatient());
     assert!(matches!(machine.denial(tries), Some(AcquireError::Busy)));
     // With many claims these are counted.
@@ -449,7 +449,7 @@ fn the_answer_to_another_request_does_not_hide_the_recovery() {
 #[test]
 fn a_leave_without_an_answer_does_not_hide_that_the_key_is_taken() {
     let (mut machine, leave, begun) = asked_after_a_leave();
-    machine.answer(ClaimReply::queued(Some(900), QueueOwner::Shared));
+    machine.answer(ClaimReply::Queued(Some(900), QueueOwner::Shared));
     machine.fail_with(&leave, Why::Unknown, None, tenure::testing::timed_out());
     let (now, name) = (machine.now, machine.name.clone());
     assert!(machine.shard.is_known_taken(now, &name, begun));
@@ -593,7 +593,7 @@ fn the_claim_of_a_tick_is_denied_with_the_rest_of_the_recovery() {
     // A standby is told by the answer to its heartbeat, and leaves the queue.
     let mut machine = job();
     let standby = machine.tick(200);
-    machine.answer(ClaimReply::queued(Some(900), QueueOwner::Shared));
+    machine.answer(ClaimReply::Queued(Some(900), QueueOwner::Shared));
     machine.passes();
     assert!(machine.sent().request.verb.is_renewal());
     machine.answer(ClaimReply::Recovering(5_000));

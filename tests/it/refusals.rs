@@ -312,7 +312,7 @@ fn a_caller_that_came_during_a_refused_downgrade_keeps_waiting() {
     let (mut machine, ticket) = downgrading(options(1_000), 200);
     let pass = machine.sent();
     let waiter = machine.enter(options(1_000));
-    machine.answer(ClaimReply::queued(None, QueueOwner::Shared));
+    machine.answer(ClaimReply::Queued(None, QueueOwner::Shared));
     machine.answer_to(&pass, machine.now, REFUSED);
     assert!(is_kept(&machine, ticket) && !machine.is_granted(waiter));
     machine.tell(Input::Release(ticket));

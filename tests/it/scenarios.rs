@@ -14,7 +14,7 @@ use tenure::protocol::key::shard::Shard;
 use tenure::protocol::ledger::{Ledger, RecordOwner};
 use tenure::protocol::message::{
     Batch, ClaimId, ClaimNumber, ClaimReply, Fence, Grant, GrantNumber, LeaseTimes, LeaveReply, Mode, Name,
-    NodeId, Push, QueueOwner, QueueReply, Reply, Request, Rule, Verb,
+    NodeId, Push, QueueOwner, Reply, Request, Rule, Verb,
 };
 use tenure::protocol::step::{
     Effect, InboxState, Input, KeyEvent, LockOptions, Outcome, Outgoing, Rules, Ticket,
@@ -248,10 +248,7 @@ fn a_push_read_after_the_lease_ended_grants_nothing() {
     let n = stage.lock(N, LEASE);
     assert!(matches!(
         stage.execute(N),
-        Reply::Claim(ClaimReply::Queued(QueueReply {
-            owner: QueueOwner::Node(_),
-            ..
-        }))
+        Reply::Claim(ClaimReply::Queued(_, QueueOwner::Node(_)))
     ));
     stage.answer(N);
     stage.feed(M, Input::Release(m));
@@ -317,10 +314,7 @@ fn a_repeated_yield_does_not_give_away_a_later_grant() {
     assert!(matches!(yielded.outgoing.request.verb, Verb::Yield { .. }));
     assert!(matches!(
         stage.execute(N),
-        Reply::Claim(ClaimReply::Queued(QueueReply {
-            owner: QueueOwner::Node(_),
-            ..
-        }))
+        Reply::Claim(ClaimReply::Queued(_, QueueOwner::Node(_)))
     ));
     stage.actors[N].answered.clear();
     stage.push();
@@ -366,10 +360,7 @@ fn a_push_that_arrives_after_the_yield_grants_nothing() {
     assert!(stage.noticed(N, |notice| matches!(notice, KeyEvent::PushStale)));
     assert!(matches!(
         stage.execute(N),
-        Reply::Claim(ClaimReply::Queued(QueueReply {
-            owner: QueueOwner::Node(_),
-            ..
-        }))
+        Reply::Claim(ClaimReply::Queued(_, QueueOwner::Node(_)))
     ));
     stage.answer(N);
     // After the yield, the number has ended.

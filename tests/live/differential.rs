@@ -8,8 +8,7 @@ use tenure::Key;
 use tenure::protocol::ledger::{Branch, Ledger, RecordOwner};
 use tenure::protocol::message::{
     Batch, CallAnswer, CallReply, ClaimId, ClaimReply, Grant, GrantNumber, GrantReply, Kind, LeaseTimes,
-    LeaveReply, Mode, Name, NodeId, Push, QueueOwner, QueueReply, Reply, Request, Rule, TickRefusal,
-    TickTime, Verb,
+    LeaveReply, Mode, Name, NodeId, Push, QueueOwner, Reply, Request, Rule, TickRefusal, TickTime, Verb,
 };
 use tenure::store::Store;
 
@@ -894,11 +893,8 @@ fn word(reply: &Reply) -> &'static str {
             } => "Unlike",
             _ => "Granted",
         },
-        Reply::Claim(ClaimReply::Queued(QueueReply {
-            owner: QueueOwner::Foreign,
-            ..
-        })) => "QueuedBehindForeign",
-        Reply::Claim(ClaimReply::Queued(_)) => "Queued",
+        Reply::Claim(ClaimReply::Queued(_, QueueOwner::Foreign)) => "QueuedBehindForeign",
+        Reply::Claim(ClaimReply::Queued(..)) => "Queued",
         Reply::Claim(ClaimReply::Recovering(_)) => "Recovering",
         Reply::Claim(ClaimReply::Busy(_)) => "Busy",
         Reply::Claim(ClaimReply::GroupRefused) => "Apart",

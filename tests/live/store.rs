@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tenure::error::{StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{
     Call, CallAnswer, CallReply, ClaimReply, Executed, GrantNumber, GrantReply, LeaveReply, LinkRequest,
-    Name, NodeId, Payload, QueueOwner, QueueReply, Reply, Request, TickTime, Verb, Version,
+    Name, NodeId, Payload, QueueOwner, Reply, Request, TickTime, Verb, Version,
 };
 use tenure::store::Link;
 use tenure::testing::compare_run;
@@ -124,10 +124,7 @@ async fn a_queue_of_a_wrong_type_does_not_prevent_a_release() {
     granted(&ask(&link, b"a", claim_id(1, 1), CLAIM).await);
     assert!(matches!(
         ask(&link, b"a", claim_id(2, 1), WAIT).await,
-        Reply::Claim(ClaimReply::Queued(QueueReply {
-            left: Some(_),
-            owner: QueueOwner::Node(_)
-        }))
+        Reply::Claim(ClaimReply::Queued(Some(_), QueueOwner::Node(_)))
     ));
     let mut client = server.client();
     let queues: Vec<String> = redis::cmd("KEYS").arg("tenure1:q:*").query(&mut client).unwrap();
@@ -156,17 +153,11 @@ async fn a_release_needs_no_memory() {
     granted(&ask(&link, b"b", claim_id(1, 2), CLAIM).await);
     assert!(matches!(
         ask(&link, b"a", claim_id(2, 1), WAIT).await,
-        Reply::Claim(ClaimReply::Queued(QueueReply {
-            owner: QueueOwner::Node(_),
-            ..
-        }))
+        Reply::Claim(ClaimReply::Queued(_, QueueOwner::Node(_)))
     ));
     assert!(matches!(
         ask(&link, b"b", claim_id(3, 1), WAIT).await,
-        Reply::Claim(ClaimReply::Queued(QueueReply {
-            owner: QueueOwner::Node(_),
-            ..
-        }))
+        Reply::Claim(ClaimReply::Queued(_, QueueOwner::Node(_)))
     ));
 
     let () = redis::cmd("CONFIG")
@@ -187,10 +178,7 @@ async fn a_release_needs_no_memory() {
     granted(&ask(&link, b"a", claim_id(1, 1), Verb::HEARTBEAT).await);
     assert!(matches!(
         ask(&link, b"b", claim_id(3, 1), Verb::HEARTBEAT).await,
-        Reply::Claim(ClaimReply::Queued(QueueReply {
-            owner: QueueOwner::Node(_),
-            ..
-        }))
+        Reply::Claim(ClaimReply::Queued(_, QueueOwner::Node(_)))
     ));
     assert_eq!(
         ask(&link, b"a", claim_id(1, 1), Verb::Leave).await,
@@ -385,10 +373,7 @@ async fn a_user_without_the_right_to_publish_still_hands_over() {
     granted(&ask(&link, b"b", claim_id(1, 2), CLAIM).await);
     assert!(matches!(
         ask(&link, b"a", claim_id(2, 1), WAIT).await,
-        Reply::Claim(ClaimReply::Queued(QueueReply {
-            owner: QueueOwner::Node(_),
-            ..
-        }))
+        Reply::Claim(ClaimReply::Queued(_, QueueOwner::Node(_)))
     ));
     let both = batch(vec![
         request(b"a", claim_id(1, 1), Verb::Leave),
@@ -520,25 +505,16 @@ async fn the_documented_acl_is_enough() {
         ));
         assert!(matches!(
             ask(&link, b"a", claim_id(2, 1), WAIT).await,
-            Reply::Claim(ClaimReply::Queued(QueueReply {
-                left: Some(_),
-                owner: QueueOwner::Node(_)
-            }))
+            Reply::Claim(ClaimReply::Queued(Some(_), QueueOwner::Node(_)))
         ));
         assert!(matches!(
             ask(&link, b"a", claim_id(2, 1), Verb::HEARTBEAT).await,
-            Reply::Claim(ClaimReply::Queued(QueueReply {
-                left: Some(_),
-                owner: QueueOwner::Node(_)
-            }))
+            Reply::Claim(ClaimReply::Queued(Some(_), QueueOwner::Node(_)))
         ));
         let to = claim_id(1, 2);
         assert!(matches!(
             ask(&link, b"a", claim_id(1, 1), Verb::Yield { to }).await,
-            Reply::Claim(ClaimReply::Queued(QueueReply {
-                left: Some(_),
-                owner: QueueOwner::Node(_)
-            }))
+            Reply::Claim(ClaimReply::Queued(Some(_), QueueOwner::Node(_)))
         ));
         assert_eq!(inbox.grant().await.claim_id, claim_id(2, 1));
         assert_eq!(ask(&link, b"a", to, Verb::Leave).await, LeaveReply::Left.into());
@@ -731,10 +707,7 @@ async fn keys_may_have_every_byte() {
         granted(&ask(&link, key, claim_id(1, n), CLAIM).await);
         assert!(matches!(
             ask(&link, key, claim_id(2, n), WAIT).await,
-            Reply::Claim(ClaimReply::Queued(QueueReply {
-                owner: QueueOwner::Node(_),
-                ..
-            }))
+            Reply::Claim(ClaimReply::Queued(_, QueueOwner::Node(_)))
         ));
         assert_eq!(
             ask(&link, key, claim_id(1, n), Verb::Leave).await,
@@ -837,10 +810,7 @@ async fn a_waiter_costs_eight_calls() {
     granted(&ask(&link, b"a", claim_id(1, 1), CLAIM).await);
     assert!(matches!(
         ask(&link, b"a", claim_id(2, 1), WAIT).await,
-        Reply::Claim(ClaimReply::Queued(QueueReply {
-            owner: QueueOwner::Node(_),
-            ..
-        }))
+        Reply::Claim(ClaimReply::Queued(_, QueueOwner::Node(_)))
     ));
     let mut client = server.client();
     // In the same millisecond a heartbeat changes nothing, and one more call must check whether the claim waits.
@@ -850,10 +820,7 @@ async fn a_waiter_costs_eight_calls() {
     let () = command("CONFIG RESETSTAT").query(&mut client).unwrap();
     assert!(matches!(
         ask(&link, b"a", claim_id(2, 1), Verb::HEARTBEAT).await,
-        Reply::Claim(ClaimReply::Queued(QueueReply {
-            owner: QueueOwner::Node(_),
-            ..
-        }))
+        Reply::Claim(ClaimReply::Queued(_, QueueOwner::Node(_)))
     ));
     let stats: String = command("INFO commandstats").query(&mut client).unwrap();
     let calls = stats

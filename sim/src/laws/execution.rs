@@ -83,7 +83,7 @@ impl World {
             }
             let is_queued = matches!(
                 reply,
-                Reply::Claim(ClaimReply::Queued(_) | ClaimReply::Recovering(_))
+                Reply::Claim(ClaimReply::Queued(..) | ClaimReply::Recovering(_))
             );
             if is_queued || reply.number().is_some() {
                 self.memory.last_heard.insert(to, (now, request.term));

@@ -165,7 +165,7 @@ fn a_yield_of_a_revoked_lease_is_no_end() {
         release.world.memory.ended.contains(&release.of)
     };
     assert!(!is_ended(ClaimReply::Revoked.into()));
-    assert!(is_ended(ClaimReply::queued(None, QueueOwner::Shared).into()));
+    assert!(is_ended(ClaimReply::Queued(None, QueueOwner::Shared).into()));
 }
 
 /// A stranger took the record, and its holder asserted the lease at a server that came back empty.

@@ -61,7 +61,7 @@ impl World {
         for (request, reply) in effective.requests.iter().zip(&answer.replies) {
             self.log.mix(match (reply.number(), reply) {
                 (Some(number), _) => number.0,
-                (None, Reply::Claim(ClaimReply::Queued(_))) => 1,
+                (None, Reply::Claim(ClaimReply::Queued(..))) => 1,
                 (None, Reply::Claim(ClaimReply::Busy(_))) => 2,
                 (None, _) => 3,
             });

@@ -6,15 +6,15 @@
 //!    the number of its grant, so another lease of the key is never taken.
 //! 2. *Ask.* The store pushes the request to the holder's node, each second of the grace (`primitives/inspect/steal.rs`
 //!    `is_given_back`, `protocol/ledger/steal.rs` `steal`, on Redis `store/redis/lua/revoke.lua`). The guard learns of it
-//!    (`protocol/key/revocation.rs` `asked`, `driver/waiter.rs` `mark_asked`), and its next release goes to the store
+//!    (`protocol/key/pushes.rs` `asked`, `driver/waiter.rs` `mark_asked`), and its next release goes to the store
 //!    (`protocol/key/holding.rs` `give_back`). Only nodes that tell of themselves get these pushes.
 //! 3. *Revoke.* The record gets a `!` before its value and keeps its end; a share loses its number
 //!    (`protocol/ledger/record.rs` `revoke`, `protocol/ledger/steal.rs` `revoke_share`). From then on no renewal, pass,
 //!    assertion or write of that claim counts, because none finds its value. Other clients see a foreign record.
 //! 4. The node learns of it by a push, or by its next renewal (`protocol/ledger/transaction.rs` `renew`,
-//!    `protocol/key/revocation.rs` `pushed_revoked`, `revoked`), or by a refused write (`protocol/key/holding.rs`
+//!    `protocol/key/pushes.rs` `pushed_revoked`, `revoked`), or by a refused write (`protocol/key/holding.rs`
 //!    `write_ended`). The guard is lost at once. The claim is left when its last guard is dropped, or at its old deadline
-//!    (`protocol/key/revocation.rs` `lose_until_dropped`, `drop_lost`). A node that does not hold the claim, because of a
+//!    (`protocol/key/pushes.rs` `lose_until_dropped`, `drop_lost`). A node that does not hold the claim, because of a
 //!    transfer, leaves it at once (`protocol/key/replies.rs` `leave_unknown`).
 //! 5. Only that leave ends the record early (`protocol/ledger/steal.rs` `is_revoked`, `protocol/ledger/transaction.rs`
 //!    `leave`). So the next holder comes after the old one was told, or after its lease has ended.

@@ -8,7 +8,7 @@ use crate::protocol::claim::{Claim, Phase};
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Flaw;
-use crate::protocol::message::{Fence, Grant, GrantNumber, QueueOwner, QueueReply, TickRefusal};
+use crate::protocol::message::{Fence, Grant, GrantNumber, QueueOwner, TickRefusal};
 use crate::protocol::step::{Effect, KeyEvent, Outcome, Ticket, ms};
 use crate::protocol::time::Instant;
 
@@ -114,26 +114,13 @@ pub(crate) struct QueuePosition {
 }
 
 impl QueuePosition {
-    pub(crate) fn new(sent: Instant, QueueReply { left, owner }: QueueReply) -> Self {
-        QueuePosition {
-            sent,
-            left,
-            owner,
-            is_recovering: false,
-        }
-    }
-
     /// Returns the place of a claim that waits for the end of a recovery.
     pub(crate) fn recovering(sent: Instant, left: u64) -> Self {
         QueuePosition {
+            sent,
+            left: Some(left),
+            owner: QueueOwner::Shared,
             is_recovering: true,
-            ..QueuePosition::new(
-                sent,
-                QueueReply {
-                    left: Some(left),
-                    owner: QueueOwner::Shared,
-                },
-            )
         }
     }
 

@@ -1,4 +1,4 @@
-//! The store's messages to a key: answers and pushed grants.
+//! The store's answers to a key.
 //!
 //! What an answer means for its claim is decided in [`claim`](crate::protocol::claim); what it means for the callers is
 //! decided here.
@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::claim::RequestKind;
-use crate::protocol::claim::Yielded;
-use crate::protocol::claim::answers::{ClaimEvent, Ending, Granted, QueuePosition};
+use crate::protocol::claim::answers::{ClaimEvent, Ending, QueuePosition};
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Flaw;
@@ -16,17 +15,13 @@ use crate::protocol::key::claims::{Claimant, ListedClaim};
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::key::line::Caller;
 use crate::protocol::message::{
-    ClaimId, ClaimNumber, ClaimReply, Grant, GrantReply, LeaseTimes, LeaveReply, Mode, QueueOwner, Reply,
-    TickRefusal,
+    ClaimNumber, ClaimReply, GrantReply, LeaveReply, Mode, QueueOwner, Reply, TickRefusal,
 };
-use crate::protocol::step::{AcquireError, Effect, KeyEvent, LeaseTerms, Outcome, Tag, WhyDenied, ms};
+use crate::protocol::step::{AcquireError, Effect, KeyEvent, Outcome, Tag, WhyDenied, ms};
 use crate::protocol::time::Instant;
 
 /// The first and the longest pause before a busy key of a store without a queue is claimed again.
 pub(crate) const POLL_PAUSES: (Duration, Duration) = (ms(30), ms(250));
-
-/// The request number of a claim that is not known here, which may have sent many requests. No claim sends so many.
-const UNKNOWN_CLAIM_SEQ: u32 = 1 << 31;
 
 /// The shortest time between two reports that the capacity of a semaphore differs, for all semaphores of a shard.
 const CAPACITY_REPORT_PERIOD: Duration = Duration::from_secs(60);
@@ -94,7 +89,15 @@ impl KeyState {
             }
             (_, ClaimReply::Granted(grant)) => self.granted(cx, number, (sent, time), grant),
             (_, ClaimReply::Recovering(left)) => self.recovering(cx, number, kind, (sent, left)),
-            (_, ClaimReply::Queued(place)) => self.queued(cx, number, QueuePosition::new(sent, place)),
+            (_, ClaimReply::Queued(left, owner)) => {
+                let position = QueuePosition {
+                    sent,
+                    left,
+                    owner,
+                    is_recovering: false,
+                };
+                self.queued(cx, number, position);
+            }
             (RequestKind::Yield, reply) => self.yield_not_executed(cx, number, reply == ClaimReply::Gone),
             (RequestKind::Pass, _) => self.pass_gone(cx, number),
             (_, ClaimReply::Revoked) => self.revoked(cx, number),
@@ -450,51 +453,5 @@ impl KeyState {
         let event = self.claims[number].end(cx);
         self.take_event(cx, number, event);
         claimant
-    }
-
-    /// Handles a pushed grant.
-    pub(crate) fn pushed(&mut self, cx: &mut StepContext<'_>, grant: &Grant) {
-        let number = grant.claim_id.claim;
-        let Some(claim) = self.claims.get_mut(number) else {
-            // The number that a yield or a pass gives up is dead, and the outcome of that request decides what to do
-            // with it.
-            return if self.knows_claim(grant.claim_id) {
-                cx.event(KeyEvent::PushStale);
-            } else {
-                // The push does not name the mode. A share of permits stays until it ends.
-                self.leave_unknown(cx, grant.claim_id, (grant.lease_ms, Mode::Exclusive));
-                if cx.shard.plant.is(Flaw::UnknownKept) {
-                    self.claims.set_claimant(number, Claimant::LineHead);
-                    let granted = Granted::unproven(grant.number, cx.now + ms(grant.lease_ms));
-                    self.start(cx, number, granted);
-                }
-            };
-        };
-        if claim.takes_push(cx, grant) {
-            self.note_inheritance(cx, number);
-            let event = self.claims[number].pushed(cx, grant);
-            self.take_event(cx, number, event);
-        }
-    }
-
-    /// Leaves a number that this node does not know, and that has a lease. The lease would otherwise block all others until
-    /// it ends.
-    pub(crate) fn leave_unknown(
-        &mut self,
-        cx: &mut StepContext<'_>,
-        claim_id: ClaimId,
-        (lease_ms, mode): (u64, Mode),
-    ) {
-        if claim_id.node != cx.shard.node {
-            return cx.event(KeyEvent::PushForged);
-        }
-        cx.event(KeyEvent::UnknownLeft);
-        let times = LeaseTimes {
-            lease_ms,
-            margin_ms: lease_ms,
-        };
-        let terms = LeaseTerms::of_lock(times, mode);
-        let yielded = Yielded::unknown(claim_id, terms, cx.now);
-        self.leave_old_number(cx, yielded, UNKNOWN_CLAIM_SEQ, None);
     }
 }

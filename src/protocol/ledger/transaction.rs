@@ -232,9 +232,8 @@ impl Transaction<'_> {
 
     fn grant_reply(&self, number: GrantNumber) -> GrantReply {
         GrantReply {
-            number,
             attempt: self.job.as_ref().map_or(0, |job| job.attempt),
-            ..GrantReply::default()
+            ..GrantReply::new(number)
         }
     }
 
@@ -449,10 +448,10 @@ impl Transaction<'_> {
         // A lock that is left free for clients that poll is not announced either.
         if self.poll_gap > 0 || record.is_some_and(|record| record.owner.is_unannounced()) {
             self.branches.note(Branch::QueuedBehindForeign);
-            return ClaimReply::queued(left, QueueOwner::Foreign);
+            return ClaimReply::Queued(left, QueueOwner::Foreign);
         }
         let owner = self.state.owner();
-        ClaimReply::queued(
+        ClaimReply::Queued(
             left,
             owner.map_or(QueueOwner::Shared, |(owner, _)| QueueOwner::Node(owner.node)),
         )

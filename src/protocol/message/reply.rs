@@ -31,8 +31,8 @@ pub enum Reply {
 pub enum ClaimReply {
     /// The claim owns the lease.
     Granted(GrantReply),
-    /// The claim is queued.
-    Queued(QueueReply),
+    /// The claim is queued. The present record ends in this many milliseconds, if it ends.
+    Queued(Option<u64>, QueueOwner),
     /// The server may have lost grants, and grants nothing for this many milliseconds. A claim that waits is queued,
     /// except for a tick; nothing else was done.
     Recovering(u64),
@@ -61,20 +61,10 @@ pub struct GrantReply {
     pub other_capacity: Option<u32>,
 }
 
-/// A place in the queue, in a reply.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct QueueReply {
-    /// The present owner's record ends in this many milliseconds, if it ends.
-    pub left: Option<u64>,
-    /// What is known of the owner.
-    pub owner: QueueOwner,
-}
-
 /// What a waiting claim is told of the owner.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum QueueOwner {
     /// Several claims share the key, or none owns it now.
-    #[default]
     Shared,
     /// A claim of this node owns the key alone.
     Node(NodeId),
@@ -173,18 +163,20 @@ impl Reply {
     }
 }
 
+impl GrantReply {
+    /// Returns a grant that carries its number only.
+    pub fn new(number: GrantNumber) -> Self {
+        GrantReply {
+            number,
+            ..GrantReply::default()
+        }
+    }
+}
+
 impl ClaimReply {
     /// Returns a grant that carries its number only.
     pub fn granted(number: GrantNumber) -> Self {
-        ClaimReply::Granted(GrantReply {
-            number,
-            ..GrantReply::default()
-        })
-    }
-
-    /// Returns a place in the queue.
-    pub fn queued(left: Option<u64>, owner: QueueOwner) -> Self {
-        ClaimReply::Queued(QueueReply { left, owner })
+        ClaimReply::Granted(GrantReply::new(number))
     }
 }
 

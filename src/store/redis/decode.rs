@@ -96,33 +96,23 @@ fn claim_reply(value: &Value) -> Option<ClaimReply> {
     let (letter, rest) = letter(value)?;
     let rest = std::str::from_utf8(rest).ok()?;
     let (first, second) = rest.split_once(':').unwrap_or((rest, ""));
-    let grant = || {
-        Some(GrantReply {
-            number: first.parse().ok()?,
-            ..GrantReply::default()
-        })
-    };
     Some(match letter {
         b'Q' => {
             let owner = second.parse().map_or(QueueOwner::Shared, QueueOwner::Node);
-            ClaimReply::queued(optional_number(first)?, owner)
+            ClaimReply::Queued(optional_number(first)?, owner)
         }
-        b'P' => ClaimReply::queued(optional_number(first)?, QueueOwner::Foreign),
+        b'P' => ClaimReply::Queued(optional_number(first)?, QueueOwner::Foreign),
         b'R' => ClaimReply::Recovering(first.parse().ok()?),
         b'B' => ClaimReply::Busy(optional_number(first)?),
-        b'W' => ClaimReply::Granted(GrantReply {
-            attempt: second.parse().ok()?,
-            ..grant()?
-        }),
-        b'V' => ClaimReply::Granted(GrantReply {
-            attempt: 1,
-            overtook: Some(second.parse().ok()?),
-            ..grant()?
-        }),
-        b'G' => ClaimReply::Granted(GrantReply {
-            other_capacity: Some(second.parse().ok()?),
-            ..grant()?
-        }),
+        b'W' | b'V' | b'G' => {
+            let mut grant = GrantReply::new(first.parse().ok()?);
+            match letter {
+                b'W' => grant.attempt = second.parse().ok()?,
+                b'V' => (grant.attempt, grant.overtook) = (1, Some(second.parse().ok()?)),
+                _ => grant.other_capacity = Some(second.parse().ok()?),
+            }
+            ClaimReply::Granted(grant)
+        }
         b'A' => ClaimReply::GroupRefused,
         b'O' => ClaimReply::Tick(TickRefusal::Over),
         b'S' => ClaimReply::Tick(TickRefusal::Skipped),

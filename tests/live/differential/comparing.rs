@@ -285,7 +285,7 @@ pub(super) fn same(real: &Reply, model: &Reply) -> bool {
         _ => a == b,
     };
     match (of_real, of_model) {
-        (ClaimReply::Queued(a), ClaimReply::Queued(b)) => a.owner == b.owner && are_near(a.left, b.left),
+        (ClaimReply::Queued(a, of), ClaimReply::Queued(b, other)) => of == other && are_near(*a, *b),
         (ClaimReply::Busy(a), ClaimReply::Busy(b)) => are_near(*a, *b),
         (ClaimReply::Recovering(a), ClaimReply::Recovering(b)) => is_near(*a, *b),
         _ => real == model,

@@ -1,21 +1,72 @@
-//! A lease that an operator asks for or revokes. Its holder learns that before another holder can have the lease.
+//! What the store pushes to a key: grants, and a lease that an operator asks for or revokes. A holder learns of that before
+//! another holder can have the lease.
 
 use std::sync::Arc;
 
 use crate::error::LostCause;
-use crate::protocol::claim::Claim;
-use crate::protocol::claim::RequestKind;
+use crate::protocol::claim::answers::Granted;
 use crate::protocol::claim::held_lease::HeldLease;
+use crate::protocol::claim::{Claim, RequestKind, Yielded};
 use crate::protocol::context::StepContext;
+use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claims::Claimant;
 use crate::protocol::key::key_state::KeyState;
-use crate::protocol::message::{Asking, ClaimId, ClaimNumber, Mode};
-use crate::protocol::step::{AcquireError, Effect, KeyEvent, Ticket, ms};
+use crate::protocol::message::{Asking, ClaimId, ClaimNumber, Grant, LeaseTimes, Mode};
+use crate::protocol::step::{AcquireError, Effect, KeyEvent, LeaseTerms, Ticket, ms};
+
+/// The request number of a claim that is not known here, which may have sent many requests. No claim sends so many.
+const UNKNOWN_CLAIM_SEQ: u32 = 1 << 31;
 
 /// The lease of a claim that this node does not know, such as one that it transferred. A leave is repeated for so long.
 const UNKNOWN_LEASE_MS: u64 = 10_000;
 
 impl KeyState {
+    /// Handles a pushed grant.
+    pub(crate) fn pushed(&mut self, cx: &mut StepContext<'_>, grant: &Grant) {
+        let number = grant.claim_id.claim;
+        let Some(claim) = self.claims.get_mut(number) else {
+            // The number that a yield or a pass gives up is dead, and the outcome of that request decides what to do
+            // with it.
+            return if self.knows_claim(grant.claim_id) {
+                cx.event(KeyEvent::PushStale);
+            } else {
+                // The push does not name the mode. A share of permits stays until it ends.
+                self.leave_unknown(cx, grant.claim_id, (grant.lease_ms, Mode::Exclusive));
+                if cx.shard.plant.is(Flaw::UnknownKept) {
+                    self.claims.set_claimant(number, Claimant::LineHead);
+                    let granted = Granted::unproven(grant.number, cx.now + ms(grant.lease_ms));
+                    self.start(cx, number, granted);
+                }
+            };
+        };
+        if claim.takes_push(cx, grant) {
+            self.note_inheritance(cx, number);
+            let event = self.claims[number].pushed(cx, grant);
+            self.take_event(cx, number, event);
+        }
+    }
+
+    /// Leaves a number that this node does not know, and that has a lease. The lease would otherwise block all others until
+    /// it ends.
+    pub(crate) fn leave_unknown(
+        &mut self,
+        cx: &mut StepContext<'_>,
+        claim_id: ClaimId,
+        (lease_ms, mode): (u64, Mode),
+    ) {
+        if claim_id.node != cx.shard.node {
+            return cx.event(KeyEvent::PushForged);
+        }
+        cx.event(KeyEvent::UnknownLeft);
+        let times = LeaseTimes {
+            lease_ms,
+            margin_ms: lease_ms,
+        };
+        let terms = LeaseTerms::of_lock(times, mode);
+        let yielded = Yielded::unknown(claim_id, terms, cx.now);
+        self.leave_old_number(cx, yielded, UNKNOWN_CLAIM_SEQ, None);
+    }
+
     /// Tells the holders of a lease that an operator asks for it. The next release then goes to the store, and not to the
     /// next caller of this process.
     pub(crate) fn asked(&mut self, cx: &mut StepContext<'_>, claim_id: ClaimId, asking: &Arc<Asking>) {
