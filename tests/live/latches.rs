@@ -176,6 +176,9 @@ async fn a_waiter_survives_an_outage_shorter_than_its_lease() {
     let (waiting, refused) = (waits(&patient, "parts"), waits(&hasty, "parts"));
     let mut eyes = Eyes::on(&server);
     until("both are known as watchers", || watchers(&mut eyes, "parts") == 2).await;
+    // The patient waiter has heard of the store: this answer follows that to its watch on the same connection. A caller that
+    // has not is told of an outage at once.
+    assert_eq!(soon(patient.latch("parts").count()).await.unwrap(), 1);
     proxy.refuse(true);
     proxy.reset();
     let told = soon(refused).await.unwrap();
