@@ -260,6 +260,15 @@ pub enum Input {
     Changed,
 }
 
+/// When a request was answered, by two clocks.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct AnswerTimes {
+    /// When the request was sent.
+    pub(crate) sent: Instant,
+    /// The server's clock when the request was executed, in microseconds; 0 if the server did not read it.
+    pub(crate) time: u64,
+}
+
 /// What the owner of a key machine must do after a step.
 #[derive(Debug, Clone)]
 pub enum Effect {
@@ -338,7 +347,7 @@ pub enum Class {
 impl Class {
     /// Returns the class of a call.
     pub(crate) fn of_call(call: Call) -> Class {
-        match call.of() {
+        match call.claim_id() {
             Some(_) => Class::Call,
             None => Class::Claim,
         }

@@ -15,7 +15,7 @@ impl World {
         let Caller {
             key, options, call, ..
         } = self.nodes[slot].callers[caller];
-        let Some(of) = call.and_then(Call::of) else {
+        let Some(of) = call.and_then(Call::claim_id) else {
             return;
         };
         let tick = (key, options.mark);

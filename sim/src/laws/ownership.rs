@@ -11,7 +11,7 @@ use crate::world::records::KeyRecords;
 /// Returns the claim whose lease a request is about.
 pub(crate) fn claim_of(request: &Request) -> ClaimId {
     match request.verb {
-        Verb::Call(call) => call.of().unwrap_or(request.claim_id),
+        Verb::Call(call) => call.claim_id().unwrap_or(request.claim_id),
         _ => request.claim_id,
     }
 }

@@ -81,7 +81,7 @@ impl World {
         let is_asked = |(tag, earlier): &(Tag, Request)| {
             let of = match earlier.verb {
                 Verb::Call(Call::Extend { .. } | Call::Release { .. }) => None,
-                Verb::Call(call) => call.of(),
+                Verb::Call(call) => call.claim_id(),
                 _ => None,
             };
             tag.seq == 1 && of == Some(request.claim_id)

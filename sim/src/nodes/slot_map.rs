@@ -33,7 +33,7 @@ impl World {
         let (now, urls) = (self.local(slot), self.server_addresses());
         let (mut rng, plant) = (self.cluster.rng.fork(), self.setup.plant());
         let map = &mut self.nodes[slot].map;
-        let mut reading = MapReading::begin(map, (now, &urls), &mut rng, plant);
+        let mut reading = MapReading::begin(map, now, &urls, &mut rng, plant);
         while let Some(address) = reading.next_server() {
             let answer = self.told_by(slot, address.1.into());
             match reading.answered(address, answer) {
@@ -104,7 +104,7 @@ impl World {
         let now = Instant::default();
         let url = [Cluster::member(0).address];
         let (mut rng, plant) = (self.cluster.rng.fork(), self.setup.plant());
-        let mut reading = MapReading::begin(&mut map, (now, &url), &mut rng, plant);
+        let mut reading = MapReading::begin(&mut map, now, &url, &mut rng, plant);
         let asked = reading.next_server().expect("a URL");
         // The others are known as replicas are.
         let mut answer = told(ranges(&owners), (None, false));

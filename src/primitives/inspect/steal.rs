@@ -15,7 +15,7 @@
 //!    `protocol/key/pushes.rs` `pushed_revoked`, `revoked`), or by a refused write (`protocol/key/holding.rs`
 //!    `write_ended`). The guard is lost at once. The claim is left when its last guard is dropped, or at its old deadline
 //!    (`protocol/key/pushes.rs` `lose_until_dropped`, `drop_lost`). A node that does not hold the claim, because of a
-//!    transfer, leaves it at once (`protocol/key/replies.rs` `leave_unknown`).
+//!    transfer, leaves it at once (`protocol/key/pushes.rs` `leave_unknown`).
 //! 5. Only that leave ends the record early (`protocol/ledger/steal.rs` `is_revoked`, `protocol/ledger/transaction.rs`
 //!    `leave`). So the next holder comes after the old one was told, or after its lease has ended.
 //! 6. A hand-over at once is a revoke and the leave of the claim, sent by the operator's program (`protocol/steal.rs`

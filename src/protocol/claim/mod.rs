@@ -145,11 +145,14 @@ enum Origin {
 #[derive(Debug)]
 pub(crate) struct Pass {
     from: ClaimId,
-    /// The claim of the previous owner as it was held, if that owner is in this key machine. Its number is dead since
-    /// the pass was sent. If the pass fails, the number is left; if the store surely did nothing, the claim goes on.
-    /// `None` for an owner in another machine, which is left alone.
-    local: Option<Claim>,
+    /// The previous owner, if it is in this key machine. `None` for an owner in another machine, which is left alone.
+    local: Option<Passed>,
 }
+
+/// A claim whose lease is being passed on, as it was held. Its number is dead since the pass was sent. If the pass fails,
+/// the number is [left](Passed::dead). There is one way back, if the store surely did nothing: [`Claim::resume`].
+#[derive(Debug)]
+pub(crate) struct Passed(Claim);
 
 /// A lease of this node that is given up.
 #[derive(Debug)]

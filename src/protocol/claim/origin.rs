@@ -2,11 +2,12 @@
 
 use crate::error::StoreError;
 use crate::protocol::claim::held_lease::HeldLease;
-use crate::protocol::claim::{Claim, Leaving, Origin, Pass, Phase, Yielded};
+use crate::protocol::claim::{Claim, Leaving, Origin, Pass, Passed, Phase, Yielded};
 use crate::protocol::context::StepContext;
 use crate::protocol::exchange::Exchange;
+use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::flaw::Flaw;
-use crate::protocol::message::ClaimId;
+use crate::protocol::message::{ClaimId, ClaimNumber, Kind, LeaseTimes};
 use crate::protocol::step::{LeaseTerms, Ticket, ms};
 use crate::protocol::time::Instant;
 
@@ -33,17 +34,10 @@ impl Claim {
         }
     }
 
-    /// Takes over the lease of `from` under a new number. `local`: the claim of this process that gives the lease up. Its number
-    /// is dead from now on.
-    pub(crate) fn take_over(
-        claim_id: ClaimId,
-        terms: LeaseTerms,
-        now: Instant,
-        from: ClaimId,
-        local: Option<Claim>,
-    ) -> Claim {
+    /// Takes over a lease under a new number.
+    pub(crate) fn take_over(claim_id: ClaimId, terms: LeaseTerms, now: Instant, pass: Pass) -> Claim {
         Claim {
-            origin: Some(Origin::Pass(Box::new(Pass { from, local }))),
+            origin: Some(Origin::Pass(Box::new(pass))),
             ..Claim::new(claim_id, terms, now)
         }
     }
@@ -66,7 +60,7 @@ impl Claim {
 
     /// Returns what the holder held as a writer, if this claim makes it a reader.
     pub(crate) fn held_as_writer(&self) -> Option<&HeldLease> {
-        let old = self.pass()?.local.as_ref()?;
+        let Passed(old) = self.pass()?.local.as_ref()?;
         old.held().filter(|_| old.terms.mode != self.terms.mode)
     }
 
@@ -90,7 +84,8 @@ impl Claim {
             return None;
         };
         pass.local
-            .take_if(|old| old.held().is_some_and(|held| cx.now < held.deadline()))
+            .take_if(|passed| passed.deadline().is_some_and(|deadline| cx.now < deadline))
+            .map(|passed| passed.0)
     }
 
     /// Returns the pass that the claim waits for, until the store has answered.
@@ -106,7 +101,7 @@ impl Claim {
         match self.origin.as_ref()? {
             Origin::Yield(yielded) => Some(yielded.deadline),
             Origin::Pass(pass) => match &pass.local {
-                Some(old) => old.held().map(|held| held.deadline()),
+                Some(passed) => passed.deadline(),
                 // An executed adoption came after the claim was made.
                 None => Some(self.created_at + self.lease()),
             },
@@ -114,7 +109,7 @@ impl Claim {
     }
 
     /// Returns the local claim whose lease is being passed on.
-    pub(crate) fn passed_mut(&mut self) -> Option<&mut Claim> {
+    pub(crate) fn passed_mut(&mut self) -> Option<&mut Passed> {
         match &mut self.origin {
             Some(Origin::Pass(pass)) => pass.local.as_mut(),
             Some(Origin::Yield(_)) | None => None,
@@ -122,7 +117,7 @@ impl Claim {
     }
 
     /// Ends a pass. Returns the local claim whose lease was passed on.
-    pub(crate) fn take_passed(&mut self) -> Option<Claim> {
+    pub(crate) fn take_passed(&mut self) -> Option<Passed> {
         match self.origin.take_if(|origin| matches!(origin, Origin::Pass(_))) {
             Some(Origin::Pass(pass)) => pass.local,
             _ => None,
@@ -135,5 +130,60 @@ impl Claim {
             Some(Origin::Yield(yielded)) => Some(yielded),
             _ => None,
         }
+    }
+}
+
+impl Pass {
+    /// Passes the lease of a claim of this process on. Its number is dead from now on.
+    pub(crate) fn of_local(old: Claim) -> Self {
+        Pass {
+            from: old.claim_id,
+            local: Some(Passed(old)),
+        }
+    }
+
+    /// Takes over the lease of an owner in another process.
+    pub(crate) fn of_transfer(from: ClaimId) -> Self {
+        Pass { from, local: None }
+    }
+
+    /// Returns the previous owner, if it is in this key machine.
+    pub(crate) fn local(&self) -> Option<&Passed> {
+        self.local.as_ref()
+    }
+}
+
+impl Passed {
+    pub(crate) fn number(&self) -> ClaimNumber {
+        self.0.number()
+    }
+
+    pub(crate) fn times(&self) -> LeaseTimes {
+        self.0.terms.times
+    }
+
+    /// Returns until when the lease was surely held.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.0.held().map(HeldLease::deadline)
+    }
+
+    /// Ends the renewal in flight if it has this number.
+    pub(crate) fn take_in_flight(&mut self, seq: u32) {
+        self.0.take_in_flight(seq);
+    }
+
+    /// Notes a renewal of the lease that failed.
+    pub(crate) fn note_late_renewal(&mut self, seq: u32, of: Kind, failure: &FailedRequest) {
+        self.0.note_late_renewal(of, seq, failure);
+    }
+
+    /// Returns whether a renewal may still write the record again.
+    pub(crate) fn may_be_written(&self, now: Instant) -> bool {
+        self.0.is_renewing() || self.0.is_assertable(now)
+    }
+
+    /// Returns the claim, which must be left.
+    pub(crate) fn dead(self) -> Claim {
+        self.0
     }
 }

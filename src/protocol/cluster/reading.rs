@@ -51,7 +51,8 @@ impl MapReading {
     /// Begins a reading. A map of which no server has answered for a minute is forgotten first.
     pub fn begin(
         map: &mut ClusterMap,
-        (now, urls): (Instant, &[Address]),
+        now: Instant,
+        urls: &[Address],
         rng: &mut fastrand::Rng,
         plant: Plant,
     ) -> Self {

@@ -49,7 +49,7 @@ fn read(
 ) -> (Vec<String>, Result<bool, Undecided>) {
     let urls: Vec<_> = urls.iter().map(|url| at(url)).collect();
     let mut rng = fastrand::Rng::with_seed(7);
-    let mut reading = MapReading::begin(map, (later(seconds), &urls), &mut rng, Plant::NONE);
+    let mut reading = MapReading::begin(map, later(seconds), &urls, &mut rng, Plant::NONE);
     let mut asked = Vec::new();
     while let Some(address) = reading.next_server() {
         asked.push(address.0.clone());
@@ -360,7 +360,7 @@ fn a_server_is_a_node_id_at_an_address() {
 fn doubts_are_told() {
     let mut map = known();
     let mut rng = fastrand::Rng::with_seed(1);
-    let mut reading = MapReading::begin(&mut map, (later(1), &[]), &mut rng, Plant::NONE);
+    let mut reading = MapReading::begin(&mut map, later(1), &[], &mut rng, Plant::NONE);
     let mut doubt = |answer| {
         let from = reading.next_server().expect("a server to ask");
         reading.answered(from, answer)

@@ -9,7 +9,7 @@ use std::ops::{Index, IndexMut};
 use foldhash::quality::RandomState;
 
 use crate::error::StoreError;
-use crate::protocol::claim::Claim;
+use crate::protocol::claim::{Claim, Passed};
 use crate::protocol::key::line::Caller;
 use crate::protocol::message::{ClaimNumber, Mode};
 use crate::protocol::step::Ticket;
@@ -301,7 +301,7 @@ impl Claims {
     }
 
     /// Returns the claim of this number if its lease is being passed on.
-    pub(crate) fn passed_mut(&mut self, number: ClaimNumber) -> Option<&mut Claim> {
+    pub(crate) fn passed_mut(&mut self, number: ClaimNumber) -> Option<&mut Passed> {
         let claims = self.list.iter_mut().map(|listed| &mut listed.claim);
         let mut passed = claims.filter_map(Claim::passed_mut);
         passed.find(|old| old.number() == number)
@@ -315,7 +315,7 @@ impl Claims {
     }
 
     /// Returns the claim by which a caller holds, or that waits for this caller alone. Valid between steps only.
-    pub(crate) fn of(&self, ticket: Ticket) -> Option<&Claim> {
+    pub(crate) fn by_ticket(&self, ticket: Ticket) -> Option<&Claim> {
         match &self.index {
             Some(index) => self.get(*index.tickets.get(&ticket)?),
             None => {

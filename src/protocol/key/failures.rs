@@ -15,12 +15,10 @@ use crate::protocol::step::{AcquireError, KeyEvent, Tag};
 
 impl KeyState {
     pub(crate) fn failed(&mut self, cx: &mut StepContext<'_>, tag: Tag, failure: FailedRequest) {
-        let claim = match self.claims.get_mut(tag.claim) {
-            None => self.claims.passed_mut(tag.claim),
-            claim => claim,
-        };
-        if let Some(claim) = claim {
+        if let Some(claim) = self.claims.get_mut(tag.claim) {
             claim.note_late_renewal(cx.name.kind, tag.seq, &failure);
+        } else if let Some(passed) = self.claims.passed_mut(tag.claim) {
+            passed.note_late_renewal(tag.seq, cx.name.kind, &failure);
         }
         if let Some(claim) = self.claims.get_mut(tag.claim)
             && claim.is_overtaken(tag.seq)

@@ -327,7 +327,7 @@ impl KeyState {
     /// Reports the loss to all readers of a claim.
     pub(crate) fn lose_readers(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, cause: LostCause) {
         self.close_to_readers(number);
-        let readers = self.readers.of(number);
+        let readers = self.readers.by_claim(number);
         let readers: Vec<_> = readers
             .map(|(ticket, reader)| (ticket, reader.is_taken_up()))
             .collect();
@@ -348,7 +348,7 @@ impl KeyState {
     /// Reports readers that have held for longer than is usual, once each.
     pub(crate) fn note_long_readers(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         let long = cx.shard.rules.long_hold;
-        for reader in self.readers.of_mut(number) {
+        for reader in self.readers.by_claim_mut(number) {
             let held = cx.now.since(reader.local.hold.since);
             if held >= long && !reader.local.hold.is_reported {
                 reader.local.hold.is_reported = true;

@@ -13,7 +13,7 @@ use crate::protocol::key::line::{Caller, Line};
 use crate::protocol::key::readers::Readers;
 use crate::protocol::message::{ClaimId, ClaimNumber, Mode, NodeId, Payload};
 use crate::protocol::redirects::Redirects;
-use crate::protocol::step::{AcquireError, Effect, Input, LockOptions, Outcome, Ticket};
+use crate::protocol::step::{AcquireError, AnswerTimes, Effect, Input, LockOptions, Outcome, Ticket};
 use crate::protocol::time::Instant;
 
 /// The state of one key: its line, its claims and its calls.
@@ -111,7 +111,7 @@ impl KeyState {
                 sent,
                 time,
                 reply,
-            } => self.answered(cx, tag, (sent, time), reply),
+            } => self.answered(cx, tag, AnswerTimes { sent, time }, reply),
             Input::Failed { tag, failed } => self.failed(cx, tag, failed),
             Input::Pushed(grant) => self.pushed(cx, &grant),
             Input::Asked(claim_id, asking) => self.asked(cx, claim_id, &asking),
@@ -139,7 +139,7 @@ impl KeyState {
         let (solos, claims) = (&self.solos, &self.claims);
         let waits = |claim: &Claim| claim.held().is_none();
         self.values
-            .retain(|(ticket, _)| solos.contains_key(ticket) || claims.of(*ticket).is_some_and(waits));
+            .retain(|(ticket, _)| solos.contains_key(ticket) || claims.by_ticket(*ticket).is_some_and(waits));
     }
 
     /// Takes a step of the calls, if there are any, and sends their requests.
@@ -191,7 +191,7 @@ impl KeyState {
 
     /// Returns the claim by which a caller holds, the lease, and the caller's place among the local holders.
     pub(crate) fn held_by(&self, ticket: Ticket) -> Option<(&Claim, &HeldLease, u64)> {
-        if let Some(claim) = self.claims.of(ticket) {
+        if let Some(claim) = self.claims.by_ticket(ticket) {
             let held = claim.held()?;
             return Some((claim, held, held.index()));
         }
@@ -215,7 +215,7 @@ impl KeyState {
         held.filter(move |(_, held)| now < held.deadline())
             .flat_map(move |(claim, held)| {
                 let alone = held.local().map(|local| (local.ticket, held.index()));
-                let readers = self.readers.of(claim.number());
+                let readers = self.readers.by_claim(claim.number());
                 let all = alone
                     .into_iter()
                     .chain(readers.map(|(ticket, reader)| (ticket, reader.index)));
@@ -330,7 +330,7 @@ impl KeyState {
             return;
         }
         self.renewals.retain(|renewal| renewal.caller != ticket);
-        let Some(claim) = self.claims.of(ticket) else {
+        let Some(claim) = self.claims.by_ticket(ticket) else {
             self.drop_lost(cx, ticket, None);
             return self.leave_share(cx, ticket, None);
         };

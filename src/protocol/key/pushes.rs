@@ -20,6 +20,15 @@ const UNKNOWN_CLAIM_SEQ: u32 = 1 << 31;
 /// The lease of a claim that this node does not know, such as one that it transferred. A leave is repeated for so long.
 const UNKNOWN_LEASE_MS: u64 = 10_000;
 
+/// Returns the terms of a lease of which no more is known.
+fn unknown_terms(lease_ms: u64, mode: Mode) -> LeaseTerms {
+    let times = LeaseTimes {
+        lease_ms,
+        margin_ms: lease_ms,
+    };
+    LeaseTerms::of_lock(times, mode)
+}
+
 impl KeyState {
     /// Handles a pushed grant.
     pub(crate) fn pushed(&mut self, cx: &mut StepContext<'_>, grant: &Grant) {
@@ -31,7 +40,7 @@ impl KeyState {
                 cx.event(KeyEvent::PushStale);
             } else {
                 // The push does not name the mode. A share of permits stays until it ends.
-                self.leave_unknown(cx, grant.claim_id, (grant.lease_ms, Mode::Exclusive));
+                self.leave_unknown(cx, grant.claim_id, unknown_terms(grant.lease_ms, Mode::Exclusive));
                 if cx.shard.plant.is(Flaw::UnknownKept) {
                     self.claims.set_claimant(number, Claimant::LineHead);
                     let granted = Granted::unproven(grant.number, cx.now + ms(grant.lease_ms));
@@ -48,21 +57,11 @@ impl KeyState {
 
     /// Leaves a number that this node does not know, and that has a lease. The lease would otherwise block all others until
     /// it ends.
-    pub(crate) fn leave_unknown(
-        &mut self,
-        cx: &mut StepContext<'_>,
-        claim_id: ClaimId,
-        (lease_ms, mode): (u64, Mode),
-    ) {
+    pub(crate) fn leave_unknown(&mut self, cx: &mut StepContext<'_>, claim_id: ClaimId, terms: LeaseTerms) {
         if claim_id.node != cx.shard.node {
             return cx.event(KeyEvent::PushForged);
         }
         cx.event(KeyEvent::UnknownLeft);
-        let times = LeaseTimes {
-            lease_ms,
-            margin_ms: lease_ms,
-        };
-        let terms = LeaseTerms::of_lock(times, mode);
         let yielded = Yielded::unknown(claim_id, terms, cx.now);
         self.leave_old_number(cx, yielded, UNKNOWN_CLAIM_SEQ, None);
     }
@@ -94,7 +93,10 @@ impl KeyState {
             return Vec::new();
         };
         let alone = held.local().filter(|local| local.unfetched.is_none());
-        let readers = self.readers.of(number).filter(|(_, reader)| reader.is_taken_up());
+        let readers = self
+            .readers
+            .by_claim(number)
+            .filter(|(_, reader)| reader.is_taken_up());
         let readers = readers.map(|(ticket, _)| ticket);
         alone
             .map(|local| local.ticket)
@@ -110,7 +112,7 @@ impl KeyState {
             Some(_) => cx.event(KeyEvent::PushForged),
             // The outcome of the yield or of the pass decides.
             None if self.knows_claim(claim_id) => cx.event(KeyEvent::PushStale),
-            None => self.leave_unknown(cx, claim_id, (UNKNOWN_LEASE_MS, mode)),
+            None => self.leave_unknown(cx, claim_id, unknown_terms(UNKNOWN_LEASE_MS, mode)),
         }
     }
 

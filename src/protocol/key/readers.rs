@@ -54,13 +54,13 @@ impl Readers {
     }
 
     /// Returns all readers of this claim, in order of their tickets.
-    pub(crate) fn of(&self, claim: ClaimNumber) -> impl Iterator<Item = (Ticket, &Reader)> {
+    pub(crate) fn by_claim(&self, claim: ClaimNumber) -> impl Iterator<Item = (Ticket, &Reader)> {
         let readers = self.by_ticket.iter().map(|(ticket, reader)| (*ticket, reader));
         readers.filter(move |(_, reader)| reader.claim == claim)
     }
 
     /// Returns all readers of this claim, to be changed.
-    pub(crate) fn of_mut(&mut self, claim: ClaimNumber) -> impl Iterator<Item = &mut Reader> {
+    pub(crate) fn by_claim_mut(&mut self, claim: ClaimNumber) -> impl Iterator<Item = &mut Reader> {
         let readers = self.by_ticket.values_mut();
         readers.filter(move |reader| reader.claim == claim)
     }

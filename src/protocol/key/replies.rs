@@ -17,7 +17,7 @@ use crate::protocol::key::line::Caller;
 use crate::protocol::message::{
     ClaimNumber, ClaimReply, GrantReply, LeaveReply, Mode, QueueOwner, Reply, TickRefusal,
 };
-use crate::protocol::step::{AcquireError, Effect, KeyEvent, Outcome, Tag, WhyDenied, ms};
+use crate::protocol::step::{AcquireError, AnswerTimes, Effect, KeyEvent, Outcome, Tag, WhyDenied, ms};
 use crate::protocol::time::Instant;
 
 /// The first and the longest pause before a busy key of a store without a queue is claimed again.
@@ -39,14 +39,8 @@ impl KeyState {
         claim.take_in_flight(tag.seq)
     }
 
-    /// Handles an answer. `sent` is when the request was sent, and `time` is the server's clock when it was executed.
-    pub(crate) fn answered(
-        &mut self,
-        cx: &mut StepContext<'_>,
-        tag: Tag,
-        (sent, time): (Instant, u64),
-        reply: Reply,
-    ) {
+    /// Handles an answer.
+    pub(crate) fn answered(&mut self, cx: &mut StepContext<'_>, tag: Tag, times: AnswerTimes, reply: Reply) {
         self.overtakable_answered(cx, tag);
         // A late answer, to a number that is over here or to a request that was given up, decides nothing.
         let Some(kind) = self.take_in_flight(tag) else {
@@ -58,7 +52,7 @@ impl KeyState {
             self.error = None;
         }
         match (reply, kind) {
-            (Reply::Claim(reply), kind) => self.claim_answered(cx, number, kind, (sent, time), reply),
+            (Reply::Claim(reply), kind) => self.claim_answered(cx, number, kind, times, reply),
             (Reply::Leave(reply), _) => self.leave_answered(cx, number, reply),
             (Reply::Refused(refusal), kind) => {
                 self.refused(cx, number, kind, StoreError::refused(refusal));
@@ -77,7 +71,7 @@ impl KeyState {
         cx: &mut StepContext<'_>,
         number: ClaimNumber,
         kind: RequestKind,
-        (sent, time): (Instant, u64),
+        times: AnswerTimes,
         reply: ClaimReply,
     ) {
         match (kind, reply) {
@@ -87,11 +81,14 @@ impl KeyState {
             {
                 self.schedule_renewal(cx, number);
             }
-            (_, ClaimReply::Granted(grant)) => self.granted(cx, number, (sent, time), grant),
-            (_, ClaimReply::Recovering(left)) => self.recovering(cx, number, kind, (sent, left)),
+            (_, ClaimReply::Granted(grant)) => self.granted(cx, number, times, grant),
+            (_, ClaimReply::Recovering(left)) => {
+                let position = QueuePosition::recovering(times.sent, left);
+                self.recovering(cx, number, kind, position);
+            }
             (_, ClaimReply::Queued(left, owner)) => {
                 let position = QueuePosition {
-                    sent,
+                    sent: times.sent,
                     left,
                     owner,
                     is_recovering: false,
@@ -151,7 +148,7 @@ impl KeyState {
         &mut self,
         cx: &mut StepContext<'_>,
         number: ClaimNumber,
-        (sent, time): (Instant, u64),
+        times: AnswerTimes,
         grant: GrantReply,
     ) {
         if let Some(recorded) = grant.other_capacity {
@@ -164,9 +161,9 @@ impl KeyState {
         if self.claims[number].is_queued() {
             cx.event(KeyEvent::FoundGranted);
             self.note_inheritance(cx, number);
-            self.claims[number].note_missed_push(cx, time, grant);
+            self.claims[number].note_missed_push(cx, times.time, grant);
         }
-        let event = self.claims[number].granted(cx, sent, grant);
+        let event = self.claims[number].granted(cx, times.sent, grant);
         self.take_event(cx, number, event);
     }
 
@@ -283,29 +280,30 @@ impl KeyState {
         });
     }
 
-    /// Handles the answer of a server that recovers for so many milliseconds. A claim that waits is queued meanwhile.
+    /// Handles the answer of a server that recovers. A claim that waits is queued meanwhile.
     fn recovering(
         &mut self,
         cx: &mut StepContext<'_>,
         number: ClaimNumber,
         kind: RequestKind,
-        (sent, left): (Instant, u64),
+        position: QueuePosition,
     ) {
+        let left = position.recovery().unwrap_or_default();
         match kind {
             RequestKind::Claim { wait: false } | RequestKind::Pass => {
-                self.refused(cx, number, kind, StoreError::recovering(ms(left)));
+                self.refused(cx, number, kind, StoreError::recovering(left));
             }
             RequestKind::Claim { .. } | RequestKind::Renew
                 if self
                     .claims
                     .listed(number)
-                    .is_some_and(|of| of.is_held_back(cx.now + ms(left)))
+                    .is_some_and(|of| of.is_held_back(cx.now + left))
                     && !(self.claims[number].terms().tick.is_some()
                         && cx.shard.plant.is(Flaw::TickWaitsForRecovery)) =>
             {
-                self.hold_back(cx, number, kind, ms(left));
+                self.hold_back(cx, number, kind, left);
             }
-            _ => self.queued(cx, number, QueuePosition::recovering(sent, left)),
+            _ => self.queued(cx, number, position),
         }
     }
 

@@ -14,7 +14,9 @@ use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimId, Kind, Name, NodeId};
 use crate::protocol::quorum::Quorum;
 use crate::protocol::session::server_clock::ServerClock;
-use crate::protocol::step::{AcquireError, Effect, FormerMaster, InboxState, Input, Rules, Ticket};
+use crate::protocol::step::{
+    AcquireError, AnswerTimes, Effect, FormerMaster, InboxState, Input, Rules, Ticket,
+};
 use crate::protocol::time::Instant;
 use crate::protocol::write::Precondition;
 
@@ -118,7 +120,7 @@ impl Shard {
                     reply,
                 },
                 Some(quorum),
-            ) => quorum.answered(now, tag, (sent, time), reply),
+            ) => quorum.answered(now, tag, AnswerTimes { sent, time }, reply),
             (Input::Failed { tag, failed }, Some(quorum)) => quorum.failed(now, tag, failed),
             (input, _) => self.step_key(now, name, input),
         }

@@ -6,7 +6,7 @@
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::claim::held_lease::{HeldLease, LocalHolder};
-use crate::protocol::claim::{Claim, RequestKind};
+use crate::protocol::claim::{Claim, Pass, Passed, RequestKind};
 use crate::protocol::context::StepContext;
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::key::claims::Claimant;
@@ -23,7 +23,7 @@ impl KeyState {
             return false;
         };
         let number = reader.claim;
-        let others = self.readers.of(number).nth(1).is_some();
+        let others = self.readers.by_claim(number).nth(1).is_some();
         if !others {
             self.close_to_readers(number);
         }
@@ -53,7 +53,7 @@ impl KeyState {
             fixed: true,
             ..LockOptions::new(term)
         };
-        self.take_over(cx, to, options, (old.id(), Some(old)));
+        self.take_over(cx, to, options, Pass::of_local(old));
     }
 
     /// Makes a writer a reader. The number by which it wrote is dead here from now on.
@@ -84,7 +84,7 @@ impl KeyState {
             max_hold: hold.and_then(|hold| hold.max),
             ..LockOptions::new(term)
         };
-        self.take_over(cx, to, options, (old.id(), Some(old)));
+        self.take_over(cx, to, options, Pass::of_local(old));
     }
 
     /// Ends what a holder holds. Returns its claim and lease as they were, but held under the ticket of the caller
@@ -123,21 +123,15 @@ impl KeyState {
             wait: true,
             ..options
         };
-        self.take_over(cx, ticket, options, (from, None));
+        self.take_over(cx, ticket, options, Pass::of_transfer(from));
     }
 
-    /// Claims the lease of `from` by a pass. `local`: the claim of this process that gives the lease up.
-    fn take_over(
-        &mut self,
-        cx: &mut StepContext<'_>,
-        ticket: Ticket,
-        options: LockOptions,
-        (from, local): (ClaimId, Option<Claim>),
-    ) {
+    /// Claims a lease by a pass.
+    fn take_over(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, options: LockOptions, pass: Pass) {
         // A holder that gives a lease up waits for the answer while its own lease lasts, and not while the lease is
         // kept for others.
-        let term = match &local {
-            Some(local) if local.terms().times.lease_ms < options.term.lease_ms => local.terms().times,
+        let term = match pass.local() {
+            Some(local) if local.times().lease_ms < options.term.lease_ms => local.times(),
             _ => options.term,
         };
         let caller = Caller {
@@ -147,9 +141,9 @@ impl KeyState {
             behind: false,
             failed_claims: 0,
         };
-        let ends = local.as_ref().and_then(|local| Some(local.held()?.deadline()));
+        let ends = pass.local().and_then(Passed::deadline);
         let claim_id = cx.shard.next_claim_id();
-        let claim = Claim::take_over(claim_id, options.terms(), cx.now, from, local);
+        let claim = Claim::take_over(claim_id, options.terms(), cx.now, pass);
         self.claims.insert(claim, Claimant::Solo(caller));
         // Beside a former master no lease can be kept for longer than it lasts.
         if let Some(until) = cx.shard.beside_former_master(cx.now)
@@ -224,18 +218,18 @@ impl KeyState {
 
     /// Ends the number of a lease that was passed on, or is gone. If a renewal may still write its record again, the
     /// number is left.
-    pub(crate) fn end_passed(&mut self, cx: &mut StepContext<'_>, old: Option<Claim>) {
+    pub(crate) fn end_passed(&mut self, cx: &mut StepContext<'_>, old: Option<Passed>) {
         if let Some(old) = old
-            && (old.is_renewing() || old.is_assertable(cx.now))
+            && old.may_be_written(cx.now)
         {
             self.leave_passed(cx, old);
         }
     }
 
     /// Leaves the number of a lease whose pass may or may not have been executed.
-    pub(crate) fn leave_passed(&mut self, cx: &mut StepContext<'_>, old: Claim) {
+    pub(crate) fn leave_passed(&mut self, cx: &mut StepContext<'_>, old: Passed) {
         let number = old.number();
-        self.claims.insert(old, Claimant::Abandoned);
+        self.claims.insert(old.dead(), Claimant::Abandoned);
         self.leave(cx, number, None);
     }
 }

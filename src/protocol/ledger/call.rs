@@ -16,7 +16,7 @@ impl Transaction<'_> {
         // Every verb settles the key first. A call has no claim, so the key is never granted to its sender.
         self.settle(None);
         let (now, mark) = (self.date_ms, self.mark);
-        let owned = call.of().is_some_and(|of| self.owned_by(of).is_some());
+        let owned = call.claim_id().is_some_and(|of| self.owned_by(of).is_some());
         let Some(job) = self.job.as_deref_mut() else {
             // A foreign owner of the key holds all permits.
             let is_ours = self.state.record.is_none();

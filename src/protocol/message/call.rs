@@ -109,7 +109,7 @@ pub struct CallTime {
 
 impl Call {
     /// Returns the claim whose run or lease the call is about.
-    pub fn of(self) -> Option<ClaimId> {
+    pub fn claim_id(self) -> Option<ClaimId> {
         match self {
             Call::Verify { of }
             | Call::Recall { of }

@@ -27,7 +27,7 @@ use crate::protocol::message::{
 pub(crate) use crate::protocol::quorum::pursuit::QuorumOutput;
 use crate::protocol::quorum::pursuit::{Pursuit, Round, Step, Vote, VoteAnswer};
 use crate::protocol::session::server_clock::ServerClock;
-use crate::protocol::step::{Input, Outgoing, Tag};
+use crate::protocol::step::{AnswerTimes, Input, Outgoing, Tag};
 use crate::protocol::time::Instant;
 
 mod pursuit;
@@ -174,8 +174,9 @@ impl Quorum {
     }
 
     /// Handles a master's answer.
-    pub(crate) fn answered(&mut self, now: Instant, tag: Tag, (sent, time): (Instant, u64), reply: Reply) {
+    pub(crate) fn answered(&mut self, now: Instant, tag: Tag, times: AnswerTimes, reply: Reply) {
         let master = usize::from(tag.master);
+        let AnswerTimes { sent, time } = times;
         if time > 0 {
             self.note_clock(master, ServerClock::read(time, sent, now));
         }
@@ -223,10 +224,10 @@ impl Quorum {
             // It may have been executed after the leave.
             pursuit.ask(master, Step::Leave, Verb::Leave, &mut self.out);
         } else if step == Step::Leave && matches!(answer, VoteAnswer::NoVote(_)) {
-            pursuit.note_answer(master, (tag.seq, step), answer);
+            pursuit.note_answer(master, tag.seq, step, answer);
             self.leave_again(now + LEAVE_PAUSE, tag.claim, master);
         } else if !is_over {
-            pursuit.note_answer(master, (tag.seq, step), answer);
+            pursuit.note_answer(master, tag.seq, step, answer);
             if step == Step::Leave {
                 self.leave_late(now, tag.claim, master);
             }
@@ -252,7 +253,7 @@ impl Quorum {
         }
         if !is_left || step == Step::Leave {
             let answer = VoteAnswer::Failed(failure);
-            pursuit.note_answer(master, (tag.seq, step), answer);
+            pursuit.note_answer(master, tag.seq, step, answer);
         }
         if step == Step::Leave {
             self.leave_again(late_after.max(now + LEAVE_PAUSE), tag.claim, master);

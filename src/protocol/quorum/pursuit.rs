@@ -162,7 +162,7 @@ impl Pursuit {
 
     /// Notes an answer of the present round. The answer to a request of an earlier round only changed the vote, except that
     /// leaves wait for a leave that is under way.
-    pub(super) fn note_answer(&mut self, master: usize, (seq, step): (u32, Step), answer: VoteAnswer) {
+    pub(super) fn note_answer(&mut self, master: usize, seq: u32, step: Step, answer: VoteAnswer) {
         let is_of = |round: Round| round.first <= seq || step == Step::Leave && round.step == step;
         if self.round.is_some_and(is_of) {
             self.masters[master].answer = Some(answer);

@@ -65,6 +65,15 @@ enum LinkState {
     },
 }
 
+/// The answer of a connection's server about the subscription of an inbox.
+pub(super) struct SoughtInbox<'a> {
+    pub(super) inbox: Attempt,
+    /// Whether the subscription is at that server; `None` if the server could not be asked.
+    pub(super) is_there: Option<bool>,
+    /// The address of the connection, which decides then.
+    pub(super) address: &'a Arc<str>,
+}
+
 impl InboxLink {
     pub(crate) fn new(options: &SessionOptions) -> Self {
         InboxLink {
@@ -198,18 +207,16 @@ impl InboxLink {
         self.backoff.next(part)
     }
 
-    /// Replaces an open inbox that leads to another server than the connection does. `address`: that of the connection, which
-    /// decides if the server could not be asked.
+    /// Replaces an open inbox that leads to another server than the connection does.
     ///
     /// After some replacements in a row pushes count as unreliable, and the inbox is opened again seldom: a proxy may lead each
     /// connection to another server.
-    pub(crate) fn sought(
-        &mut self,
-        inbox: Attempt,
-        is_there: Option<bool>,
-        (address, part): (&Arc<str>, f64),
-        cx: &mut SessionContext<'_>,
-    ) {
+    pub(super) fn sought(&mut self, sought: SoughtInbox<'_>, part: f64, cx: &mut SessionContext<'_>) {
+        let SoughtInbox {
+            inbox,
+            is_there,
+            address,
+        } = sought;
         let LinkState::Open { attempt, since, .. } = self.state else {
             return;
         };

@@ -11,6 +11,7 @@ use crate::protocol::message::{Executed, Failure, GrantNumber, LinkReply, Name, 
 use crate::protocol::session::backoff::part_of_pause;
 use crate::protocol::session::connection::{Connection, next_attempt};
 use crate::protocol::session::in_flight::InFlight;
+use crate::protocol::session::inbox::SoughtInbox;
 use crate::protocol::session::step::{
     Attempt, InboxEffect, MIN_RECONNECT_PAUSE, Opened, SessionContext, SessionEffect, SessionEvent,
     SessionInput, SessionRole,
@@ -179,7 +180,12 @@ impl Session {
         };
         let is_there = is_there.filter(|_| !self.plant.is(Flaw::InboxComparedByAddress));
         let part = part_of_pause(&mut self.jitter);
-        self.inbox.sought(inbox, is_there, (&place.address, part), cx);
+        let sought = SoughtInbox {
+            inbox,
+            is_there,
+            address: &place.address,
+        };
+        self.inbox.sought(sought, part, cx);
     }
 
     pub(super) fn connect_failed(

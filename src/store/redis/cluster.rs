@@ -134,7 +134,7 @@ impl Cluster {
         }
         let (urls, began) = (self.urls(), self.now());
         let mut rng = fastrand::Rng::new();
-        let mut reading = self.write(|map| MapReading::begin(map, (began, &urls), &mut rng, Plant::NONE));
+        let mut reading = self.write(|map| MapReading::begin(map, began, &urls, &mut rng, Plant::NONE));
         let failures = self.ask(config, &mut reading).await;
         let mut decided = Ok(());
         self.change(|map| match reading.decide(began, map) {

@@ -148,7 +148,7 @@ impl CommandText {
         self.to.clear();
         let letter = push_verb(request, &mut self.tick, &mut self.to);
         let of = match request.verb {
-            Verb::Call(call) => call.of(),
+            Verb::Call(call) => call.claim_id(),
             _ => None,
         };
         if self.tick.is_empty() {

@@ -231,7 +231,7 @@ impl Run {
             term = claim.1;
         }
         let mark_of = match verb {
-            Verb::Call(call) => call.of().unwrap_or(claim_id),
+            Verb::Call(call) => call.claim_id().unwrap_or(claim_id),
             _ => claim_id,
         };
         Request {
