@@ -22,6 +22,27 @@
 //! 6. *Lost is final.* No late reply revives a guard whose deadline has passed.
 //!
 //! Reading order: `held_lease`, `origin`, `holding`, `sending`, `answers`, `failures`, `timers`, `leaving`, `late_execution`.
+//!
+//! # The way of one renewal
+//!
+//! 1. A renewal is due when a third of the lease is over (`protocol/claim/timers.rs` `schedule_renewal`).
+//! 2. The driver wakes for the renewal and steps the key (`driver/driver.rs` `sleep`, `driver/steps.rs` `wake`,
+//!    `protocol/key/shard.rs` `wake_next`).
+//! 3. The step first checks the deadline; a lease past its deadline is lost (`protocol/key/requests.rs` `wake`, `expire`). Then it
+//!    asks for the renewal (`protocol/key/requests.rs` `send_due_request`).
+//! 4. Renewals of owners travel before all other requests (`protocol/session/queue.rs` `most_urgent`).
+//! 5. The answer moves the deadline to the sending time + lease (`protocol/claim/answers.rs` `granted`).
+//! 6. Without an answer, the request is given up at its deadline (`protocol/session/mod.rs` `check_deadlines`). The renewal is
+//!    retried while some of the lease is left (`protocol/claim/failures.rs` `failed`, `holder_not_renewed`,
+//!    `protocol/claim/timers.rs` `schedule_retry`).
+//! 7. If no retry succeeds, the lease is lost and the guard's token is cancelled (`protocol/key/holding.rs` `lost`, `driver/waiter.rs`
+//!    `end`).
+//!
+//! A holder can also ask for a renewal at once, and gets one answer (`primitives/guard.rs` `renew`, `protocol/key/requests.rs` `renew`,
+//! `answer_renewals`, `deny_failed_renewals`). A fixed lease is renewed in no other way.
+//!
+//! No holder depends on these timers. Each use of a guard compares the deadline with the clock (`primitives/guard.rs` `is_held`,
+//! `driver/lookups.rs` `is_held`).
 
 use std::time::Duration;
 

@@ -2,6 +2,32 @@
 //!
 //! A [reading](reading::MapReading) asks several servers for the map, and the [map](map::ClusterMap) decides which of
 //! their answers counts. No single server is believed: it may have been removed or cut off, or belong to another cluster.
+//!
+//! # The way of a request on a cluster
+//!
+//! 1. Each time a request is sent, the store says which server serves its name: the map has a server for each slot
+//!    (`store/redis/mod.rs` `server`, `store/redis/names.rs` `slot`, `store/redis/slot_map.rs` `server`). Each server has a session of its own
+//!    (`driver/servers.rs` `make`).
+//! 2. One more session has the inbox, at any of the servers. The other sessions tell it when it is needed or in doubt
+//!    (`protocol/session/step.rs` `SessionRole`, `protocol/session/reconnect.rs` `give_up`). A push that is missing moves the inbox to another
+//!    server (`protocol/session/inbox.rs` `missed_push`).
+//! 3. The link splits a batch by slot, and sends one script call for each slot in one write (`store/redis/slots.rs` `apply`, `split`, `call`).
+//!    Each slot has its own clock (`store/redis/names.rs` `push_clock`).
+//! 4. If a server does not serve a slot, the requests of that slot were not executed. Their machines are told so
+//!    (`protocol/session/batch_replies.rs` `answered`), and ask for them again: at once after a move, else after a pause that grows
+//!    (`protocol/redirects.rs` `note`, `protocol/key/failures.rs` `ask_elsewhere`, `protocol/call/calls.rs` `call_elsewhere`). A
+//!    claim is asked for under a fresh number.
+//! 5. After a third of the lease, a redirection is a failure as any other, except for the first `MOVED`, which ends a long move.
+//! 6. `MOVED` corrects the map at once; one task reads the whole map (`protocol/cluster/map.rs` `correct`, `store/redis/cluster.rs` `watch`, `read`). When the map changes,
+//!    queued requests for names that moved are asked for again (`driver/driver.rs` `map_changed`, `protocol/session/reconnect.rs`
+//!    `release_moved`).
+//! 7. No single server is believed about the map. A reading asks several (`protocol/cluster/reading.rs` `next_server`), an answer must share
+//!    a node id with the known map (`answered`), and of the cluster nearest to that map (`nearest`) epochs and votes decide (`decide`, `protocol/cluster/map.rs` `take`). A server is a node
+//!    id at an address: a link to another server than that of the map is refused (`protocol/cluster/map.rs` `confirm`, `store/redis/cluster.rs` `open`, `check`).
+//! 8. While a slot is half moved, a script finds only some of its names. An owner's renewal or leave is then executed with its record alone, at the
+//!    source and then at the target (`protocol/redirects.rs` `after_script`, `after_alone`, `protocol/ledger/alone.rs` `apply_alone`,
+//!    `store/redis/slots.rs` `apply_alone`, `ask_target`). On Redis: `store/redis/lua/alone.lua`. "Gone" is believed from
+//!    the target only (`protocol/redirects.rs` `is_believed`).
 
 use std::sync::Arc;
 

@@ -3,6 +3,21 @@
 //!
 //! Each is a claim under a fresh number that asks for a [pass](crate::protocol::message::Verb::Pass) instead of a
 //! grant. A pass is executed once. So it may be repeated, and a repeat finds what the first has done.
+//!
+//! # The way of a lease that is passed on
+//!
+//! A downgrade and a transfer both ask for a *pass*: the lease moves to a fresh claim number, with no free moment between.
+//!
+//! 1. A writer becomes a reader (`primitives/rw_lock.rs` `downgrade`, `protocol/key/transfer.rs` `downgrade`).
+//! 2. A holder turns its guard into a transfer, and another process adopts the transfer (`primitives/transfer.rs` `into_transfer`,
+//!    `adopt`, `protocol/key/transfer.rs` `transfer`, `adopt`).
+//! 3. All of them create the fresh claim and ask for the pass (`protocol/key/transfer.rs` `take_over`, `protocol/ledger/transfer.rs`
+//!    `pass`).
+//! 4. A pass is executed once, so a failed request may be repeated (`protocol/key/failures.rs` `request_failed`).
+//! 5. If the store certainly executed nothing, the holder continues under its old number (`protocol/key/transfer.rs` `continue_holding`).
+//! 6. A lease that was granted for another process is forgotten in this process (`protocol/key/transfer.rs` `handed_out`).
+//! 7. A process that has the transfer's text can extend or release the lease by calls (`protocol/ledger/transfer.rs` `lengthen`). On
+//!    Redis: `store/redis/lua/pass.lua`, `store/redis/lua/extend.lua`.
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::claim::held_lease::{HeldLease, LocalHolder};

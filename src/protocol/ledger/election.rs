@@ -1,5 +1,26 @@
 //! Elections in the store. An election is a lock of its own kind; the owner leads. This file answers what observers
 //! ask about the leader.
+//!
+//! # The way of one election
+//!
+//! An election is a lock of its own kind; the owner leads.
+//!
+//! 1. A campaign acquires the election as a fair lock (`primitives/election.rs` `campaign`). A leading loop campaigns again after each
+//!    leadership (`primitives/election.rs` `lead`).
+//! 2. After a lost lease, the candidate rests before the node claims for it again (`protocol/key/key_state.rs` `lock`,
+//!    `protocol/key/requests.rs` `claim_for_solos`).
+//! 3. The ledger answers the question for the leader (`protocol/ledger/election.rs` `ask_election`). On Redis:
+//!    `store/redis/lua/elect.lua`.
+//! 4. A leader proclaims a value, and the ledger keeps the value under the leader's grant (`protocol/ledger/election.rs` `proclaim`).
+//! 5. The value of a candidate travels with its claim (`primitives/election.rs` `value`). The ledger keeps the value while the claim
+//!    waits, and proclaims the value in the step in which the claim is granted (`protocol/ledger/election.rs` `keep_value`,
+//!    `proclaim_value`).
+//! 6. After each request, the ledger checks whether the leader has changed. If it has, the watchers get a push
+//!    (`protocol/ledger/transaction.rs` `execute`, `protocol/ledger/election.rs` `leader_changed`).
+//! 7. An observer watches the election as a waiter watches a latch. It remembers the version that it saw last (`primitives/election.rs`
+//!    `observe`, `poll_leader`).
+//! 8. A node knows from its own key machine whether it leads, without a round trip (`primitives/election.rs` `is_leader`,
+//!    `protocol/key/shard.rs` `held_alone`).
 
 use crate::protocol::flaw::Flaw;
 use crate::protocol::ledger::branch::Branch;

@@ -3,6 +3,25 @@
 //! A latch is set once per name and life. Each life has a **generation**, a number of the store's clock. A count-down
 //! counts once in a generation, by the id of its call. It never counts in a generation that was set after the call:
 //! see [`CallTime`].
+//!
+//! # The way of one latch
+//!
+//! A latch has no owner.
+//!
+//! 1. Each operation is a call (`primitives/latch.rs` `ask`).
+//! 2. The ledger executes the call (`protocol/ledger/latch.rs` `ask_latch`, `set_count`, `count_down`). On Redis:
+//!    `store/redis/lua/latch.lua`.
+//! 3. A count-down has an id and counts once. If the latch was set again after the call, the count-down has no effect on the new
+//!    generation (`protocol/ledger/latch.rs` `refuse_count_down`).
+//! 4. The session adds the time of the call, in server time (`protocol/session/mod.rs` `set_call_times`, `protocol/session/server_clock.rs` `at`).
+//!    A repeated request says that an earlier one may have been executed (`protocol/message/call.rs` `repeated`).
+//! 5. A caller that waits *watches* the key. All callers of the process that ask the same share one call
+//!    (`protocol/call/watch.rs` `watch_or_new`). The code that watches a key does not know what a latch is.
+//! 6. While the store has no news, the call is repeated after a third of a lease (`protocol/call/watch.rs` `note_no_news`). The callers
+//!    wait through an outage of the store (`protocol/call/calls.rs` `failed`).
+//! 7. The store remembers for one lease that the node watches the key. When there is news, it pushes to the node
+//!    (`protocol/ledger/watchers.rs` `watch`, `tell_watchers`).
+//! 8. The push only makes the node repeat the call at once (`driver/inbox.rs` `key_input`). Nothing depends on the push.
 
 use std::collections::HashMap;
 use std::sync::Arc;

@@ -13,6 +13,23 @@
 //!   Else the largest of q numbers is, and a second trip raises the others to it.
 //! * A claim that fails, or that is left, is left at each master that may have its record. A request without an answer may
 //!   still be executed, so the leave is repeated when the master would refuse that request as late.
+//!
+//! # The way of a request on a quorum
+//!
+//! 1. A connection to a master compares the list of masters and the longest lease that are kept there, and which server it leads to
+//!    (`store/redis/masters.rs` `compare`). A master that keeps none gets them when all masters that can be asked agree, and these
+//!    are a majority (`store/redis/masters.rs` `agree_within`, `store/redis/link.rs` `join`). A master that refuses them ends all connections (`store/redis/masters.rs` `refused`).
+//! 2. The key machine sends a request as always. The quorum of its shard sends it to each of the N masters (`protocol/context.rs` `send`,
+//!    `protocol/quorum/mod.rs` `send`). Each master has a session of its own, and nothing waits there.
+//! 3. A claim proposes a number (`protocol/quorum/mod.rs` `proposal`). A master grants a free key under it, or under its next number
+//!    (`protocol/ledger/quorum.rs` `propose`, `store/redis/lua/vote.lua`).
+//! 4. Each answer returns with the index of its master in its tag (`protocol/key/shard.rs` `handle`). When a majority granted one number, the key
+//!    machine gets its one answer; else the numbers are raised first (`protocol/quorum/pursuit.rs` `decide_claim`, `raise`). A claim whose
+//!    key is busy waits at most 50 ms for the other masters: its votes would keep all rivals from a majority.
+//! 5. A renewal writes the record again where it is gone and the key is free (`protocol/ledger/quorum.rs` `restore`). The lease counts from the
+//!    last vote that makes a majority (`protocol/quorum/pursuit.rs` `counts_from`).
+//! 6. A claim is left at each master that may have its record; where a request has no answer, once more when it would be late
+//!    (`protocol/quorum/mod.rs` `leave`, `leave_late`, `wake`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

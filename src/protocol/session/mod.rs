@@ -11,6 +11,48 @@
 //!
 //! A request without a reply is reported as a `FailedRequest`. Only the key machine decides whether to retry it or to
 //! report an error to its caller.
+//!
+//! # The way of one silence
+//!
+//! 1. A connection that breaks or does not answer is given up. The inbox is replaced in the same step if it has shown no sign of
+//!    life since the failed request was sent (`protocol/session/reconnect.rs` `give_up`, `protocol/session/inbox.rs`
+//!    `connection_lost`).
+//! 2. A subscription can be silent while commands still work. A waiter notices this when the answer to its renewal says that the
+//!    waiter became the owner some time ago (`protocol/claim/answers.rs` `note_missed_push`). The waiter knows the age of the
+//!    grant, because the number of a grant is the time of the server's clock at the grant.
+//! 3. The session then pings the inbox, at the earliest a second after its last sign of life (`driver/node.rs` `handle_effect`,
+//!    `protocol/session/inbox.rs` `missed_push`, `suspect`). Until the inbox answers, waiting claims renew often.
+//! 4. If a caller already waits when an outage begins, it waits through the outage for up to one lease
+//!    (`protocol/failed_request.rs` `keeps_waiting`). The outage starts when the first request without an answer was sent
+//!    (`protocol/session/reconnect.rs` `note_unanswered`).
+//! 5. Shortly before a wait ends, the session pings the server, unless it has heard from the server lately
+//!    (`primitives/within.rs` `within`, `driver/node.rs` `request_signs_of_life`).
+//! 6. The caller gets `Busy` only if the server is not silent (`driver/lookups.rs` `why_waiting`, `protocol/session/reconnect.rs`
+//!    `is_silent`).
+//!
+//! # The way of one failover
+//!
+//! 1. While a link is open, the Sentinels are asked once a second where the master is, and under which epoch (`store/redis/sentinel.rs`
+//!    `ended`, `ask`). Answers, epochs and the last decision give the next decision (`protocol/sentinels.rs` `decide`).
+//! 2. Another address or another epoch ends the link, and the session gives the connection up (`protocol/sentinels.rs` `ends`,
+//!    `store/redis/link.rs` `ended`, `driver/driver.rs` `watch_end`, `protocol/session/reconnect.rs` `connection_ended`).
+//! 3. The next link asks the Sentinels, and connects to the master that they name (`store/redis/link.rs` `open`,
+//!    `store/redis/sentinel.rs` `locate`, `store/redis/config.rs` `at`). It refuses a replica (`store/redis/greeting.rs` `check_role`).
+//! 4. After the server's first answer the link asks the Sentinels again. It is confirmed if a majority answers under the highest epoch
+//!    (`store/redis/sentinel.rs` `confirm`, `protocol/sentinels.rs` `reign`, whose file says why). On a link that is not confirmed
+//!    nothing is granted (`protocol/ledger/recovery.rs` `held_back`).
+//! 5. Before its first request, the link compares the run of the server, the epoch and the highest grant number of the node with the
+//!    recorded ones. A difference begins a recovery, which raises the clock above all earlier reigns (`protocol/ledger/recovery.rs`
+//!    `link`, `store/redis/link.rs` `compare_run`, `store/redis/run.rs` `compare`, `store/redis/lua/run.lua`).
+//! 6. The session reports whether the connection leads to another server, run or reign than the last one
+//!    (`protocol/session/reconnect.rs` `connected`, `protocol/session/step.rs` `is_elsewhere`). Then every held lease is renewed at once
+//!    (`driver/node.rs` `reachable`, `protocol/key/shard.rs` `reachable`).
+//! 7. Within the lag after the begin of the recovery a renewal does not move a deadline, because the former master may still grant the key
+//!    (`protocol/session/reconnect.rs` `note_link`, `protocol/context.rs` `beside_former_master`, `protocol/claim/timers.rs`
+//!    `schedule_renewal_after_former_master`).
+//! 8. The connection asks its server for the subscription of the inbox. An inbox at another server is opened again: the new master sees
+//!    no subscriber of an inbox that was left behind, and passes over the waiters of its node (`protocol/session/reconnect.rs`
+//!    `seek_inbox`, `inbox_sought`, `protocol/session/inbox.rs` `sought`).
 
 use std::collections::VecDeque;
 use std::time::Duration;
