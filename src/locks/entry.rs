@@ -14,6 +14,7 @@ use crate::primitives::multi::{MultiKey, MultiLock};
 use crate::primitives::mutex::Mutex;
 use crate::primitives::rw_lock::RwLock;
 use crate::primitives::semaphore::Semaphore;
+use crate::primitives::target::Target;
 use crate::primitives::transfer::Transfer;
 use crate::protocol::message::{Call, Name, NodeId};
 
@@ -60,13 +61,13 @@ impl Locks {
     /// Returns the lock on `key`. Takes no round trip until it is locked.
     #[doc(alias = "lock")]
     pub fn mutex(&self, key: impl Into<Key>) -> Mutex {
-        self.line(Name::lock(key.into()))
+        Mutex(self.target(Name::lock(key.into())))
     }
 
     /// Returns the read-write lock on `key`: many readers, or one writer. Takes no round trip until it is locked. Its write
     /// side is the [`mutex`](Self::mutex) of the same key.
     pub fn rw_lock(&self, key: impl Into<Key>) -> RwLock {
-        RwLock::new(self.mutex(key))
+        RwLock::new(self.target(Name::lock(key.into())))
     }
 
     /// Takes over a lease that another holder [transferred](crate::Guard::into_transfer), and renews it from now on.
@@ -137,19 +138,19 @@ impl Locks {
     /// Returns the semaphore of `key` with this number of permits. Takes no round trip until a permit is acquired. A
     /// semaphore and a lock of the same key are independent of each other.
     pub fn semaphore(&self, key: impl Into<Key>, permits: u32) -> Semaphore {
-        Semaphore::new(self.line(Name::semaphore(key.into())), permits)
+        Semaphore::new(self.target(Name::semaphore(key.into())), permits)
     }
 
     /// Returns the count-down latch of `key`: one process sets its number, any process counts down or waits for zero. Takes no
     /// round trip until it is used. A latch and a lock of the same key are independent of each other.
     pub fn latch(&self, key: impl Into<Key>) -> Latch {
-        Latch::new(self.line(Name::latch(key.into())))
+        Latch::new(self.target(Name::latch(key.into())))
     }
 
     /// Returns the election of `key`: one of its candidates leads. Takes no round trip until a process campaigns or asks. An
     /// election and a lock of the same key are independent of each other.
     pub fn election(&self, key: impl Into<Key>) -> Election {
-        Election::new(self.line(Name::election(key.into())))
+        Election::new(self.target(Name::election(key.into())))
     }
 
     /// Returns one lock on 1 to 64 keys, which are locked together: for work on several things, such as a transfer between
@@ -298,9 +299,9 @@ impl Locks {
         self.handle.node().waiting()
     }
 
-    /// Returns the line for `name`, which may be of any kind.
-    pub(crate) fn line(&self, name: Name) -> Mutex {
-        Mutex::new(self.handle.clone(), name)
+    /// Returns the target of `name`, which may be of any kind.
+    pub(crate) fn target(&self, name: Name) -> Target {
+        Target::new(self.handle.clone(), name)
     }
 }
 

@@ -35,7 +35,7 @@ impl LayerSettings {
                 if let Some(lease) = leases::held(parts, locks, &name) {
                     return again(&lease, mode).map(|guard| Acquired::Again(guard, mode));
                 }
-                let acquired = self.mutex(locks.line(name)).enter_timeout(mode, wait).await;
+                let acquired = self.target(locks.target(name)).enter_timeout(mode, wait).await;
                 acquired
                     .map(Acquired::One)
                     .map_err(|error| self.denial(error, wait))
@@ -78,7 +78,7 @@ impl LayerSettings {
         match keys {
             Keys::One(key) => {
                 let (name, mode) = self.one(key)?;
-                let acquired = self.mutex(locks.line(name)).try_enter(mode).await?;
+                let acquired = self.target(locks.target(name)).try_enter(mode).await?;
                 Ok(acquired.map(Acquired::One))
             }
             Keys::Several(keys) => {

@@ -14,7 +14,7 @@ use crate::locks::Locks;
 use crate::middleware::key::{IntoLockKey, KeySource, is_safe};
 use crate::middleware::refusal::{OnRefusal, RefusalPolicy, Refused};
 use crate::primitives::multi::MultiLock;
-use crate::primitives::mutex::Mutex;
+use crate::primitives::target::Target;
 use crate::protocol::message::Fence;
 use crate::protocol::primitive::Primitive;
 
@@ -481,12 +481,12 @@ impl<K> LockLayer<K> {
 }
 
 impl LayerSettings {
-    /// Returns the mutex with the layer's settings.
-    pub(super) fn mutex(&self, mutex: Mutex) -> Mutex {
-        let mutex = self.lease.into_iter().fold(mutex, Mutex::lease);
-        let mutex = self.max_hold.into_iter().fold(mutex, Mutex::max_hold);
-        let mutex = self.max_waiters.into_iter().fold(mutex, Mutex::max_waiters);
-        if self.fair { mutex.fair() } else { mutex }
+    /// Returns the target with the layer's settings.
+    pub(super) fn target(&self, target: Target) -> Target {
+        let target = self.lease.into_iter().fold(target, Target::lease);
+        let target = self.max_hold.into_iter().fold(target, Target::max_hold);
+        let target = self.max_waiters.into_iter().fold(target, Target::max_waiters);
+        if self.fair { target.fair() } else { target }
     }
 
     /// Returns the multi-lock with the layer's settings.

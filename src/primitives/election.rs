@@ -16,8 +16,8 @@ use crate::primitives::acquire::Acquire;
 use crate::primitives::call::CallFuture;
 use crate::primitives::denial::unless_busy;
 use crate::primitives::guard::{Guard, Lease};
-use crate::primitives::mutex::Mutex;
 use crate::primitives::proclaimed;
+use crate::primitives::target::Target;
 use crate::protocol::message::{Call, CallAnswer, ClaimId, Fence, LeaderReport, NodeId, Payload, Version};
 use crate::protocol::step::LockOptions;
 
@@ -52,8 +52,8 @@ use crate::protocol::step::LockOptions;
 #[derive(Clone)]
 #[must_use = "an election does nothing until a process campaigns, asks or observes"]
 pub struct Election {
-    /// The line of the candidates, each with a place of its own in the store's queue.
-    line: Mutex,
+    /// The election, whose candidates each have a place of its own in the store's queue.
+    target: Target,
     /// Whether the work of a leader continues after a loss.
     runs_to_completion: bool,
     /// What a candidate proclaims when it wins.
@@ -61,10 +61,10 @@ pub struct Election {
 }
 
 impl Election {
-    pub(crate) fn new(line: Mutex) -> Self {
+    pub(crate) fn new(target: Target) -> Self {
         Election {
             // The next leader of this process needs a fence of its own, which observers see.
-            line: line.fair(),
+            target: target.fair(),
             runs_to_completion: false,
             value: None,
         }
@@ -73,15 +73,15 @@ impl Election {
     /// Sets the length of the leases of leaders, instead of the default of these locks. Observers and candidates look at the
     /// store each third of it.
     pub fn lease(self, lease: Duration) -> Self {
-        let line = self.line.lease(lease);
-        Election { line, ..self }
+        let target = self.target.lease(lease);
+        Election { target, ..self }
     }
 
     /// Limits how many candidates of this process may wait, as [`Mutex::max_waiters`](crate::Mutex::max_waiters). Observers
     /// are not limited by it.
     pub fn max_waiters(self, limit: usize) -> Self {
-        let line = self.line.max_waiters(limit);
-        Election { line, ..self }
+        let target = self.target.max_waiters(limit);
+        Election { target, ..self }
     }
 
     /// Limits how long a process leads without a new election, as [`Mutex::max_hold`](crate::Mutex::max_hold).
@@ -89,8 +89,8 @@ impl Election {
     /// When the limit is over, [`Lease::overdue`] resolves, and the leader has the rest of its lease to come to an end. Then
     /// the next candidate leads. [`lead`](Self::lead) drops the work at that moment and campaigns again.
     pub fn max_hold(self, max: Duration) -> Self {
-        let line = self.line.max_hold(max);
-        Election { line, ..self }
+        let target = self.target.max_hold(max);
+        Election { target, ..self }
     }
 
     /// Sets whether the work of [`lead`](Self::lead) continues after a loss, instead of being dropped: `false` by default.
@@ -125,7 +125,7 @@ impl Election {
 
     /// Returns the key of the election.
     pub fn key(&self) -> &Key {
-        self.line.key()
+        self.target.key()
     }
 
     /// Waits until this process leads. It leads while the guard lives and is held.
@@ -140,7 +140,7 @@ impl Election {
     /// Dropping the future gives up the place in the queue. A leadership that was won meanwhile is released.
     #[doc(alias = "blocking_campaign")]
     pub fn campaign(&self) -> Acquire {
-        self.candidate(self.line.options)
+        self.candidate(self.target.options)
     }
 
     /// Leads if no process leads and no candidate waits, else returns `None`.
@@ -153,7 +153,7 @@ impl Election {
     pub async fn try_campaign(&self) -> Result<Option<Guard>, Error> {
         let options = LockOptions {
             wait: false,
-            ..self.line.options
+            ..self.target.options
         };
         unless_busy(self.candidate(options).await)
     }
@@ -226,7 +226,7 @@ impl Election {
     where
         Fut: Future<Output = T>,
     {
-        let mut options = self.line.options;
+        let mut options = self.target.options;
         loop {
             let guard = match self.candidate(options).await {
                 // This process never led, or the leader is not known.
@@ -274,7 +274,7 @@ impl Election {
             key: self.key().clone(),
             cause: LostCause::Gone,
         };
-        self.line.handle.not_forked(self.key())?;
+        self.target.handle.not_forked(self.key())?;
         let of = self.claim().ok_or_else(lost)?;
         if self.proclaim_call(of, data)?.await? {
             Ok(())
@@ -320,14 +320,14 @@ impl Election {
 
     /// Returns the claim by which this node leads.
     fn claim(&self) -> Option<ClaimId> {
-        self.line.handle.node().held_alone(&self.line.name)
+        self.target.handle.node().held_alone(&self.target.name)
     }
 
     /// Returns a candidate of this process.
     fn candidate(&self, options: LockOptions) -> Acquire {
-        let line = &self.line;
-        let mut candidate = Acquire::new(&line.handle, &line.name, options);
-        if self.value.is_some() || line.handle.options().node_name.is_some() {
+        let target = &self.target;
+        let mut candidate = Acquire::new(&target.handle, &target.name, options);
+        if self.value.is_some() || target.handle.options().node_name.is_some() {
             candidate.set_value(self.encode_value(self.value.as_deref()));
         }
         candidate
@@ -337,13 +337,13 @@ impl Election {
         /// Orders the proclaims of this process.
         static SEQ: AtomicU64 = AtomicU64::new(1);
         let seq = SEQ.fetch_add(1, Ordering::Relaxed);
-        let (line, call) = (&self.line, Call::Proclaim { of, seq });
-        line.ask(call, |call| call.data = Some(data), CallAnswer::try_as_owned)
+        let (target, call) = (&self.target, Call::Proclaim { of, seq });
+        target.ask(call, |call| call.data = Some(data), CallAnswer::try_as_owned)
     }
 
     /// Returns what the store keeps of this node: its name, and a value.
     fn encode_value(&self, value: Option<&[u8]>) -> Payload {
-        let node_name = self.line.handle.options().node_name.as_deref();
+        let node_name = self.target.handle.options().node_name.as_deref();
         proclaimed::encode(node_name.unwrap_or_default(), value)
     }
 
@@ -352,8 +352,8 @@ impl Election {
         known: Option<Version>,
         pauses: bool,
     ) -> Result<CallFuture<Option<LeaderReport>>, Error> {
-        let (line, call) = (&self.line, Call::Leader { known });
-        line.ask(call, |call| call.rests = pauses, CallAnswer::try_as_leader)
+        let (target, call) = (&self.target, Call::Leader { known });
+        target.ask(call, |call| call.rests = pauses, CallAnswer::try_as_leader)
     }
 }
 
@@ -361,7 +361,7 @@ impl fmt::Debug for Election {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Election")
             .field("key", self.key())
-            .field("lease", &self.line.options.lease())
+            .field("lease", &self.target.options.lease())
             .field("run_to_completion", &self.runs_to_completion)
             .finish_non_exhaustive()
     }

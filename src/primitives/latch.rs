@@ -9,7 +9,7 @@ use crate::error::{Error, OptionsError};
 use crate::key::Key;
 use crate::options::LONGEST_LEASE;
 use crate::primitives::call::CallFuture;
-use crate::primitives::mutex::Mutex;
+use crate::primitives::target::Target;
 use crate::primitives::within::within;
 use crate::protocol::message::{Call, CallAnswer, CallTime, LatchReport, Payload};
 
@@ -51,14 +51,14 @@ const DEFAULT_LIFE: Duration = Duration::from_secs(24 * 3600);
 #[must_use = "a latch does nothing until it is set, counted down or waited for"]
 pub struct Latch {
     /// The handle, the name and the options of the latch's calls. A latch has no owner.
-    line: Mutex,
+    target: Target,
     life: Duration,
 }
 
 impl Latch {
-    pub(crate) fn new(line: Mutex) -> Self {
+    pub(crate) fn new(target: Target) -> Self {
         Latch {
-            line,
+            target,
             life: DEFAULT_LIFE,
         }
     }
@@ -72,7 +72,7 @@ impl Latch {
 
     /// Returns the key of the latch.
     pub fn key(&self) -> &Key {
-        self.line.key()
+        self.target.key()
     }
 
     /// Sets the latch to `count`, 1 to 10,000, if it is not set, and returns whether it did.
@@ -136,7 +136,7 @@ impl Latch {
     /// # Cancel safety
     /// As [`count_down`](Self::count_down).
     pub async fn count_down_once(&self, id: impl AsRef<[u8]>) -> Result<u32, Error> {
-        let (id, limit) = (id.as_ref(), self.line.handle.options().max_key);
+        let (id, limit) = (id.as_ref(), self.target.handle.options().max_key);
         if id.is_empty() || id.len() > limit {
             let length = id.len();
             return Err(self.refuse(format_args!(
@@ -212,7 +212,7 @@ impl Latch {
             return Ok(self.count().await? == 0);
         }
         let mut waits = self.waits()?;
-        match within([self.line.handle.node()], wait, &mut waits).await {
+        match within([self.target.handle.node()], wait, &mut waits).await {
             Some(answer) => self.left(answer?).map(|_| true),
             None => match waits.gave_up(wait) {
                 Error::Busy { .. } => Ok(false),
@@ -233,8 +233,8 @@ impl Latch {
     }
 
     fn ask(&self, call: Call, data: Option<Payload>) -> Result<CallFuture<LatchReport>, Error> {
-        let line = &self.line;
-        line.ask(call, |call| call.data = data, CallAnswer::try_as_latch)
+        let target = &self.target;
+        target.ask(call, |call| call.data = data, CallAnswer::try_as_latch)
     }
 
     fn unset(&self) -> Error {

@@ -19,6 +19,7 @@ pub(crate) mod proclaimed;
 pub(crate) mod rw_lock;
 pub(crate) mod scope;
 pub(crate) mod semaphore;
+pub(crate) mod target;
 #[cfg(feature = "scheduler")]
 pub(crate) mod tick;
 pub(crate) mod transfer;

@@ -1,21 +1,14 @@
 //! An exclusive lock on one key, across every process that uses the store.
 
-use std::fmt;
 use std::future::Future;
-use std::sync::Arc;
 use std::time::Duration;
 
-use crate::driver::handle::Handle;
 use crate::error::Error;
 use crate::key::Key;
 use crate::primitives::acquire::Acquire;
-use crate::primitives::call::{self, CallFuture};
-use crate::primitives::denial::unless_busy;
 use crate::primitives::guard::{Guard, Lease};
-use crate::primitives::held::Held;
-use crate::primitives::scope;
-use crate::protocol::message::{Call, CallAnswer, Mode, Name};
-use crate::protocol::step::{CallOptions, LockOptions};
+use crate::primitives::target::Target;
+use crate::protocol::message::Mode;
 
 /// A lock on one key. Made by [`Locks::mutex`](crate::Locks::mutex); cheap to make and to clone.
 ///
@@ -40,25 +33,11 @@ use crate::protocol::step::{CallOptions, LockOptions};
 /// guard.release().await?;                           // or drop it
 /// # Ok(()) }
 /// ```
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 #[must_use = "a mutex does nothing until it is locked"]
-pub struct Mutex {
-    pub(crate) handle: Handle,
-    pub(crate) name: Name,
-    pub(crate) options: LockOptions,
-}
+pub struct Mutex(pub(crate) Target);
 
 impl Mutex {
-    /// Returns the line for `name`, which may be of any kind.
-    pub(crate) fn new(handle: Handle, name: Name) -> Self {
-        let options = handle.options().lock();
-        Mutex {
-            handle,
-            name,
-            options,
-        }
-    }
-
     /// Sets the length of the leases, 400 ms to 30 days. They are renewed while the guard lives.
     ///
     /// With shorter leases other processes get the lock sooner after this process died, and renewals are more frequent.
@@ -66,20 +45,16 @@ impl Mutex {
     ///
     /// Callers of one process share a lease, one after the other. A caller that wants a longer lease than its process has
     /// waits for the next lease. A caller that wants a shorter lease may get the lease of its process.
-    pub fn lease(mut self, lease: Duration) -> Self {
-        self.options.term = self.handle.options().times(lease);
-        self.options.fixed = false;
-        self
+    pub fn lease(self, lease: Duration) -> Self {
+        Mutex(self.0.lease(lease))
     }
 
     /// Sets leases of exactly this length, 400 ms to 30 days, which the background thread never renews: "ten seconds, then
     /// let go". The guard is [lost](Lease::lost) at the end. With [`Recovery::Always`](crate::Recovery::Always) no lease is
     /// longer than its `longest`, and a quorum has a bound of its own.
     #[doc(alias = "ttl")]
-    pub fn fixed(mut self, lease: Duration) -> Self {
-        self.options.term = self.handle.options().times(lease);
-        self.options.fixed = true;
-        self
+    pub fn fixed(self, lease: Duration) -> Self {
+        Mutex(self.0.fixed(lease))
     }
 
     /// Serves callers of all processes first come, first served. Each call waits with a place of its own in the store's
@@ -95,9 +70,8 @@ impl Mutex {
     /// round trip. Each waiting call is an entry in the store's queue, with a renewal of its own each third of a lease;
     /// without `fair` the whole process has one entry. So use `fair` for tens of waiters of a key, not for thousands. Without
     /// `fair` another process may wait for a burst of 20 ms at each turn ([`Builder::burst`](crate::Builder::burst)).
-    pub fn fair(mut self) -> Self {
-        self.options.solo = true;
-        self
+    pub fn fair(self) -> Self {
+        Mutex(self.0.fair())
     }
 
     /// Limits how many callers of this process may wait for the key ([`Error::QueueFull`]).
@@ -105,9 +79,8 @@ impl Mutex {
     /// This limit replaces [`Builder::max_waiters_per_key`](crate::Builder::max_waiters_per_key) for calls of this handle,
     /// and may be smaller or larger. A caller that is the first of its process is never refused, not even with zero.
     /// [`Builder::max_waiters_per_node`](crate::Builder::max_waiters_per_node) applies to all calls.
-    pub fn max_waiters(mut self, limit: usize) -> Self {
-        self.options.limit = limit;
-        self
+    pub fn max_waiters(self, limit: usize) -> Self {
+        Mutex(self.0.max_waiters(limit))
     }
 
     /// Stops the renewal of the lease when it was held for `max`, counted from the grant: a limit for work that hangs.
@@ -115,14 +88,13 @@ impl Mutex {
     /// At that moment [`Lease::overdue`] resolves, and an event is logged. The holder then has the rest of the lease to come
     /// to an end, two thirds of the lease or more while the store answers. After that the lease is [lost](Lease::lost). By
     /// default there is no limit. A [fixed](Self::fixed) lease has its own.
-    pub fn max_hold(mut self, max: Duration) -> Self {
-        self.options.max_hold = Some(max);
-        self
+    pub fn max_hold(self, max: Duration) -> Self {
+        Mutex(self.0.max_hold(max))
     }
 
     /// Returns the key of the lock.
     pub fn key(&self) -> &Key {
-        &self.name.key
+        self.0.key()
     }
 
     /// Acquires the lock, and holds it until the guard is released or dropped. Waits while the lock is held.
@@ -138,7 +110,7 @@ impl Mutex {
     /// the background.
     #[doc(alias = "blocking_lock")]
     pub fn lock(&self) -> Acquire {
-        self.enter(Mode::Exclusive, true)
+        self.0.enter(Mode::Exclusive, true)
     }
 
     /// Acquires the lock if it is free and no caller waits for it, else returns `None`. Takes no round trip if this process
@@ -150,7 +122,7 @@ impl Mutex {
     /// # Cancel safety
     /// As [`lock`](Self::lock).
     pub async fn try_lock(&self) -> Result<Option<Guard>, Error> {
-        self.try_enter(Mode::Exclusive).await
+        self.0.try_enter(Mode::Exclusive).await
     }
 
     /// Acquires the lock, and waits for at most `wait`. The wait does not limit how long the lock is held. With zero it
@@ -171,7 +143,7 @@ impl Mutex {
     /// end of the wait as soon as all tasks are idle, which is at once on Redis. Use
     /// [`Locks::memory`](crate::Locks::memory) in such tests: it answers in the caller's own thread.
     pub async fn lock_timeout(&self, wait: Duration) -> Result<Guard, Error> {
-        self.enter_timeout(Mode::Exclusive, wait).await
+        self.0.enter_timeout(Mode::Exclusive, wait).await
     }
 
     /// Acquires the lock, runs `work` under it, and releases it. The work's future is dropped if the lease is lost.
@@ -222,46 +194,7 @@ impl Mutex {
     /// # Ok(()) }
     /// ```
     pub fn is_held_here(&self) -> bool {
-        self.find_held().is_some_and(|held| held.mode == Mode::Exclusive)
-    }
-
-    /// Returns what the calling code holds of this line, in any mode.
-    pub(crate) fn find_held(&self) -> Option<Arc<Held>> {
-        scope::find(self.handle.node(), &self.name)
-    }
-
-    pub(crate) async fn try_enter(&self, mode: Mode) -> Result<Option<Guard>, Error> {
-        unless_busy(self.enter(mode, false).await)
-    }
-
-    pub(crate) async fn enter_timeout(&self, mode: Mode, wait: Duration) -> Result<Guard, Error> {
-        self.enter(mode, true).within(wait).await
-    }
-
-    pub(crate) fn enter(&self, mode: Mode, wait: bool) -> Acquire {
-        let options = LockOptions {
-            mode,
-            wait,
-            ..self.options
-        };
-        Acquire::new(&self.handle, &self.name, options)
-    }
-
-    /// Sends a call about the name of this line. `set` adds what the call needs, and `read` takes the value out of an answer
-    /// of the call's kind.
-    ///
-    /// # Errors
-    /// Bad input, and a forked process.
-    pub(crate) fn ask<T>(
-        &self,
-        call: Call,
-        set: impl FnOnce(&mut CallOptions),
-        read: fn(CallAnswer) -> Option<T>,
-    ) -> Result<CallFuture<T>, Error> {
-        let (handle, name) = (&self.handle, &self.name);
-        let mut options = call::check(handle, name, self.options.term, call)?;
-        set(&mut options);
-        Ok(CallFuture::new(handle, name, options, read))
+        self.0.writes_here()
     }
 }
 
@@ -277,15 +210,4 @@ where
     let done = guard.run(work(guard.lease())).await?;
     guard.release().await?;
     Ok(done)
-}
-
-impl fmt::Debug for Mutex {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Mutex")
-            .field("key", self.key())
-            .field("lease", &self.options.lease())
-            .field("fixed", &self.options.fixed)
-            .field("fair", &self.options.solo)
-            .finish_non_exhaustive()
-    }
 }

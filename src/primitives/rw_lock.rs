@@ -7,7 +7,8 @@ use crate::error::{Error, OptionsError};
 use crate::key::Key;
 use crate::primitives::acquire::Acquire;
 use crate::primitives::guard::{Guard, Lease};
-use crate::primitives::mutex::{Mutex, run_under};
+use crate::primitives::mutex::run_under;
+use crate::primitives::target::Target;
 use crate::primitives::transfer::TransferError;
 use crate::protocol::message::{Kind, Mode};
 use crate::protocol::primitive::Primitive;
@@ -40,11 +41,11 @@ use crate::protocol::step::Input;
 /// ```
 #[derive(Debug, Clone)]
 #[must_use = "a read-write lock does nothing until it is locked"]
-pub struct RwLock(Mutex);
+pub struct RwLock(Target);
 
 impl RwLock {
     /// Returns the read-write lock with this write side.
-    pub(crate) fn new(write: Mutex) -> Self {
+    pub(crate) fn new(write: Target) -> Self {
         RwLock(write)
     }
 
@@ -155,7 +156,7 @@ impl RwLock {
     /// As [`Mutex::lock`].
     #[doc(alias = "blocking_write")]
     pub fn write(&self) -> Acquire {
-        self.0.lock()
+        self.0.enter(Mode::Exclusive, true)
     }
 
     /// Acquires the lock for writing if it is free and no caller waits for it, else returns `None`.
@@ -166,7 +167,7 @@ impl RwLock {
     /// # Cancel safety
     /// As [`Mutex::lock`].
     pub async fn try_write(&self) -> Result<Option<Guard>, Error> {
-        self.0.try_lock().await
+        self.0.try_enter(Mode::Exclusive).await
     }
 
     /// Acquires the lock for writing, and waits for at most `wait`. With zero it tries once.
@@ -180,7 +181,7 @@ impl RwLock {
     /// # Panics
     /// As [`Mutex::lock_timeout`].
     pub async fn write_timeout(&self, wait: Duration) -> Result<Guard, Error> {
-        self.0.lock_timeout(wait).await
+        self.0.enter_timeout(Mode::Exclusive, wait).await
     }
 
     /// Acquires the lock for writing, runs `work` under it, and releases it, as [`Mutex::with`] does.
@@ -194,7 +195,7 @@ impl RwLock {
     where
         Fut: Future<Output = T>,
     {
-        self.0.with(work).await
+        run_under(self.write(), work).await
     }
 
     /// Returns whether the calling code runs under this lock, as a reader or as a writer. Otherwise as
@@ -205,7 +206,7 @@ impl RwLock {
 
     /// Returns whether the calling code runs under this lock as the writer; see [`Mutex::is_held_here`].
     pub fn is_write_held_here(&self) -> bool {
-        self.0.is_held_here()
+        self.0.writes_here()
     }
 }
 

@@ -7,7 +7,8 @@ use crate::error::Error;
 use crate::key::Key;
 use crate::primitives::acquire::{Acquire, check_permits};
 use crate::primitives::guard::{Guard, Lease};
-use crate::primitives::mutex::{Mutex, run_under};
+use crate::primitives::mutex::run_under;
+use crate::primitives::target::Target;
 use crate::primitives::transfer::Transfer;
 use crate::protocol::message::{Call, CallAnswer, Mode, Permits};
 
@@ -39,52 +40,52 @@ use crate::protocol::message::{Call, CallAnswer, Mode, Permits};
 #[derive(Debug, Clone)]
 #[must_use = "a semaphore does nothing until permits are acquired"]
 pub struct Semaphore {
-    /// The line of the key, with the options of all requests.
-    line: Mutex,
+    /// The target of the key, with the options of all requests.
+    target: Target,
     permits: u32,
 }
 
 impl Semaphore {
-    pub(crate) fn new(line: Mutex, permits: u32) -> Self {
-        Semaphore { line, permits }
+    pub(crate) fn new(target: Target, permits: u32) -> Self {
+        Semaphore { target, permits }
     }
 
     /// Sets the length of the leases, as [`Mutex::lease`].
     pub fn lease(self, lease: Duration) -> Self {
-        let line = self.line.lease(lease);
-        Semaphore { line, ..self }
+        let target = self.target.lease(lease);
+        Semaphore { target, ..self }
     }
 
     /// Sets fixed leases, as [`Mutex::fixed`]: the guard of a permit gives it back earlier. Without a guard, see
     /// [`acquire_transfer`](Self::acquire_transfer).
     #[doc(alias = "ttl")]
     pub fn fixed(self, lease: Duration) -> Self {
-        let line = self.line.fixed(lease);
-        Semaphore { line, ..self }
+        let target = self.target.fixed(lease);
+        Semaphore { target, ..self }
     }
 
     /// Serves callers of all processes first come, first served, as [`Mutex::fair`].
     pub fn fair(self) -> Self {
-        let line = self.line.fair();
-        Semaphore { line, ..self }
+        let target = self.target.fair();
+        Semaphore { target, ..self }
     }
 
     /// Limits how many callers of this process may wait, as [`Mutex::max_waiters`]. A request that was sent and is not
     /// answered yet counts as a waiter.
     pub fn max_waiters(self, limit: usize) -> Self {
-        let line = self.line.max_waiters(limit);
-        Semaphore { line, ..self }
+        let target = self.target.max_waiters(limit);
+        Semaphore { target, ..self }
     }
 
     /// Limits how long a holder may keep its permits, as [`Mutex::max_hold`].
     pub fn max_hold(self, max: Duration) -> Self {
-        let line = self.line.max_hold(max);
-        Semaphore { line, ..self }
+        let target = self.target.max_hold(max);
+        Semaphore { target, ..self }
     }
 
     /// Returns the key of the semaphore.
     pub fn key(&self) -> &Key {
-        self.line.key()
+        self.target.key()
     }
 
     /// Returns the number of permits of this handle, held or free.
@@ -116,7 +117,7 @@ impl Semaphore {
     /// # Cancel safety
     /// As [`Mutex::lock`].
     pub fn acquire_many(&self, permits: u32) -> Acquire {
-        self.line.enter(self.mode(permits), true)
+        self.target.enter(self.mode(permits), true)
     }
 
     /// Acquires a permit if one is free and no caller waits, else returns `None`. Always takes a round trip.
@@ -138,7 +139,7 @@ impl Semaphore {
     /// # Cancel safety
     /// As [`Mutex::lock`].
     pub async fn try_acquire_many(&self, permits: u32) -> Result<Option<Guard>, Error> {
-        self.line.try_enter(self.mode(permits)).await
+        self.target.try_enter(self.mode(permits)).await
     }
 
     /// Acquires a permit, and waits for at most `wait`. With zero it tries once.
@@ -167,7 +168,7 @@ impl Semaphore {
     /// # Panics
     /// As [`Mutex::lock_timeout`].
     pub async fn acquire_many_timeout(&self, permits: u32, wait: Duration) -> Result<Guard, Error> {
-        self.line.enter_timeout(self.mode(permits), wait).await
+        self.target.enter_timeout(self.mode(permits), wait).await
     }
 
     /// Acquires a permit, runs `work` under it, and releases it, as [`Mutex::with`] does.
@@ -217,10 +218,10 @@ impl Semaphore {
     /// # Cancel safety
     /// Nothing is held or left behind.
     pub async fn available_permits(&self) -> Result<u32, Error> {
-        let (line, permits) = (&self.line, self.request(self.permits));
+        let (target, permits) = (&self.target, self.request(self.permits));
         check_permits(self.key(), permits)?;
         let mode = Mode::Permits(permits);
-        let asked = line.ask(Call::InUse, |call| call.mode = mode, CallAnswer::try_as_in_use);
+        let asked = target.ask(Call::InUse, |call| call.mode = mode, CallAnswer::try_as_in_use);
         let in_use = asked?.await?;
         let in_use = in_use.map_or(u32::MAX, |permits| u32::try_from(permits).unwrap_or(u32::MAX));
         Ok(self.permits.saturating_sub(in_use))

@@ -7,7 +7,7 @@ use crate::error::Error;
 use crate::key::Key;
 use crate::primitives::acquire::Acquire;
 use crate::primitives::guard::{Guard, Lease};
-use crate::primitives::mutex::Mutex;
+use crate::primitives::target::Target;
 use crate::protocol::message::{
     Call, CallAnswer, ClaimId, JobReport, Name, Payload, TickRefusal, TickTime, WhenBehind,
 };
@@ -48,8 +48,8 @@ pub(crate) async fn ask_about_job(
     lease: Duration,
     call: Call,
 ) -> Result<JobReport, Error> {
-    let line = Mutex::new(handle.clone(), Name::job(job.clone())).lease(lease);
-    let report = line.ask(call, |_| {}, CallAnswer::try_as_report)?.await?;
+    let target = Target::new(handle.clone(), Name::job(job.clone())).lease(lease);
+    let report = target.ask(call, |_| {}, CallAnswer::try_as_report)?.await?;
     Ok(*report)
 }
 
@@ -66,9 +66,9 @@ pub(crate) async fn ask_about_run(
 ) -> Result<JobReport, Error> {
     let held = &run.held;
     let holding = held.holding().ok_or_else(|| held.lost())?;
-    let line = Mutex::new(held.handle.clone(), held.name.clone()).lease(lease);
+    let target = Target::new(held.handle.clone(), held.name.clone()).lease(lease);
     let set = |call: &mut CallOptions| (call.mark, call.data) = (Some(tick), data);
-    let asked = line.ask(call(holding.claim), set, CallAnswer::try_as_report);
+    let asked = target.ask(call(holding.claim), set, CallAnswer::try_as_report);
     let report = asked?.await?;
     if report.owns && held.is_held() {
         return Ok(*report);

@@ -13,7 +13,7 @@ use crate::key::Key;
 use crate::options::LONGEST_LEASE;
 use crate::primitives::acquire::Acquire;
 use crate::primitives::guard::Guard;
-use crate::primitives::mutex::Mutex;
+use crate::primitives::target::Target;
 use crate::protocol::message::{
     Call, CallAnswer, ClaimId, Fence, GrantNumber, Kind, LeaseTimes, Mode, Name, Permits,
 };
@@ -199,9 +199,9 @@ impl Transfer {
         call: impl FnOnce(ClaimId) -> Call,
     ) -> Result<(), Error> {
         self.check_prefix(handle)?;
-        let line = Mutex::new(handle.clone(), self.name.clone()).lease(lease);
+        let target = Target::new(handle.clone(), self.name.clone()).lease(lease);
         let call = call(self.claim_id);
-        let asked = line.ask(call, |call| call.mode = self.mode, CallAnswer::try_as_owned);
+        let asked = target.ask(call, |call| call.mode = self.mode, CallAnswer::try_as_owned);
         if asked?.await? { Ok(()) } else { Err(self.gone()) }
     }
 

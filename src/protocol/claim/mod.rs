@@ -21,14 +21,27 @@
 //!    number at once. When a connection is given up and replaced, the old one is never used beside the new one.
 //! 6. *Lost is final.* No late reply revives a guard whose deadline has passed.
 //!
-//! Reading order: `held_lease`, `origin`, `holding`, `sending`, `answers`, `failures`, `timers`, `leaving`, `late_execution`.
+//! # Where to look
+//!
+//! In reading order. Callers and other claims are the matter of [`key`](crate::protocol::key).
+//!
+//! * `held_lease`: the deadline, when the next renewal is due, and for how long a lease is handed on in this process.
+//! * `origin`: the lease that a claim continues after a yield or a pass, and whether the previous owner may go on.
+//! * `holding`: which caller holds, and its fence.
+//! * `sending`: the words of each request.
+//! * `answers`: what an answer or a push means: granted, queued, gone, revoked, stale, too old to be used.
+//! * `failures`: what a request without an answer means.
+//! * `timers`: a deadline that has passed, also after a suspension; a holder that has reached its `max_hold`; the pauses
+//!   between requests.
+//! * `leaving`: a leave, its repeats, what its answer tells the caller that released, and the end of a number.
+//! * `late_execution`: what the store may still execute, and so when a dead number is left once more.
 //!
 //! # The way of one renewal
 //!
 //! 1. A renewal is due when a third of the lease is over (`protocol/claim/timers.rs` `schedule_renewal`).
 //! 2. The driver wakes for the renewal and steps the key (`driver/driver.rs` `sleep`, `driver/steps.rs` `wake`,
 //!    `protocol/key/shard.rs` `wake_next`).
-//! 3. The step first checks the deadline; a lease past its deadline is lost (`protocol/key/requests.rs` `wake`, `expire`). Then it
+//! 3. The step first checks the deadline; a lease past its deadline is lost (`protocol/key/requests.rs` `wake`, `expire_due`, `protocol/claim/timers.rs` `expire`). Then it
 //!    asks for the renewal (`protocol/key/requests.rs` `send_due_request`).
 //! 4. Renewals of owners travel before all other requests (`protocol/session/queue.rs` `most_urgent`).
 //! 5. The answer moves the deadline to the sending time + lease (`protocol/claim/answers.rs` `granted`).

@@ -73,7 +73,7 @@ impl KeyState {
         self.claims.set_claimant(number, claimant);
         self.last_held = number;
         cx.effects.push(Effect::Granted(next.ticket, fence));
-        self.schedule_renewal(cx, number);
+        self.plan_renewal(cx, number);
         if is_open {
             self.open_to_readers(cx, number);
         } else if self.line.has_impatient() {
@@ -138,7 +138,7 @@ impl KeyState {
         // The previous holder may have been overdue, or the next one may have a `max_hold`.
         let claim = &self.claims[number];
         if claim.is_idle() && (!claim.has_next_request() || next.options.max_hold.is_some()) {
-            self.schedule_renewal(cx, number);
+            self.plan_renewal(cx, number);
         }
     }
 

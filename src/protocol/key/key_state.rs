@@ -90,7 +90,7 @@ impl KeyState {
                 None => return,
             }
         }
-        self.expire(cx);
+        self.expire_due(cx);
         match input {
             Input::Lock(ticket, options) => self.lock(cx, ticket, options),
             Input::Campaign(ticket, options, value) => {
@@ -358,7 +358,7 @@ impl KeyState {
     /// Gives up everything. A leave is repeated only until its lease has ended.
     pub(crate) fn close(&mut self, cx: &mut StepContext<'_>, keeps_held: bool) {
         self.step_calls(cx, Calls::close);
-        self.expire(cx);
+        self.expire_due(cx);
         let solos = std::mem::take(&mut self.solos);
         let deny = |caller: &Caller, cx: &mut StepContext<'_>| cx.deny(caller.ticket, AcquireError::Closed);
         self.line.retain(|_| false, |caller| deny(caller, cx));

@@ -14,9 +14,7 @@ use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claims::{Claimant, ListedClaim};
 use crate::protocol::key::key_state::{KeyState, Reclaim};
 use crate::protocol::key::line::Caller;
-use crate::protocol::message::{
-    ClaimNumber, ClaimReply, GrantReply, LeaveReply, Mode, QueueOwner, Reply, TickRefusal,
-};
+use crate::protocol::message::{ClaimNumber, ClaimReply, GrantReply, Mode, QueueOwner, Reply, TickRefusal};
 use crate::protocol::step::{AcquireError, AnswerTimes, Effect, KeyEvent, Outcome, Tag, WhyDenied, ms};
 use crate::protocol::time::Instant;
 
@@ -53,7 +51,10 @@ impl KeyState {
         }
         match (reply, kind) {
             (Reply::Claim(reply), kind) => self.claim_answered(cx, number, kind, times, reply),
-            (Reply::Leave(reply), _) => self.leave_answered(cx, number, reply),
+            (Reply::Leave(reply), _) => {
+                let event = self.claims[number].leave_answered(cx, reply);
+                self.take_event(cx, number, event);
+            }
             (Reply::Refused(refusal), kind) => {
                 self.refused(cx, number, kind, StoreError::refused(refusal));
             }
@@ -79,7 +80,7 @@ impl KeyState {
             (RequestKind::Assert, ClaimReply::Granted(grant))
                 if self.claims[number].holds_under(grant.number) =>
             {
-                self.schedule_renewal(cx, number);
+                self.plan_renewal(cx, number);
             }
             (_, ClaimReply::Granted(grant)) => self.granted(cx, number, times, grant),
             (_, ClaimReply::Recovering(left)) => {
@@ -186,7 +187,7 @@ impl KeyState {
             Some(ClaimEvent::RenewalDue) => self.send_due_request(cx, number),
             Some(ClaimEvent::Queued(position)) => self.note_queued(cx, number, position),
             Some(ClaimEvent::Renewed) => {
-                self.schedule_renewal(cx, number);
+                self.plan_renewal(cx, number);
                 if !self.renewals.is_empty() {
                     self.answer_renewals(cx, number);
                 }
@@ -258,7 +259,7 @@ impl KeyState {
             }
             Claimant::LineFollower | Claimant::Abandoned => {}
         }
-        self.schedule_wait(cx, number, position.left, position.owner == QueueOwner::Foreign);
+        self.plan_wait(cx, number, position.left, position.owner == QueueOwner::Foreign);
         if let Some(left) = position.recovery() {
             return self.deny_recovering(cx, left);
         }
@@ -395,12 +396,6 @@ impl KeyState {
             ),
             Claimant::LineFollower | Claimant::Abandoned => {}
         }
-    }
-
-    /// Handles the answer to a leave.
-    fn leave_answered(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, reply: LeaveReply) {
-        let event = self.claims[number].leave_answered(cx, reply);
-        self.take_event(cx, number, event);
     }
 
     /// Handles the answer to a renewal after which a leave was sent. If the leave was answered first, it may have been

@@ -208,7 +208,7 @@ impl KeyState {
 
     pub(crate) fn wake(&mut self, cx: &mut StepContext<'_>) {
         self.step_calls(cx, Calls::wake);
-        self.expire(cx);
+        self.expire_due(cx);
         for number in self.claims.due(cx.now) {
             if self.claims[number].is_request_due(cx.now) {
                 self.send_due_request(cx, number);
@@ -219,7 +219,7 @@ impl KeyState {
 
     /// Sends the request of a claim whose pause is over.
     pub(crate) fn send_due_request(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        if self.check_overdue(cx, number) {
+        if self.stops_renewing(cx, number) {
             return;
         }
         if !self.claims[number].is_leaving() {
@@ -232,7 +232,7 @@ impl KeyState {
     /// Returns whether the holder has reached its `max_hold`. The holder is then told once, and the lease is not
     /// renewed any more. The rest of the lease is the holder's time to finish. Also reports a holder that has held
     /// for long.
-    pub(crate) fn check_overdue(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> bool {
+    pub(crate) fn stops_renewing(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) -> bool {
         if matches!(self.claims[number].held(), Some(held) if held.local().is_none()) {
             self.note_long_readers(cx, number);
             return false;
@@ -246,7 +246,7 @@ impl KeyState {
             return cx.effects.push(Self::renewed_too_late(renewal.caller));
         };
         let (number, is_asking) = (claim.number(), claim.is_in_flight(RequestKind::Renew));
-        if self.check_overdue(cx, number) {
+        if self.stops_renewing(cx, number) {
             return cx.deny(renewal.caller, AcquireError::Lost(LostCause::Overdue));
         }
         self.renewals.push(renewal);
@@ -302,7 +302,7 @@ impl KeyState {
     /// Ends the leases whose deadlines have passed. Every step checks the deadlines, not only their timers. A process
     /// that stood still loses its leases before it does anything else.
     #[inline]
-    pub(crate) fn expire(&mut self, cx: &mut StepContext<'_>) {
+    pub(crate) fn expire_due(&mut self, cx: &mut StepContext<'_>) {
         // The timer is the earliest time at which anything is due.
         if self.timer.is_none_or(|due| due > cx.now) {
             return;
@@ -320,7 +320,7 @@ impl KeyState {
     /// missed.
     pub(crate) fn inbox(&mut self, cx: &mut StepContext<'_>) {
         self.step_calls(cx, Calls::inbox);
-        self.expire(cx);
+        self.expire_due(cx);
         for number in self.claims.all() {
             let claim = &mut self.claims[number];
             let is_queued = claim.is_queued();
@@ -343,7 +343,7 @@ impl KeyState {
     /// another server, or to another run of the server, which may have lost grants. Then every lease is renewed.
     pub(crate) fn reachable(&mut self, cx: &mut StepContext<'_>, is_elsewhere: bool) {
         self.step_calls(cx, Calls::reachable);
-        self.expire(cx);
+        self.expire_due(cx);
         for number in self.claims.all() {
             let claim = &self.claims[number];
             let is_renewed = is_elsewhere && claim.held().is_some() && claim.is_idle();
@@ -356,14 +356,14 @@ impl KeyState {
     }
 
     /// Schedules the renewal of a lease, unless its holder is overdue.
-    pub(crate) fn schedule_renewal(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
-        if !self.check_overdue(cx, number) {
+    pub(crate) fn plan_renewal(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        if !self.stops_renewing(cx, number) {
             self.claims[number].schedule_renewal(cx.now);
         }
     }
 
     /// Schedules the renewal of a waiting claim, or asks again at once if the answer may be old.
-    pub(crate) fn schedule_wait(
+    pub(crate) fn plan_wait(
         &mut self,
         cx: &mut StepContext<'_>,
         number: ClaimNumber,

@@ -214,7 +214,7 @@ impl KeyState {
         self.claims.insert(old, Claimant::Solo(caller));
         self.last_held = number;
         if !is_renewing {
-            self.schedule_renewal(cx, number);
+            self.plan_renewal(cx, number);
         }
         true
     }
