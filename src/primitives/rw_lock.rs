@@ -17,7 +17,7 @@ use crate::protocol::step::Input;
 /// A lock on one key that any number of readers hold at once, or one writer. Made by
 /// [`Locks::rw_lock`](crate::Locks::rw_lock); cheap to make and to clone.
 ///
-/// Its write side is the [`Mutex`] of the same key: they exclude each other. Clients of other libraries on that record see
+/// Its write side is the [`Mutex`](crate::Mutex) of the same key: they exclude each other. Clients of other libraries on that record see
 /// readers as a lock that is held.
 ///
 /// Waiting is in order, within a process and across processes, so neither side starves. A reader that comes while a writer
@@ -49,28 +49,28 @@ impl RwLock {
         RwLock(write)
     }
 
-    /// Sets the length of the leases of readers and writers, as [`Mutex::lease`].
+    /// Sets the length of the leases of readers and writers, as [`Mutex::lease`](crate::Mutex::lease).
     pub fn lease(self, lease: Duration) -> Self {
         RwLock(self.0.lease(lease))
     }
 
-    /// Sets fixed leases for readers and writers, as [`Mutex::fixed`]. Each reader then has a lease of its own.
+    /// Sets fixed leases for readers and writers, as [`Mutex::fixed`](crate::Mutex::fixed). Each reader then has a lease of its own.
     pub fn fixed(self, lease: Duration) -> Self {
         RwLock(self.0.fixed(lease))
     }
 
-    /// Serves readers and writers of all processes first come, first served, as [`Mutex::fair`]. Each reader then has a lease of
+    /// Serves readers and writers of all processes first come, first served, as [`Mutex::fair`](crate::Mutex::fair). Each reader then has a lease of
     /// its own.
     pub fn fair(self) -> Self {
         RwLock(self.0.fair())
     }
 
-    /// Limits how many callers of this process may wait, readers and writers together, as [`Mutex::max_waiters`].
+    /// Limits how many callers of this process may wait, readers and writers together, as [`Mutex::max_waiters`](crate::Mutex::max_waiters).
     pub fn max_waiters(self, limit: usize) -> Self {
         RwLock(self.0.max_waiters(limit))
     }
 
-    /// Limits how long a reader or a writer may hold the lock, as [`Mutex::max_hold`]. Each reader then has a lease of its
+    /// Limits how long a reader or a writer may hold the lock, as [`Mutex::max_hold`](crate::Mutex::max_hold). Each reader then has a lease of its
     /// own.
     pub fn max_hold(self, max: Duration) -> Self {
         RwLock(self.0.max_hold(max))
@@ -88,10 +88,10 @@ impl RwLock {
     /// Otherwise a writer that waits between the two waits for the first reader, and the second reader waits for the writer.
     ///
     /// # Errors
-    /// As [`Mutex::lock`].
+    /// As [`Mutex::lock`](crate::Mutex::lock).
     ///
     /// # Cancel safety
-    /// As [`Mutex::lock`].
+    /// As [`Mutex::lock`](crate::Mutex::lock).
     #[doc(alias = "blocking_read")]
     pub fn read(&self) -> Acquire {
         self.0.enter(Mode::Read, true)
@@ -100,10 +100,10 @@ impl RwLock {
     /// Acquires the lock for reading if no writer holds it or waits for it, else returns `None`.
     ///
     /// # Errors
-    /// As [`Mutex::try_lock`].
+    /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
     ///
     /// # Cancel safety
-    /// As [`Mutex::lock`].
+    /// As [`Mutex::lock`](crate::Mutex::lock).
     pub async fn try_read(&self) -> Result<Option<Guard>, Error> {
         self.0.try_enter(Mode::Read).await
     }
@@ -111,18 +111,18 @@ impl RwLock {
     /// Acquires the lock for reading, and waits for at most `wait`. With zero it tries once.
     ///
     /// # Errors
-    /// As [`Mutex::lock_timeout`].
+    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     ///
     /// # Cancel safety
-    /// As [`Mutex::lock`].
+    /// As [`Mutex::lock`](crate::Mutex::lock).
     ///
     /// # Panics
-    /// As [`Mutex::lock_timeout`].
+    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     pub async fn read_timeout(&self, wait: Duration) -> Result<Guard, Error> {
         self.0.enter_timeout(Mode::Read, wait).await
     }
 
-    /// Acquires the lock for reading, runs `work` under it, and releases it, as [`Mutex::with`] does.
+    /// Acquires the lock for reading, runs `work` under it, and releases it, as [`Mutex::with`](crate::Mutex::with) does.
     ///
     /// ```
     /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
@@ -134,10 +134,10 @@ impl RwLock {
     /// ```
     ///
     /// # Errors
-    /// As [`Mutex::with`].
+    /// As [`Mutex::with`](crate::Mutex::with).
     ///
     /// # Cancel safety
-    /// As [`Mutex::with`].
+    /// As [`Mutex::with`](crate::Mutex::with).
     pub async fn read_with<T, Fut>(&self, work: impl FnOnce(Lease) -> Fut) -> Result<T, Error>
     where
         Fut: Future<Output = T>,
@@ -145,15 +145,15 @@ impl RwLock {
         run_under(self.read(), work).await
     }
 
-    /// Acquires the lock for writing, alone, until the guard is released or dropped. This is [`Mutex::lock`] on the same key.
+    /// Acquires the lock for writing, alone, until the guard is released or dropped. This is [`Mutex::lock`](crate::Mutex::lock) on the same key.
     /// Code that is not async waits by [`block_on`](crate::block_on).
     ///
     /// # Errors
-    /// As [`Mutex::lock`]. In the [scope](Lease::scope) of a guard that reads, `write` returns [`Error::WouldDeadlock`], whose
+    /// As [`Mutex::lock`](crate::Mutex::lock). In the [scope](Lease::scope) of a guard that reads, `write` returns [`Error::WouldDeadlock`], whose
     /// text says why a reader cannot become a writer.
     ///
     /// # Cancel safety
-    /// As [`Mutex::lock`].
+    /// As [`Mutex::lock`](crate::Mutex::lock).
     #[doc(alias = "blocking_write")]
     pub fn write(&self) -> Acquire {
         self.0.enter(Mode::Exclusive, true)
@@ -162,10 +162,10 @@ impl RwLock {
     /// Acquires the lock for writing if it is free and no caller waits for it, else returns `None`.
     ///
     /// # Errors
-    /// As [`Mutex::try_lock`].
+    /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
     ///
     /// # Cancel safety
-    /// As [`Mutex::lock`].
+    /// As [`Mutex::lock`](crate::Mutex::lock).
     pub async fn try_write(&self) -> Result<Option<Guard>, Error> {
         self.0.try_enter(Mode::Exclusive).await
     }
@@ -173,24 +173,24 @@ impl RwLock {
     /// Acquires the lock for writing, and waits for at most `wait`. With zero it tries once.
     ///
     /// # Errors
-    /// As [`Mutex::lock_timeout`].
+    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     ///
     /// # Cancel safety
-    /// As [`Mutex::lock`].
+    /// As [`Mutex::lock`](crate::Mutex::lock).
     ///
     /// # Panics
-    /// As [`Mutex::lock_timeout`].
+    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     pub async fn write_timeout(&self, wait: Duration) -> Result<Guard, Error> {
         self.0.enter_timeout(Mode::Exclusive, wait).await
     }
 
-    /// Acquires the lock for writing, runs `work` under it, and releases it, as [`Mutex::with`] does.
+    /// Acquires the lock for writing, runs `work` under it, and releases it, as [`Mutex::with`](crate::Mutex::with) does.
     ///
     /// # Errors
-    /// As [`Mutex::with`].
+    /// As [`Mutex::with`](crate::Mutex::with).
     ///
     /// # Cancel safety
-    /// As [`Mutex::with`].
+    /// As [`Mutex::with`](crate::Mutex::with).
     pub async fn write_with<T, Fut>(&self, work: impl FnOnce(Lease) -> Fut) -> Result<T, Error>
     where
         Fut: Future<Output = T>,
@@ -199,12 +199,12 @@ impl RwLock {
     }
 
     /// Returns whether the calling code runs under this lock, as a reader or as a writer. Otherwise as
-    /// [`Mutex::is_held_here`].
+    /// [`Mutex::is_held_here`](crate::Mutex::is_held_here).
     pub fn is_held_here(&self) -> bool {
         self.0.find_held().is_some()
     }
 
-    /// Returns whether the calling code runs under this lock as the writer; see [`Mutex::is_held_here`].
+    /// Returns whether the calling code runs under this lock as the writer; see [`Mutex::is_held_here`](crate::Mutex::is_held_here).
     pub fn is_write_held_here(&self) -> bool {
         self.0.writes_here()
     }

@@ -50,13 +50,13 @@ impl Semaphore {
         Semaphore { target, permits }
     }
 
-    /// Sets the length of the leases, as [`Mutex::lease`].
+    /// Sets the length of the leases, as [`Mutex::lease`](crate::Mutex::lease).
     pub fn lease(self, lease: Duration) -> Self {
         let target = self.target.lease(lease);
         Semaphore { target, ..self }
     }
 
-    /// Sets fixed leases, as [`Mutex::fixed`]: the guard of a permit gives it back earlier. Without a guard, see
+    /// Sets fixed leases, as [`Mutex::fixed`](crate::Mutex::fixed): the guard of a permit gives it back earlier. Without a guard, see
     /// [`acquire_transfer`](Self::acquire_transfer).
     #[doc(alias = "ttl")]
     pub fn fixed(self, lease: Duration) -> Self {
@@ -64,20 +64,20 @@ impl Semaphore {
         Semaphore { target, ..self }
     }
 
-    /// Serves callers of all processes first come, first served, as [`Mutex::fair`].
+    /// Serves callers of all processes first come, first served, as [`Mutex::fair`](crate::Mutex::fair).
     pub fn fair(self) -> Self {
         let target = self.target.fair();
         Semaphore { target, ..self }
     }
 
-    /// Limits how many callers of this process may wait, as [`Mutex::max_waiters`]. A request that was sent and is not
+    /// Limits how many callers of this process may wait, as [`Mutex::max_waiters`](crate::Mutex::max_waiters). A request that was sent and is not
     /// answered yet counts as a waiter.
     pub fn max_waiters(self, limit: usize) -> Self {
         let target = self.target.max_waiters(limit);
         Semaphore { target, ..self }
     }
 
-    /// Limits how long a holder may keep its permits, as [`Mutex::max_hold`].
+    /// Limits how long a holder may keep its permits, as [`Mutex::max_hold`](crate::Mutex::max_hold).
     pub fn max_hold(self, max: Duration) -> Self {
         let target = self.target.max_hold(max);
         Semaphore { target, ..self }
@@ -100,10 +100,10 @@ impl Semaphore {
     /// together with [`acquire_many`](Self::acquire_many).
     ///
     /// # Errors
-    /// As [`Mutex::lock`], except [`Error::WouldDeadlock`]. [`Error::Options`] if the semaphore has no permits.
+    /// As [`Mutex::lock`](crate::Mutex::lock), except [`Error::WouldDeadlock`]. [`Error::Options`] if the semaphore has no permits.
     ///
     /// # Cancel safety
-    /// As [`Mutex::lock`].
+    /// As [`Mutex::lock`](crate::Mutex::lock).
     #[doc(alias = "blocking_acquire")]
     pub fn acquire(&self) -> Acquire {
         self.acquire_many(1)
@@ -115,7 +115,7 @@ impl Semaphore {
     /// As [`acquire`](Self::acquire). [`Error::Options`] for zero permits, and for more than the semaphore has.
     ///
     /// # Cancel safety
-    /// As [`Mutex::lock`].
+    /// As [`Mutex::lock`](crate::Mutex::lock).
     pub fn acquire_many(&self, permits: u32) -> Acquire {
         self.target.enter(self.mode(permits), true)
     }
@@ -123,10 +123,10 @@ impl Semaphore {
     /// Acquires a permit if one is free and no caller waits, else returns `None`. Always takes a round trip.
     ///
     /// # Errors
-    /// As [`Mutex::try_lock`]. [`Error::Options`] if the semaphore has no permits.
+    /// As [`Mutex::try_lock`](crate::Mutex::try_lock). [`Error::Options`] if the semaphore has no permits.
     ///
     /// # Cancel safety
-    /// As [`Mutex::lock`].
+    /// As [`Mutex::lock`](crate::Mutex::lock).
     pub async fn try_acquire(&self) -> Result<Option<Guard>, Error> {
         self.try_acquire_many(1).await
     }
@@ -137,7 +137,7 @@ impl Semaphore {
     /// As [`try_acquire`](Self::try_acquire). [`Error::Options`] for zero permits, and for more than the semaphore has.
     ///
     /// # Cancel safety
-    /// As [`Mutex::lock`].
+    /// As [`Mutex::lock`](crate::Mutex::lock).
     pub async fn try_acquire_many(&self, permits: u32) -> Result<Option<Guard>, Error> {
         self.target.try_enter(self.mode(permits)).await
     }
@@ -145,13 +145,13 @@ impl Semaphore {
     /// Acquires a permit, and waits for at most `wait`. With zero it tries once.
     ///
     /// # Errors
-    /// As [`Mutex::lock_timeout`], except [`Error::WouldDeadlock`]. [`Error::Options`] if the semaphore has no permits.
+    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout), except [`Error::WouldDeadlock`]. [`Error::Options`] if the semaphore has no permits.
     ///
     /// # Cancel safety
-    /// As [`Mutex::lock`].
+    /// As [`Mutex::lock`](crate::Mutex::lock).
     ///
     /// # Panics
-    /// As [`Mutex::lock_timeout`].
+    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     pub async fn acquire_timeout(&self, wait: Duration) -> Result<Guard, Error> {
         self.acquire_many_timeout(1, wait).await
     }
@@ -163,15 +163,15 @@ impl Semaphore {
     /// has.
     ///
     /// # Cancel safety
-    /// As [`Mutex::lock`].
+    /// As [`Mutex::lock`](crate::Mutex::lock).
     ///
     /// # Panics
-    /// As [`Mutex::lock_timeout`].
+    /// As [`Mutex::lock_timeout`](crate::Mutex::lock_timeout).
     pub async fn acquire_many_timeout(&self, permits: u32, wait: Duration) -> Result<Guard, Error> {
         self.target.enter_timeout(self.mode(permits), wait).await
     }
 
-    /// Acquires a permit, runs `work` under it, and releases it, as [`Mutex::with`] does.
+    /// Acquires a permit, runs `work` under it, and releases it, as [`Mutex::with`](crate::Mutex::with) does.
     ///
     /// ```
     /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
@@ -213,7 +213,7 @@ impl Semaphore {
     /// wait for these permits.
     ///
     /// # Errors
-    /// As [`Mutex::try_lock`].
+    /// As [`Mutex::try_lock`](crate::Mutex::try_lock).
     ///
     /// # Cancel safety
     /// Nothing is held or left behind.

@@ -1,5 +1,5 @@
 //! The calls of one key: they ask or act, and are never granted. A call has one typed
-//! [answer](crate::protocol::step::CallAnswer).
+//! [answer](crate::protocol::message::CallAnswer).
 //!
 //! Most calls are *repeated*: a request without an answer is sent again under the same id, by which the store
 //! recognizes what it has done. Guarded writes and `forget_job` are *sent once*.

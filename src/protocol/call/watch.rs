@@ -2,7 +2,7 @@
 //!
 //! All callers of this process with the same question share one call. The call is sent at once for a new caller, and
 //! then after each third of a lease, until the store answers something other than
-//! [`Watching`](crate::protocol::message::Reply::Watching). The store pushes when there is news, and the call is then
+//! [`Watching`](crate::protocol::message::CallReply::Watching). The store pushes when there is news, and the call is then
 //! sent at once. Nothing depends on that push.
 
 use crate::protocol::call::calls::{Calls, NEVER};

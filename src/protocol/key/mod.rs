@@ -3,8 +3,8 @@
 //! # Where to look
 //!
 //! In reading order. What concerns one claim alone (its deadline, its renewals, its leave) is decided in
-//! [`claim`](crate::protocol::claim); the key calls it, and does for callers and other claims what its
-//! [event](crate::protocol::claim::answers::ClaimEvent) means.
+//! `protocol/claim/`; the key calls it, and does for callers and other claims what its
+//! event (`protocol/claim/answers.rs`) means.
 //!
 //! * [`shard`]: the keys of a shard, their timers, and the quorum.
 //! * `line`: the callers of this process that wait, in order.
