@@ -4,7 +4,7 @@ use crate::failures::Why;
 use std::time::Duration;
 
 use tenure::Key;
-use tenure::error::{Error, StoreError, StoreErrorKind, StoreRefusal};
+use tenure::error::{Error, LostCause, StoreError, StoreErrorKind, StoreRefusal};
 use tenure::protocol::context::Seed;
 use tenure::protocol::key::shard::{Effects, Shard};
 use tenure::protocol::message::{ClaimReply, GrantNumber, LeaseTimes, LeaveReply, Name, NodeId, Reply, Verb};
@@ -179,6 +179,35 @@ fn the_lease_counts_from_the_last_vote_that_makes_a_majority() {
     assert_eq!(node.granted(), Some(GrantNumber(7)));
     let held = node.shard.held_alone(node.now, &node.name).unwrap();
     assert_eq!(held.deadline, begin + Duration::from_millis(3_000));
+}
+
+/// Of the three masters one never gave its vote, and one is killed before the first renewal. While a rival's claim has the
+/// record on the third, no majority has the lease, and it ends.
+#[test]
+fn a_lease_of_a_bare_majority_is_lost_with_one_of_its_masters() {
+    let mut node = Node::new();
+    let ticket = node.lock(true);
+    node.answer(0, number(7));
+    node.answer(1, ClaimReply::Busy(Some(1_000)));
+    node.answer(2, number(7));
+    assert_eq!(node.granted(), Some(GrantNumber(7)));
+    node.shard.take_up(node.now, &node.name, ticket);
+    let lost = |effect: &Effect| matches!(effect, Effect::Lost(_, LostCause::Deadline));
+    for _ in 0..4_000 {
+        node.now = node.now + Duration::from_millis(1);
+        node.wake();
+        while let Some((master, _)) = node.sent.first() {
+            match *master {
+                0 => node.fail(0, Why::Down),
+                1 => node.answer(1, ClaimReply::Busy(Some(1_000))),
+                master => node.answer(master, number(7)),
+            }
+        }
+        if node.told.iter().any(lost) {
+            return;
+        }
+    }
+    panic!("the lease goes on without a majority");
 }
 
 #[test]

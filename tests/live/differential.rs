@@ -144,6 +144,7 @@ async fn the_script_gives_the_replies_of_the_ledger() {
             ("recovery begun", 1),
             ("recovery by the clock", 2),
             ("recovery by an owner", 1),
+            ("recovery by an owner, unconfirmed", 0),
             ("claim held back, unconfirmed", 10),
             ("waiter held back, unconfirmed", 2),
             ("owner renewed, unconfirmed", 2),
@@ -242,6 +243,7 @@ async fn the_script_shares_locks_as_the_ledger_does() {
             ("recovery begun", 1),
             ("recovery by the clock", 2),
             ("recovery by an owner", 1),
+            ("recovery by an owner, unconfirmed", 0),
             ("claim held back, unconfirmed", 10),
             ("waiter held back, unconfirmed", 2),
             ("owner renewed, unconfirmed", 2),
@@ -326,6 +328,7 @@ async fn the_script_for_jobs_gives_the_replies_of_the_ledger() {
             ("recovery begun", 1),
             ("recovery by the clock", 2),
             ("recovery by an owner", 1),
+            ("recovery by an owner, unconfirmed", 0),
             ("claim held back, unconfirmed", 10),
             ("waiter held back, unconfirmed", 2),
             ("owner renewed, unconfirmed", 2),
@@ -560,6 +563,14 @@ impl Run {
             places = if free.is_empty() { places } else { free };
         }
         self.rng.shuffle(&mut places);
+        // Otherwise another claim mostly has the key before the owner shows that its lease was lost.
+        let lost = self
+            .lost
+            .first()
+            .and_then(|(lost, _)| places.iter().position(|at| at == lost));
+        if let Some(place) = lost.filter(|_| self.rng.bool()) {
+            places.swap(0, place);
+        }
         // A single request has its own encoding.
         let is_alone = self.rng.u8(..3) == 0;
         places.truncate(match (is_alone, is_quiet) {
@@ -569,6 +580,8 @@ impl Run {
             (false, false) => self.rng.usize(1..=8),
         });
         let others = [0, 0, 2, 20][self.rng.usize(..4)];
+        // Drawn before the requests, which take the lost owners.
+        let (highest, is_unconfirmed) = (self.draw_highest(), self.draw_is_unconfirmed());
         let mut requests: Vec<_> = places
             .iter()
             .map(|&at| {
@@ -598,10 +611,10 @@ impl Run {
             u64::MAX
         };
         let batch = Batch {
-            highest: self.draw_highest(),
+            highest,
             not_after,
             poll_gap_ms: self.gaps[self.rng.usize(..self.gaps.len())],
-            is_unconfirmed: self.draw_is_unconfirmed(),
+            is_unconfirmed,
             recovery_ms: self.draw_recovery_ms(),
             rule: if is_together { Rule::AllOrNone } else { Rule::Each },
             requests,

@@ -242,6 +242,7 @@ impl Variant {
             troubles: std::mem::take(&mut faults.troubles),
             bound: self.bound() + 2 * stall + Duration::from_millis(250),
             promotions: Vec::new(),
+            bare: Vec::new(),
             lateness: LATENESS + 2 * stall,
             losses: self.faults.contains(&Fault::Stop) || stall > self.lease / 4,
             counters: self.counter.then(|| counters.collect()),

@@ -173,7 +173,7 @@ impl Passed {
     }
 
     /// Notes a renewal of the lease that failed.
-    pub(crate) fn note_late_renewal(&mut self, seq: u32, of: Kind, failure: &FailedRequest) {
+    pub(crate) fn note_late_renewal(&mut self, of: Kind, seq: u32, failure: &FailedRequest) {
         self.0.note_late_renewal(of, seq, failure);
     }
 

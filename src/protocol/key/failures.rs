@@ -18,7 +18,7 @@ impl KeyState {
         if let Some(claim) = self.claims.get_mut(tag.claim) {
             claim.note_late_renewal(cx.name.kind, tag.seq, &failure);
         } else if let Some(passed) = self.claims.passed_mut(tag.claim) {
-            passed.note_late_renewal(tag.seq, cx.name.kind, &failure);
+            passed.note_late_renewal(cx.name.kind, tag.seq, &failure);
         }
         if let Some(claim) = self.claims.get_mut(tag.claim)
             && claim.is_overtaken(tag.seq)

@@ -296,12 +296,14 @@ impl Run {
         let mut places: Vec<usize> = (0..ELECTIONS).collect();
         self.base.rng.shuffle(&mut places);
         places.truncate(self.base.rng.usize(1..=4));
+        // Drawn before the requests, which take the lost owners.
+        let (highest, is_unconfirmed) = (self.base.draw_highest(), self.base.draw_is_unconfirmed());
         let requests: Vec<_> = places.iter().map(|&at| self.request(at)).collect();
         let batch = Batch {
-            highest: self.base.draw_highest(),
+            highest,
             not_after: if self.base.rng.u8(..12) == 0 { 1 } else { u64::MAX },
             poll_gap_ms: 0,
-            is_unconfirmed: self.base.draw_is_unconfirmed(),
+            is_unconfirmed,
             recovery_ms: self.base.draw_recovery_ms(),
             rule: Rule::Each,
             requests,

@@ -142,6 +142,7 @@ impl Variant {
             bound: self.bound() + 2 * stall + ms(250),
             losses: !promotions.is_empty() || stall > self.lease / 4,
             promotions,
+            bare: Vec::new(),
             lateness: LATENESS + 2 * stall,
             counters: Some(counters.collect()),
             notes: (0..KEYS).map(|key| scene.notes(key)).collect(),

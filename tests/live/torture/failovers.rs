@@ -168,6 +168,7 @@ impl Variant {
             run,
             troubles: scene.promotions.iter().map(trouble).collect(),
             promotions: scene.promotions.clone(),
+            bare: Vec::new(),
             lateness: LATENESS + 2 * stall,
             bound: self.bound() + 2 * stall + ms(250),
             losses: stall > self.lease / 4,

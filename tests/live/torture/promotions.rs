@@ -6,7 +6,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::torture::referee::{Case, Findings, judge};
+use crate::torture::referee::{BareMajority, Case, Findings, judge};
 
 /// A replica took the place of its master. The first use of a server counts, too.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,6 +34,12 @@ impl Case {
     /// Returns whether a promotion may explain what a process noted at this time.
     pub fn is_of_promotion(&self, at: u64) -> bool {
         self.promotions_at(at).next().is_some()
+    }
+
+    /// Returns whether a lease on the key may have had no majority at this time.
+    pub fn had_bare_majority(&self, key: usize, at: u64) -> bool {
+        let is_then = |bare: &BareMajority| bare.from <= at && at < bare.to + self.lateness_ns();
+        self.bare.iter().any(|bare| bare.key == key && is_then(bare))
     }
 
     /// Returns whether a write may be lost that was noted as done at this time.
@@ -80,8 +86,8 @@ fn found<L: AsRef<str>>(lines: &[L]) -> Findings {
     std::fs::write(&path, lines.iter().map(line).collect::<String>()).unwrap();
     let case = Case {
         journals: vec![("0.0".into(), path.clone())],
-        keys: 1,
-        exclusive: vec![0],
+        keys: 2,
+        exclusive: vec![0, 1],
         run: (0, 100 * SECOND),
         troubles: Vec::new(),
         promotions: vec![Promotion {
@@ -89,11 +95,16 @@ fn found<L: AsRef<str>>(lines: &[L]) -> Findings {
             from: 40 * SECOND,
             to: 50 * SECOND,
         }],
+        bare: vec![BareMajority {
+            key: 0,
+            from: 60 * SECOND,
+            to: 65 * SECOND,
+        }],
         lateness: Duration::from_secs(1),
         bound: Duration::from_secs(100),
         losses: false,
-        counters: Some(vec![0]),
-        notes: vec![Vec::new()],
+        counters: Some(vec![0, 0]),
+        notes: vec![Vec::new(), Vec::new()],
     };
     let (_, findings) = judge(&case);
     std::fs::remove_file(path).unwrap();
@@ -130,6 +141,22 @@ fn a_promotion_explains_a_loss_that_begins_meanwhile() {
     breaks(rule, &[granted, "39 check 0 0", "45 lost 0 Expired"]);
     is_fine(&[granted, "45 check 0 0", "60 lost 0 Expired"]);
     breaks(rule, &[granted, "52 check 0 0", "52 lost 0 Expired"]);
+}
+
+#[test]
+fn killed_masters_explain_a_loss_of_the_key_that_they_shared() {
+    let rule = "lost, but nothing stood still";
+    let lost = |key: &str, over: &str| {
+        [
+            format!("55 granted 0 {key} 7 write"),
+            format!("{over} check 0 0"),
+            "70 lost 0 Deadline".to_owned(),
+        ]
+    };
+    is_fine(&lost("0", "62"));
+    breaks(rule, &lost("1", "62"));
+    breaks(rule, &lost("0", "59"));
+    breaks(rule, &lost("0", "66"));
 }
 
 #[test]

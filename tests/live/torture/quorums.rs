@@ -26,7 +26,7 @@ use crate::torture::faults::Nodes;
 use crate::torture::journal::now;
 use crate::torture::orders::{LONG, Locked, Orders, count, counter, name};
 use crate::torture::promotions::Promotion;
-use crate::torture::referee::{Case, Findings, Scope, Tally, Trouble, judge};
+use crate::torture::referee::{BareMajority, Case, Findings, Scope, Tally, Trouble, judge};
 use crate::torture::{KEYS, LATENESS, NODES, TURN, Variant, seed};
 
 const MASTERS: usize = 5;
@@ -128,6 +128,7 @@ impl Variant {
             bound: self.bound() + 2 * stall + ms(250),
             losses: stall > self.lease / 4,
             promotions: std::mem::take(&mut scene.explained),
+            bare: std::mem::take(&mut scene.bare),
             lateness: LATENESS + 2 * stall,
             counters: Some(counters.collect()),
             notes: vec![Vec::new(); KEYS],
@@ -233,6 +234,8 @@ struct Scene {
     outages: Vec<Trouble>,
     /// When a lease may be lost.
     explained: Vec<Promotion>,
+    /// When a lease on a key may be lost, after two masters were killed.
+    bare: Vec<BareMajority>,
 }
 
 impl Scene {
@@ -247,6 +250,7 @@ impl Scene {
             stopped: 0,
             outages: Vec::new(),
             explained: Vec::new(),
+            bare: Vec::new(),
         }
     }
 
@@ -295,8 +299,7 @@ impl Scene {
             Fault::Kill => {
                 let dead = ms(self.rng.u64(..5_000).saturating_sub(2_500));
                 self.kill(&masters[..2], dead);
-                self.until_on_all(&masters[2..]);
-                self.explains_losses(from);
+                self.until_on_all(from, &masters[2..]);
                 sleep(dead);
                 self.restart(&masters[..2]);
                 self.masters.until_votes(&masters[..2]);
@@ -361,7 +364,7 @@ impl Scene {
 
     /// Waits until each key is seen with one owner on all of these masters, or on none: every lease that another master gave,
     /// too, is on all of them or is over.
-    fn until_on_all(&self, masters: &[usize]) {
+    fn until_on_all(&mut self, from: u64, masters: &[usize]) {
         for key in 0..KEYS {
             let record = format!("lock:{}", name(key));
             let end = Instant::now() + 2 * self.lease;
@@ -369,6 +372,8 @@ impl Scene {
             while !owners().is_sorted_by(PartialEq::eq) && Instant::now() < end {
                 sleep(ms(1));
             }
+            let to = now();
+            self.bare.push(BareMajority { key, from, to });
         }
     }
 

@@ -44,6 +44,7 @@ pub struct Case {
     pub run: (u64, u64),
     pub troubles: Vec<Trouble>,
     pub promotions: Vec<Promotion>,
+    pub bare: Vec<BareMajority>,
     /// How late a process may note what happened.
     pub lateness: Duration,
     /// The bound of a recovery.
@@ -54,6 +55,15 @@ pub struct Case {
     pub counters: Option<Vec<u64>>,
     /// For each key the fences that holders noted, in their order.
     pub notes: Vec<Vec<u64>>,
+}
+
+/// The time after masters of a quorum were killed until a lease on this key was seen on all others. A lease that the dead gave
+/// together with one or two others has no majority until its renewal reaches the rest.
+#[derive(Debug, Clone, Copy)]
+pub struct BareMajority {
+    pub key: usize,
+    pub from: u64,
+    pub to: u64,
 }
 
 /// A fault, with its begin and end.
@@ -369,6 +379,7 @@ fn read(
                 } else if !case.losses
                     && !matches!(cause, "Ended" | "Shutdown")
                     && !case.is_of_promotion(hold.over.unwrap_or(at))
+                    && !case.had_bare_majority(hold.key, hold.over.unwrap_or(at))
                 {
                     findings.add("lost, but nothing stood still", format!("{label}: {line}"));
                 }
