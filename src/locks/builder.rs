@@ -532,6 +532,10 @@ impl Builder {
     /// the same in all processes: a master that was restarted has no vote for so long, and the margin. Each client is one master;
     /// user, password, database, TLS and socket settings are those of its client.
     ///
+    /// A lease goes on while a majority of the masters has it. Until its first renewal, after a third of the lease, it may be at a
+    /// bare majority only. If one of these masters dies then, and other callers contend for the key, the lease may be
+    /// [lost](crate::Lease::lost), although a majority of the masters answers. It is never held twice.
+    ///
     /// # Errors
     /// As [`connect`](Self::connect), also if there are not 3, 5 or 7 masters, a server is named twice, no majority answers, or a
     /// master keeps another list. If two clients lead to one server by different names, the second connection is refused.
