@@ -69,8 +69,9 @@ impl World {
             let conn = self.open_conn(slot).map(|conn| &self.conns[conn]);
             // The question where the inbox leads has no answer yet.
             let is_asked = |conn: &&Connection| {
-                let is_stalled = conn.stall.max(self.server_at(conn.to).stall) > self.now;
-                !is_stalled && conn.silent.is_none() && !conn.mute && !conn.broken && conn.server
+                let stall = conn.stall.max(self.server_at(conn.to).stall);
+                let is_held = stall.max(conn.seeks_until) > self.now;
+                !is_held && conn.silent.is_none() && !conn.mute && !conn.broken && conn.server
             };
             let to = conn.filter(is_asked).map(|conn| conn.to);
             let trips = self.profile.failover_lag.map_or(0, |_| 2_000 * MS);

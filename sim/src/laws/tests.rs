@@ -6,6 +6,7 @@ use tenure::protocol::message::{
     Batch, ClaimId, ClaimNumber, ClaimReply, Fence, GrantNumber, LeaseTimes, Mode, QueueOwner, Reply,
     Request, Rule, TickTime, Verb, WhenBehind,
 };
+use tenure::protocol::session::step::Attempt;
 use tenure::protocol::step::{AcquireError, LockOptions, WhyDenied};
 
 use crate::setup::Setup;
@@ -228,6 +229,31 @@ fn a_missed_push_ends_the_trust_in_an_inbox_within_a_second() {
     };
     assert_eq!(trusted(2_700), None);
     assert_eq!(trusted(2_900), Some(Violation::SilentInboxTrusted));
+}
+
+/// The answer that tells where an inbox leads is held by a stall, and comes at the end that the stall had, though the faults end
+/// earlier.
+#[test]
+fn an_inbox_may_stay_while_the_answer_about_it_is_held() {
+    let watched_after = |held: u64| {
+        let mut world = world(2);
+        world.profile.failover_lag = Some(0);
+        world.connect(0, 0, Attempt(2));
+        let conn = &mut world.conns[0];
+        (conn.opened, conn.server) = (true, true);
+        let inbox = &mut world.nodes[0].inbox;
+        (inbox.sub, inbox.open, inbox.to) = (Some(Attempt(1)), true, conn.to + 1);
+        conn.stall = held * MS;
+        world.inbox_found(0, Attempt(1), false);
+        world.end_faults();
+        for at in [0, 3_000, 5_200] {
+            world.now = at * MS;
+            world.watch_inboxes();
+        }
+        found(&world)
+    };
+    assert_eq!(watched_after(4_000), None);
+    assert_eq!(watched_after(2_000), Some(Violation::InboxLeftBehind));
 }
 
 /// A renewal is given up after a quarter of the lease, and takes three round trips while its slot is half moved.

@@ -45,6 +45,7 @@ impl World {
             opened: false,
             server: false,
             stall: 0,
+            seeks_until: 0,
             mute: false,
             silent: None,
             broken: false,

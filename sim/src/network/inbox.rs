@@ -194,7 +194,9 @@ impl World {
             slot, life, server, ..
         } = self.conns[conn];
         if self.server.stall > self.now && server {
-            return self.at(self.server.stall, Event::InboxSought { conn, sub });
+            let held = Server::look_at(self.now, self.server.stall);
+            self.conns[conn].seeks_until = held;
+            return self.at(held, Event::InboxSought { conn, sub });
         }
         if server {
             let found = self.server.listening.get(&slot);
@@ -206,13 +208,15 @@ impl World {
 
     /// The answer about a subscription reaches the node.
     pub(crate) fn inbox_found(&mut self, conn: usize, sub: Attempt, is_there: bool) {
-        let of = &self.conns[conn];
+        let of = &mut self.conns[conn];
         let (slot, session, connection) = (of.slot, of.session, of.attempt);
         if !of.client || of.silent.is_some() || of.mute {
             return;
         }
-        if of.stall > self.now {
-            return self.at(of.stall, Event::InboxFound { conn, sub, is_there });
+        let held = of.stall;
+        if held > self.now {
+            of.seeks_until = held;
+            return self.at(held, Event::InboxFound { conn, sub, is_there });
         }
         let input = SessionInput::InboxSought {
             inbox: sub,

@@ -36,6 +36,8 @@ pub(crate) struct Connection {
     pub(crate) server: bool,
     /// Nothing moves until this time.
     pub(crate) stall: u64,
+    /// Until when the question for an inbox is held, or its answer. The stall that holds it may end earlier, with the faults.
+    pub(crate) seeks_until: u64,
     /// Whether answers get lost.
     pub(crate) mute: bool,
     /// Since when nothing gets through without an error, as after a firewall dropped it.
