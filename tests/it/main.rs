@@ -64,6 +64,8 @@ mod layer_several;
 mod layer_sources;
 #[cfg(feature = "axum")]
 mod layer_spellings;
+#[cfg(feature = "scheduler")]
+mod lease_times;
 mod leases;
 mod locking;
 mod loss;

@@ -269,22 +269,3 @@ async fn fair_callers_of_two_nodes_are_served_in_the_order_in_which_they_came() 
     let shared = order_of_grants(|locks| locks.mutex("k")).await;
     assert_eq!(shared, [0, 2, 4, 6, 8, 1, 3, 5, 7, 9]);
 }
-
-/// A fair lease is renewed like any other, and a waiter leaves the queue when its future is dropped.
-#[tokio::test]
-async fn a_fair_lease_is_renewed_and_a_fair_waiter_may_leave() {
-    let locks = Locks::builder().lease(ms(3_000)).memory().unwrap();
-    let fair = || locks.mutex("k").fair();
-    let guard = soon(fair().lock()).await.unwrap();
-    assert!(soon(fair().try_lock()).await.unwrap().is_none());
-    let mut leaver = Box::pin(fair().lock());
-    assert!(poll_once(&mut leaver).await.is_none());
-    let mut next = Box::pin(fair().lock());
-    assert!(poll_once(&mut next).await.is_none());
-    drop(leaver);
-    tokio::time::sleep(ms(4_500)).await;
-    assert!(guard.is_held(), "renewed beyond its first lease");
-    soon(guard.release()).await.unwrap();
-    drop(soon(next).await.unwrap());
-    soon(locks.idle()).await;
-}
