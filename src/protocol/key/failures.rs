@@ -1,5 +1,8 @@
 //! Requests without an answer, or with a refusal: they are repeated, asked for at another server, or reported to the waiting
 //! callers.
+//!
+//! `protocol/claim/failures.rs` decides what a failure means for the claim. Here: `request_failed` tells the claim of it, `ask_outcome`
+//! finds out what became of a claim without an answer, and `ask_elsewhere` repeats a request that was not executed.
 
 use crate::error::{LostCause, StoreError};
 use crate::protocol::claim::RequestKind;
