@@ -4,11 +4,11 @@
 //! blocks or ends, no lease is lost or left behind.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tokio::runtime::Builder;
+use tokio::runtime::{Builder, Runtime};
 use tokio::task::{JoinSet, yield_now};
 use tokio::time::timeout;
 
@@ -18,13 +18,13 @@ use crate::driver::node::Node;
 use crate::driver::presence;
 use crate::driver::servers::{OpenConnection, Server};
 use crate::driver::waiter::lock;
-use crate::error::{OptionsError, StoreError, StoreErrorKind, StoreRefusal};
+use crate::error::{OptionsError, StoreError, StoreErrorKind};
 use crate::observe;
 use crate::options::Options;
 use crate::protocol::message::{BatchReply, Executed, Failure, Name};
 use crate::protocol::session::step::{Attempt, BatchId, InboxEffect, SessionEffect, SessionInput};
 use crate::protocol::time::Instant;
-use crate::protocol::write::Action;
+use crate::protocol::write::{Action, Precondition};
 use crate::store::{BoxFuture, Link, Store};
 
 /// The interval between two steps of an abandoned node that still has work to do.
@@ -61,9 +61,16 @@ pub(crate) fn start(
         runtime.spawn(presence::keep(node.clone()));
     }
     let driven = node.clone();
-    std::thread::Builder::new()
+    // A runtime that is dropped waits for its threads, which tokio forbids in async code. So a thread that does not start must not
+    // drop it.
+    let runtime = Arc::new(Mutex::new(Some(runtime)));
+    let taken = runtime.clone();
+    let spawned = std::thread::Builder::new()
         .name("tenure-driver".into())
         .spawn(move || {
+            let Some(runtime) = lock(&taken).take() else {
+                return;
+            };
             if let Some(watching) = watch_map(&driven) {
                 runtime.spawn(watching);
             }
@@ -81,8 +88,14 @@ pub(crate) fn start(
                 .for_each(|server| *lock(&server.io) = Default::default());
             // The connections close with the runtime. No task of this crate blocks.
             runtime.shutdown_background();
-        })
-        .map_err(failed)?;
+        });
+    if let Err(error) = spawned {
+        lock(&runtime)
+            .take()
+            .into_iter()
+            .for_each(Runtime::shutdown_background);
+        return Err(failed(error));
+    }
     if node.servers.immediate().is_some() {
         // A store that answers at once needs no waiting. From the beginning, a push finds its node.
         node.tell_inbox(SessionInput::InboxWanted);
@@ -354,14 +367,16 @@ impl Node {
         id: BatchId,
         (name, action): (Name, Action),
     ) {
-        if let Action::Write(write) = &action
-            && !write
-                .leases
-                .iter()
-                .all(|lease| self.look(&lease.name, |shard, now| shard.holds(now, lease)))
-        {
-            let error = StoreError::refused(StoreRefusal::Other("the lease is over".into()));
-            return self.not_sent(server, id, error);
+        if let Action::Write(write) = &action {
+            let is_over =
+                |lease: &Precondition| !self.look(&lease.name, |shard, now| shard.holds(now, lease));
+            let leases = write.leases.iter().enumerate();
+            let over: Vec<usize> = leases
+                .filter_map(|(at, lease)| is_over(lease).then_some(at))
+                .collect();
+            if !over.is_empty() {
+                return self.feed(server, SessionInput::LeasesOver(id, over));
+            }
         }
         self.send(server, connection, id, |link| {
             let reply = link.act(name, action);

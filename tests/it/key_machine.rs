@@ -5,8 +5,8 @@ use std::time::Duration;
 use tenure::Key;
 use tenure::error::LostCause;
 use tenure::protocol::message::{
-    Call, CallAnswer, CallTime, ClaimReply, Grant, GrantNumber, LeaveReply, Name, QueueOwner, Redirect,
-    Reply, TickRefusal, TickTime, Verb,
+    Call, CallAnswer, CallTime, ClaimReply, Grant, GrantNumber, LeaveReply, Name, Payload, QueueOwner,
+    Redirect, Reply, TickRefusal, TickTime, Verb,
 };
 use tenure::protocol::step::{
     AcquireError, Effect, InboxState, Input, LockOptions, Outcome, Outgoing, Rules, Ticket, WhyDenied,
@@ -784,4 +784,34 @@ fn a_step_of_every_key_leaves_no_effects_behind() {
         }
     });
     assert_eq!(told.len() as u64, WAITERS + 1);
+}
+
+/// Nine candidates of one process have so many claims that these are found by an index. Their values stay, so whichever of them is
+/// granted proclaims its own.
+#[test]
+fn nine_candidates_of_one_process_keep_their_values() {
+    let mut engine = Engine::of(Name::election(Key::from("a")), Rules::default());
+    let candidate = |engine: &mut Engine, value: u8| {
+        let options = LockOptions {
+            solo: true,
+            ..options(1_000)
+        };
+        let ticket = engine.shard.issue();
+        let value = Payload([value][..].into());
+        engine.tell(Input::Campaign(ticket, options, value));
+    };
+    for value in 0..9 {
+        candidate(&mut engine, value);
+        engine.answer(ClaimReply::Queued(Some(60_000), QueueOwner::Shared));
+    }
+    engine.effects.clear();
+    engine.later(ms(334));
+    engine.wake();
+    let sent = engine.effects.iter().filter_map(|effect| match effect {
+        Effect::Send(outgoing) => Some(outgoing.request.data.as_ref().map(|data| data.0[0])),
+        _ => None,
+    });
+    let mut sent: Vec<_> = sent.collect();
+    sent.sort();
+    assert_eq!(sent, Vec::from_iter((0..9).map(Some)));
 }

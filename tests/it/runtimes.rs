@@ -8,8 +8,13 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Wake, Waker};
 use std::time::Duration;
 
+#[cfg(target_os = "linux")]
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tenure::{Error, Locks};
 use tokio::task::coop;
+
+#[cfg(target_os = "linux")]
+use crate::support::alone::alone;
 
 /// More steps than a task may take before tokio stops it: the limit is 128.
 const CYCLES: usize = 1_000;
@@ -181,4 +186,40 @@ fn at_the_first_poll<T>(future: impl Future<Output = T>, later: &mut usize) -> T
         polls += 1;
         std::thread::park();
     }
+}
+
+/// A process that may start no thread gets an error, in async code, too. There, tokio forbids to drop a runtime.
+#[cfg(target_os = "linux")]
+#[test]
+fn without_a_thread_locks_are_refused_with_an_error() {
+    alone(
+        "runtimes::without_a_thread_locks_are_refused_with_an_error",
+        || {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            runtime.block_on(async {
+                let statm = std::fs::read_to_string("/proc/self/statm").expect("Linux tells the size");
+                let pages: u64 = statm
+                    .split(' ')
+                    .next()
+                    .unwrap()
+                    .parse()
+                    .expect("a number of pages");
+                let before = getrlimit(Resource::As);
+                // Room for small allocations, and not for the stack of a thread.
+                let current = Some(pages * 4096 + (1 << 20));
+                setrlimit(
+                    Resource::As,
+                    Rlimit {
+                        current,
+                        ..before.clone()
+                    },
+                )
+                .expect("a lower limit");
+                let made = Locks::builder().memory();
+                setrlimit(Resource::As, before).expect("the limit as it was");
+                let text = made.map(drop).expect_err("no thread starts").to_string();
+                assert!(text.contains("cannot start the driver's thread"), "{text}");
+            });
+        },
+    );
 }

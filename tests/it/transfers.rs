@@ -1,7 +1,7 @@
 //! Leases that move from one process to another, on the memory store.
 
-use tenure::protocol::message::LeaseTimes;
-use tenure::protocol::step::{Input, Rules};
+use tenure::protocol::message::{ClaimReply, GrantNumber, LeaseTimes, LeaveReply};
+use tenure::protocol::step::{Effect, Input, Outcome, Rules};
 use tenure::{Error, Locks, MemoryStore};
 
 use crate::failures::Why;
@@ -62,5 +62,33 @@ fn giving_up_a_lease_waits_no_longer_than_the_lease_lasts() {
             machine.passes();
         }
         assert!(machine.now < began + ms(5_000), "it still waits");
+    }
+}
+
+/// The lease of a transfer is lost before it is handed out. The holder is told that its holding has ended, so that nothing of it
+/// stays in the process.
+#[test]
+fn a_transfer_that_is_lost_before_it_is_handed_out_ends() {
+    for is_forgotten in [false, true] {
+        let mut machine = Machine::new(Rules::default());
+        let (holder, to) = (machine.claim_id(1_000), machine.shard.issue());
+        let term = LeaseTimes {
+            lease_ms: 400,
+            margin_ms: 250,
+        };
+        machine.tell(Input::Transfer(holder, to, term));
+        machine.answer(ClaimReply::granted(GrantNumber(8)));
+        assert!(machine.take_up(to));
+        machine.later(ms(500));
+        if is_forgotten {
+            machine.wake();
+            machine.answer(LeaveReply::NotThere);
+            assert!(machine.shard.is_empty());
+        }
+        machine.effects.clear();
+        machine.tell(Input::HandedOut(to));
+        let released =
+            |effect: &Effect| matches!(effect, Effect::Released(of, Outcome::Lost(_)) if *of == to);
+        assert!(machine.effects.iter().any(released), "{:?}", machine.effects);
     }
 }

@@ -476,3 +476,24 @@ fn many_writes_leave_room_for_renewals() {
     assert_eq!(unknown, 16);
     assert_eq!(bench.sent().len(), 17);
 }
+
+/// A write whose lease has ended before it could be sent is refused as by the store, and says nothing about the server: an operator
+/// would look for what the server refuses.
+#[test]
+fn a_write_that_is_not_sent_is_no_failure_of_its_server() {
+    let (mut bench, _) = Bench::connected();
+    bench.write(1, ms(1_000));
+    let (_, batch) = bench.sent()[0];
+    bench.effects.clear();
+    bench.tell(SessionInput::LeasesOver(batch, vec![0]));
+    let [SessionEffect::Tell(_, Input::Answered { tag, reply, .. })] = &bench.effects[..] else {
+        panic!("{:?}", bench.effects);
+    };
+    assert_eq!(tag.claim.0, 1);
+    let answer = reply.answer();
+    assert!(
+        matches!(answer, Some(CallAnswer::Written(WriteAnswer::NotCurrent(places))) if places[..] == [0]),
+        "{answer:?}"
+    );
+    assert!(bench.session.is_idle());
+}

@@ -314,16 +314,19 @@ impl Claims {
         }
     }
 
-    /// Returns the claim by which a caller holds, or that waits for this caller alone. Valid between steps only.
+    /// Returns the claim by which a caller holds, or that waits for this caller alone.
     pub(crate) fn by_ticket(&self, ticket: Ticket) -> Option<&Claim> {
-        match &self.index {
-            Some(index) => self.get(*index.tickets.get(&ticket)?),
-            None => {
-                let mut listed = self.list.iter();
-                let listed = listed.find(|listed| listed.ticket() == Some(ticket))?;
-                Some(&listed.claim)
+        let is_its = |listed: &&ListedClaim| listed.ticket() == Some(ticket);
+        let listed = match &self.index {
+            Some(index) => {
+                let known = index.tickets.get(&ticket).and_then(|number| self.listed(*number));
+                // A claim that this step changed is not in its place of the index yet.
+                let mut changed = index.stale.iter().filter_map(|number| self.listed(*number));
+                known.filter(is_its).or_else(|| changed.find(is_its))
             }
-        }
+            None => self.list.iter().find(is_its),
+        };
+        listed.map(|listed| &listed.claim)
     }
 
     /// Returns the claim for the head of the line, or the held claim that will be handed on to it.
@@ -432,8 +435,9 @@ impl Claims {
         self.list.iter().map(ListedClaim::number).collect()
     }
 
+    /// Puts the claims that this step has changed in their places of the index.
     #[inline]
-    fn refresh(&mut self) {
+    pub(crate) fn refresh(&mut self) {
         if self.index.is_some() {
             self.refresh_index();
         }

@@ -91,6 +91,7 @@ impl KeyState {
             }
         }
         self.expire_due(cx);
+        self.claims.refresh();
         match input {
             Input::Lock(ticket, options) => self.lock(cx, ticket, options),
             Input::Campaign(ticket, options, value) => {

@@ -163,10 +163,12 @@ impl Shard {
                 key.number = self.last_key;
                 key
             }),
-            Input::Release(ticket) | Input::Finish(ticket, _) => match self.keys.get_mut(name) {
-                Some(key) => key,
-                None => return effects.push(KeyState::released_too_late(ticket)),
-            },
+            Input::Release(ticket) | Input::Finish(ticket, _) | Input::HandedOut(ticket) => {
+                match self.keys.get_mut(name) {
+                    Some(key) => key,
+                    None => return effects.push(KeyState::released_too_late(ticket)),
+                }
+            }
             Input::Downgrade(ticket, to) | Input::Transfer(ticket, to, _) => match self.keys.get_mut(name) {
                 Some(key) => key,
                 None => return effects.extend(KeyState::passed_too_late(ticket, to)),

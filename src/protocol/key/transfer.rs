@@ -182,6 +182,7 @@ impl KeyState {
             cx.released(ticket, Outcome::Kept);
         } else {
             self.drop_lost(cx, ticket, None);
+            cx.effects.push(Self::released_too_late(ticket));
         }
     }
 

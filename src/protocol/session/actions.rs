@@ -5,12 +5,12 @@
 use std::collections::VecDeque;
 
 use crate::error::StoreErrorKind;
-use crate::protocol::message::{Executed, Failure};
+use crate::protocol::message::{CallAnswer, Executed, Failure, WriteAnswer};
 use crate::protocol::session::connection::Connection;
 use crate::protocol::session::in_flight::{InFlight, PendingRequest};
 use crate::protocol::session::step::{BatchId, SessionContext, SessionEffect};
 use crate::protocol::session::{MIN_LEASE_TO_GIVE_UP, Session, answer_timeout};
-use crate::protocol::step::OutgoingAction;
+use crate::protocol::step::{Input, OutgoingAction};
 use crate::protocol::time::Instant;
 
 /// Most actions in flight. Actions are counted apart from batches, so that many actions do not delay the renewal of a
@@ -63,6 +63,26 @@ impl Session {
                 name: queued.name,
                 action: queued.action,
             });
+        }
+    }
+
+    /// Handles a write that was not sent, because leases at these places of it are over. Its key is told as by the store, which
+    /// was not asked.
+    pub(super) fn not_sent(&mut self, id: BatchId, places: &[usize], cx: &mut SessionContext<'_>) {
+        let at = self.in_flight.iter().position(|sent| sent.id == id);
+        let Some(write) = at.and_then(|at| self.in_flight.remove(at)) else {
+            return;
+        };
+        for PendingRequest { tag, name, over, .. } in write.requests {
+            if !over {
+                let input = Input::Answered {
+                    tag,
+                    sent: write.sent,
+                    time: 0,
+                    reply: CallAnswer::Written(WriteAnswer::NotCurrent(places.to_vec())).into(),
+                };
+                cx.effects.push(SessionEffect::Tell(name, input));
+            }
         }
     }
 

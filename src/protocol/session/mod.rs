@@ -268,6 +268,7 @@ impl Session {
             SessionInput::ConnectFailed { attempt, error } => self.connect_failed(attempt, error, cx),
             SessionInput::ConnectionEnded(attempt) => self.connection_ended(attempt, cx),
             SessionInput::Replied { batch, reply } => self.replied(batch, reply, cx),
+            SessionInput::LeasesOver(batch, places) => self.not_sent(batch, &places, cx),
             SessionInput::Probed(probe) => self.probes.push(probe),
             SessionInput::InboxWanted => self.inbox.want(now),
             SessionInput::InboxOpened { attempt, address } => {

@@ -157,6 +157,8 @@ pub enum SessionInput {
         /// The replies, or why there are none.
         reply: Result<BatchReply, Failure>,
     },
+    /// A write was not sent, because leases at these places of it are over.
+    LeasesOver(BatchId, Vec<usize>),
     /// A caller asks whether the server answers.
     Probed(Probe),
     /// A caller will wait for a grant, so the inbox is needed.
