@@ -47,6 +47,11 @@ pub enum StealAct {
     HandOver,
 }
 
+impl StealAct {
+    /// The word for an act that takes nothing.
+    pub(crate) const ASKED: &str = "asked";
+}
+
 /// The reply of a store to a step of a steal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StealReply {
@@ -117,7 +122,7 @@ impl StealRequest {
     /// Returns the entry for the audit list.
     pub(crate) fn audit(&self, time_ms: u64, asking: &Asking) -> AuditEntry {
         let what = match self.act {
-            StealAct::Ask(_) => "asked",
+            StealAct::Ask(_) => StealAct::ASKED,
             StealAct::Revoke => "revoked",
             StealAct::HandOver => "handed_over",
         };

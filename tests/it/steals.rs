@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use tenure::protocol::message::{ClaimReply, Grant, GrantNumber, LeaveReply, Mode, Verb};
+use tenure::protocol::message::{ClaimReply, Grant, GrantNumber, LeaveReply, Mode, Name, Verb};
+use tenure::protocol::steal::{StealAct, StealReply, StealRequest, StealTarget};
 use tenure::protocol::step::{Effect, Input, Outcome, Rules};
 use tenure::testing::timed_out;
 use tenure::{Locks, MemoryStore};
@@ -202,4 +203,36 @@ async fn both_sides_tell_of_a_steal() {
         };
         assert_eq!(counts, wanted, "{what}");
     }
+}
+
+/// A steal that is cut off after its revoke leaves no entry. The same steal then writes what is missing, once.
+#[tokio::test]
+async fn a_repeated_steal_writes_down_a_revoke_that_has_no_entry() {
+    let store = MemoryStore::new();
+    let locks = Locks::builder().memory_shared(&store).unwrap();
+    let guard = locks.mutex("stuck").lock().await.unwrap();
+    let request = StealRequest {
+        name: Name::lock("stuck".into()),
+        target: StealTarget::Grant(guard.fence().number(), Mode::Exclusive),
+        act: StealAct::Revoke,
+        tells: true,
+    };
+    let reply = store.with_ledger(|ledger, now| ledger.steal(now, &request, &mut Vec::new()));
+    assert!(matches!(reply, StealReply::Done(Some(_))), "{reply:?}");
+    let inspection = locks.inspect();
+    assert!(inspection.audit().await.unwrap().is_empty());
+    let entry = inspection.show("stuck").await.unwrap().entries.remove(0);
+    let steals = [(); 2].map(|()| inspection.steal(&entry).by("ops").why("stuck").into_future());
+    let dropped = async {
+        tokio::time::sleep(ms(50)).await;
+        drop(guard);
+    };
+    let [first, second] = steals;
+    let (first, second, ()) = tokio::join!(first, second, dropped);
+    assert!(first.unwrap().unwritten.is_none() && second.unwrap().unwritten.is_none());
+    let audit = inspection.audit().await.unwrap();
+    assert!(
+        matches!(&audit[..], [only] if only.what == "revoked" && only.by == "ops"),
+        "{audit:?}"
+    );
 }

@@ -361,11 +361,13 @@ impl Steal {
         }
         // A revoke of the same lease is not repeated, except to be told that it has no end.
         let is_revoked = run.is_revoked_in(&self.entry) == Some(true) && run.left(&self.entry).is_some();
-        if !is_revoked {
-            if !self.grace.is_zero() && run.is_given_back(&mut report).await? {
-                return Ok(run.stolen(StealEnd::GivenBack).await);
-            }
+        if !is_revoked && !self.grace.is_zero() && run.is_given_back(&mut report).await? {
+            return Ok(run.stolen(StealEnd::GivenBack).await);
+        }
+        // The steal that revoked it may have been cut off before it could write that down.
+        if !is_revoked || !run.is_written().await {
             match run.act(StealAct::Revoke, true).await? {
+                StealReply::Changed if is_revoked => {}
                 // It was given back since the last look, or another operator revoked it.
                 StealReply::Changed if run.asked_at.is_some() => {
                     if run.is_over().await? {
@@ -541,6 +543,19 @@ impl StealRun<'_> {
             }
         }
         Ok(reply)
+    }
+
+    /// Returns whether the audit list has the act that revoked the lease.
+    async fn is_written(&self) -> bool {
+        let (entry, number) = (&self.steal.entry, self.target.number());
+        // A share that is revoked has no number any more.
+        let is_share = matches!(self.target, StealTarget::RevokedShare(..));
+        let revoked = |of: &AuditEntry| {
+            let is_of_key = of.key == entry.key && of.kind == Some(entry.kind);
+            of.what != StealAct::ASKED && is_of_key && (is_share || of.number == number)
+        };
+        let audit = self.inspection.inspector.audit().await;
+        audit.is_ok_and(|audit| audit.iter().any(revoked))
     }
 
     fn check(&self, reply: &StealReply) -> Result<(), StealError> {
