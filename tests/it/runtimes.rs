@@ -211,7 +211,7 @@ fn without_a_thread_locks_are_refused_with_an_error() {
                     Resource::As,
                     Rlimit {
                         current,
-                        ..before.clone()
+                        ..before
                     },
                 )
                 .expect("a lower limit");

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tenure::protocol::ledger::SharedLease;
 use tenure::protocol::message::{Asking, GrantNumber, InboxEvent, Push};
 use tenure::protocol::steal::{StealAct, StealReply, StealRequest, StealTarget};
 use tenure::protocol::view::{InspectQuery, KeyView, RecordView};
@@ -23,6 +24,14 @@ impl Run {
             2..8 => StealAct::Revoke,
             _ => StealAct::HandOver,
         };
+        // A server gives a number once. Here a claim may have asserted a lost lease with the number of another claim.
+        let us = self.now() * 1000;
+        let shares = self.ledger.shares(&self.names[at], us);
+        let has_number =
+            |share: &&SharedLease| matches!(target, StealTarget::Grant(number, _) if share.number == number);
+        if shares.filter(has_number).count() > 1 {
+            return self.saw("a number of two shares");
+        }
         let request = StealRequest {
             name: self.names[at].clone(),
             target,
