@@ -207,14 +207,7 @@ fn without_a_thread_locks_are_refused_with_an_error() {
                 let before = getrlimit(Resource::As);
                 // Room for small allocations, and not for the stack of a thread.
                 let current = Some(pages * 4096 + (1 << 20));
-                setrlimit(
-                    Resource::As,
-                    Rlimit {
-                        current,
-                        ..before
-                    },
-                )
-                .expect("a lower limit");
+                setrlimit(Resource::As, Rlimit { current, ..before }).expect("a lower limit");
                 let made = Locks::builder().memory();
                 setrlimit(Resource::As, before).expect("the limit as it was");
                 let text = made.map(drop).expect_err("no thread starts").to_string();

@@ -153,12 +153,15 @@ impl World {
             _ => None,
         });
         if let Some((claim_id, number)) = leader {
-            let elections = &mut self.memory.elections;
-            if elections.led.insert((key, number), claim_id.node).is_none()
-                && let Some(seq) = elections.campaigned.get(&claim_id).copied()
-            {
-                elections.won_with_value.insert((key, number));
-                elections.proclaimed.insert((key, number), seq);
+            let (elections, grant) = (&mut self.memory.elections, (key, number));
+            // A server that forgot its clock, and whose clock was set back, gives a number again.
+            if elections.led.insert(grant, claim_id.node) .is_none() {
+                elections.won_with_value.remove(&grant);
+                elections.proclaimed.remove(&grant);
+                if let Some(seq) = elections.campaigned.get(&claim_id).copied() {
+                    elections.won_with_value.insert(grant);
+                    elections.proclaimed.insert(grant, seq);
+                }
             }
         }
         let Verb::Call(Call::Proclaim { of, seq }) = request.verb else {

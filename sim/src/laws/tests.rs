@@ -3,17 +3,19 @@
 use tenure::error::LostCause;
 use tenure::protocol::ledger::{Record, RecordOwner};
 use tenure::protocol::message::{
-    Batch, ClaimId, ClaimNumber, ClaimReply, Fence, GrantNumber, LeaseTimes, Mode, QueueOwner, Reply,
-    Request, Rule, TickTime, Verb, WhenBehind,
+    Batch, ClaimId, ClaimNumber, ClaimReply, Fence, GrantNumber, LeaderReport, LeaseTimes, Mode, NodeId,
+    QueueOwner, Reply, Request, Rule, TickTime, Verb, Version, WhenBehind,
 };
 use tenure::protocol::session::step::Attempt;
 use tenure::protocol::step::{AcquireError, LockOptions, WhyDenied};
 
+use crate::callers::elections::{NOT_YET_GRANTED, Proclamation};
 use crate::setup::Setup;
 use crate::time::MS;
 use crate::violation::Violation;
 use crate::world::World;
 use crate::world::caller::TakeUp;
+use crate::world::election_memory::Observer;
 use crate::world::inbox::MissedPushes;
 use crate::world::records::KeyRecords;
 
@@ -254,6 +256,67 @@ fn an_inbox_may_stay_while_the_answer_about_it_is_held() {
     };
     assert_eq!(watched_after(4_000), None);
     assert_eq!(watched_after(2_000), Some(Violation::InboxLeftBehind));
+}
+
+/// A server that forgot its clock gives a number again. What the first leader under this number proclaimed says nothing of the
+/// second one.
+#[test]
+fn a_leader_under_a_number_that_was_given_before_has_its_own_value() {
+    let told_after = |values: [Option<u64>; 2]| {
+        let seed = (0..).find(|seed| !world(*seed).elections.is_empty());
+        let mut world = world(seed.expect("a world with an election"));
+        let (key, number) = (world.elections.start, GrantNumber(7));
+        let mut report = None;
+        for (at, value) in (1..).zip(values) {
+            let claim_id = ClaimId {
+                node: NodeId::numbered(at),
+                claim: ClaimNumber(1),
+                nonce: 0,
+            };
+            let value = value.map(|seq| {
+                let node = claim_id.node.to_string();
+                let number = NOT_YET_GRANTED;
+                Proclamation { number, seq, node }.write()
+            });
+            let request = Request {
+                name: world.keys[key].clone(),
+                claim_id,
+                term: TERM,
+                mode: Mode::Exclusive,
+                when_behind: WhenBehind::Skip,
+                data: value.clone(),
+                mark: None,
+                verb: Verb::Claim { wait: true },
+            };
+            let record = Record {
+                owner: RecordOwner::Claim(claim_id, number),
+                expires: None,
+            };
+            world.server.ledger.overwrite(&request.name, Some(record));
+            world.watch_election(key, &request, &ClaimReply::granted(number).into());
+            report = Some(LeaderReport {
+                node: claim_id.node,
+                number,
+                version: Version(7),
+                value,
+            });
+        }
+        world.memory.elections.observers.push(Observer {
+            slot: 0,
+            life: 0,
+            key,
+            term: TERM,
+            failed: false,
+            known: None,
+            latest: None,
+            asking_caller: None,
+            differs: None,
+        });
+        world.watch_leader_news(0, report.as_ref());
+        found(&world)
+    };
+    assert_eq!(told_after([None, Some(36)]), None);
+    assert_eq!(told_after([Some(36), None]), None);
 }
 
 /// A renewal is given up after a quarter of the lease, and takes three round trips while its slot is half moved.
