@@ -5,7 +5,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use tokio::runtime::{Builder, Runtime};
@@ -61,14 +61,13 @@ pub(crate) fn start(
         runtime.spawn(presence::keep(node.clone()));
     }
     let driven = node.clone();
-    // A runtime that is dropped waits for its threads, which tokio forbids in async code. So a thread that does not start must not
-    // drop it.
-    let runtime = Arc::new(Mutex::new(Some(runtime)));
-    let taken = runtime.clone();
+    // The thread gets the runtime when it has started. Without a thread the runtime is shut down here: a drop would wait for
+    // blocking tasks, which tokio forbids in async code.
+    let (sender, receiver) = mpsc::channel::<Runtime>();
     let spawned = std::thread::Builder::new()
         .name("tenure-driver".into())
         .spawn(move || {
-            let Some(runtime) = lock(&taken).take() else {
+            let Ok(runtime) = receiver.recv() else {
                 return;
             };
             if let Some(watching) = watch_map(&driven) {
@@ -90,12 +89,11 @@ pub(crate) fn start(
             runtime.shutdown_background();
         });
     if let Err(error) = spawned {
-        lock(&runtime)
-            .take()
-            .into_iter()
-            .for_each(Runtime::shutdown_background);
+        runtime.shutdown_background();
         return Err(failed(error));
     }
+    // The thread waits for it.
+    let _ = sender.send(runtime);
     if node.servers.immediate().is_some() {
         // A store that answers at once needs no waiting. From the beginning, a push finds its node.
         node.tell_inbox(SessionInput::InboxWanted);

@@ -223,12 +223,9 @@ async fn a_repeated_steal_writes_down_a_revoke_that_has_no_entry() {
     assert!(inspection.audit().await.unwrap().is_empty());
     let entry = inspection.show("stuck").await.unwrap().entries.remove(0);
     let steals = [(); 2].map(|()| inspection.steal(&entry).by("ops").why("stuck").into_future());
-    let dropped = async {
-        tokio::time::sleep(ms(50)).await;
-        drop(guard);
-    };
     let [first, second] = steals;
-    let (first, second, ()) = tokio::join!(first, second, dropped);
+    // The steals wait for the end of the lease when they are polled once.
+    let (first, second, ()) = tokio::join!(first, second, async { drop(guard) });
     assert!(first.unwrap().unwritten.is_none() && second.unwrap().unwritten.is_none());
     let audit = inspection.audit().await.unwrap();
     assert!(
