@@ -155,7 +155,7 @@ impl World {
         if let Some((claim_id, number)) = leader {
             let (elections, grant) = (&mut self.memory.elections, (key, number));
             // A server that forgot its clock, and whose clock was set back, gives a number again.
-            if elections.led.insert(grant, claim_id.node).is_none() {
+            if elections.led.insert(grant, claim_id.node) != Some(claim_id.node) {
                 elections.won_with_value.remove(&grant);
                 elections.proclaimed.remove(&grant);
                 if let Some(seq) = elections.campaigned.get(&claim_id).copied() {
