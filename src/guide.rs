@@ -17,6 +17,7 @@
 //! |---|---|
 //! | [`operations`] | start, probes, SIGTERM, deploys, logs and metrics |
 //! | [`troubleshooting`] | what you see, its cause, and what to do |
+//! | [`jobs`] | did it run on Saturday, where, how long: history and alarms |
 //! | [`command`] | look, steal, audit: a key is stuck at night |
 //! | [`how_it_works`] | claims, bursts, batches and renewals, and what they cost |
 //!
@@ -40,6 +41,7 @@ guides! {
     command: "command",
     guarantees: "guarantees",
     how_it_works: "how-it-works",
+    jobs: "jobs",
     operations: "operations",
     other_clients: "other-clients",
     quorum: "quorum",

@@ -29,6 +29,8 @@ pub enum Violation {
     TickEarly,
     /// Marks went back, attempts were miscounted, or the wrong request skipped or finished a tick.
     TickOrder,
+    /// The history of a job does not show its grants, or an end that another request wrote.
+    HistoryWrong,
     /// A tick is pursued and not run.
     TickNotRun,
     /// A standby is not told that its tick is over.

@@ -446,6 +446,16 @@ fn finds_an_expression_that_is_always_new() {
 }
 
 #[test]
+fn finds_a_run_that_another_claim_ends() {
+    finds(with(Flaw::RunEndedByAnother), Violation::HistoryWrong, 1);
+}
+
+#[test]
+fn finds_a_run_that_is_ended_twice() {
+    finds(with(Flaw::RunEndedTwice), Violation::HistoryWrong, 1);
+}
+
+#[test]
 fn finds_a_lost_acknowledged_tick_that_is_not_mended() {
     finds(with(Flaw::LossBelieved), Violation::LossNotMended, 960);
 }

@@ -9,6 +9,8 @@ use crate::driver::node::Node;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::steal::{AuditEntry, StealReply, StealRequest};
 use crate::protocol::view::{InspectAnswer, InspectQuery};
+#[cfg(feature = "scheduler")]
+use crate::protocol::view::{JobAnswer, JobQuery};
 use crate::store::{self, BoxFuture};
 
 /// Reads what the store of a node keeps.
@@ -30,6 +32,11 @@ impl Node {
 impl Inspector {
     pub(crate) async fn read(&self, query: InspectQuery) -> Result<InspectAnswer, StoreError> {
         self.answer(self.inspector()?.read(query)).await
+    }
+
+    #[cfg(feature = "scheduler")]
+    pub(crate) async fn jobs(&self, query: JobQuery) -> Result<JobAnswer, StoreError> {
+        self.answer(self.inspector()?.jobs(query)).await
     }
 
     /// Returns the servers that recover, and for how many milliseconds.

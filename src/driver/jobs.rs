@@ -10,7 +10,10 @@ use std::pin::Pin;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use tokio::runtime::Handle as Runtime;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
@@ -40,6 +43,8 @@ pub(crate) struct NodeJobs {
     pub(crate) fired: Fired,
     /// The latest tick of each job that this node knows to be over.
     pub(crate) over: Mutex<HashMap<Key, TickTime>>,
+    /// The tasks that tell the store that this node has a job no more.
+    pub(crate) withdrawals: TaskTracker,
     /// The tasks that claim and run ticks.
     pub(crate) pursuits: TaskTracker,
     /// The threads of runs that block. A thread may outlive the task of its run, and keeps the lease.
@@ -95,6 +100,15 @@ impl NodeJobs {
         self.closing.cancel();
         self.pursuits.close();
         self.threads.close();
+        self.withdrawals.close();
+    }
+
+    /// Resolves when the store was told that this node has no jobs, after a [`close`](Self::close), or after `at_most`. Without a
+    /// tokio runtime it waits for nothing: it could not bound the wait.
+    pub(crate) async fn withdrawn(&self, at_most: Duration) {
+        if !self.withdrawals.is_empty() && Runtime::try_current().is_ok() {
+            let _ = timeout(at_most, self.withdrawals.wait()).await;
+        }
     }
 
     /// Resolves when no run goes on, after a [`close`](Self::close).

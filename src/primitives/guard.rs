@@ -21,6 +21,8 @@ use crate::primitives::holdings::{self, Holdings};
 #[cfg(feature = "redis")]
 use crate::primitives::write::Atomically;
 use crate::protocol::message::Fence;
+#[cfg(feature = "scheduler")]
+use crate::protocol::message::RunEnding;
 use crate::protocol::step::Outcome;
 
 /// The guard of a lock. The lock is held while the guard lives and [`is_held`](Lease::is_held). The methods of [`Lease`] are
@@ -446,11 +448,11 @@ impl Guard {
         is_ended
     }
 
-    /// Releases the lease of a job whose tick was run to its end. `well` says whether the run succeeded. If there are other
-    /// guards, the store is told with the last one.
+    /// Releases the lease of a job after a run, and tells the store how it ended. If there are other guards, the store is told
+    /// with the last one.
     #[cfg(feature = "scheduler")]
-    pub(crate) async fn finish(self, well: bool) -> Result<(), Error> {
-        self.lease.held.finish(well);
+    pub(crate) async fn finish(self, ending: RunEnding) -> Result<(), Error> {
+        self.lease.held.finish(ending);
         self.release().await
     }
 

@@ -18,7 +18,7 @@ use crate::primitives::call::CallFuture;
 #[cfg(feature = "tower")]
 use crate::primitives::offer::Offer;
 use crate::protocol::claim::held_lease::Holding;
-use crate::protocol::message::{CallAnswer, Fence, Mode, Name};
+use crate::protocol::message::{CallAnswer, Fence, Mode, Name, RunEnding};
 use crate::protocol::step::{Input, Ticket};
 
 /// The [request](crate::inspect::Inspection::steal) of an operator for a lease.
@@ -63,8 +63,8 @@ pub(crate) struct Held {
     pub(crate) began: Began,
     /// How many guards there are. The last one gives the lease back.
     guards: AtomicUsize,
-    /// Whether its tick ended well. Set when the run ends, and sent to the store when the last guard ends.
-    finished: OnceLock<bool>,
+    /// How the run of its tick ended. Set when the run ends, and sent to the store when the last guard ends.
+    finished: OnceLock<RunEnding>,
     /// The guard of the layer that acquired this lease alone.
     #[cfg(feature = "tower")]
     pub(crate) offer: Offer,
@@ -192,17 +192,17 @@ impl Held {
         self.guards.fetch_sub(1, Ordering::AcqRel) == 1
     }
 
-    /// Notes that the tick was run to its end, and whether it ended well. The first call counts.
+    /// Notes how the run of the tick ended. The first call counts.
     #[cfg(feature = "scheduler")]
-    pub(crate) fn finish(&self, well: bool) {
-        self.finished.get_or_init(|| well);
+    pub(crate) fn finish(&self, ending: RunEnding) {
+        self.finished.get_or_init(|| ending);
     }
 
     /// Returns the input that ends the holding, with the end of its tick if there is one. `is_awaited`: the caller waits for the
     /// answer.
     pub(crate) fn end(&self, is_awaited: bool) -> Input {
         match self.finished.get() {
-            Some(well) => Input::Finish(self.ticket, *well),
+            Some(ending) => Input::Finish(self.ticket, ending.clone()),
             None if is_awaited => Input::Release(self.ticket),
             None => Input::Cancel(self.ticket),
         }

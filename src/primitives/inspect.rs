@@ -23,5 +23,5 @@ pub use crate::protocol::steal::AuditEntry;
 
 mod inspection;
 #[cfg(feature = "serde")]
-mod json;
+pub(crate) mod json;
 mod steal;

@@ -38,7 +38,7 @@ pub(crate) async fn acquire_tick(
     }
 }
 
-/// Sends a call about the job `job`, and returns the store's report.
+/// Sends a call about the job `job`, with its data, and returns the store's report.
 ///
 /// # Errors
 /// Bad input, or a store that did not answer.
@@ -46,10 +46,11 @@ pub(crate) async fn ask_about_job(
     handle: &Handle,
     job: &Key,
     lease: Duration,
-    call: Call,
+    (call, data): (Call, Option<Payload>),
 ) -> Result<JobReport, Error> {
     let target = Target::new(handle.clone(), Name::job(job.clone())).lease(lease);
-    let report = target.ask(call, |_| {}, CallAnswer::try_as_report)?.await?;
+    let set = |call: &mut CallOptions| call.data = data;
+    let report = target.ask(call, set, CallAnswer::try_as_report)?.await?;
     Ok(*report)
 }
 

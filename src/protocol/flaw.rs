@@ -180,6 +180,10 @@ pub enum Flaw {
     CheckpointOfLoser,
     /// The checkpoint of a tick is shown to the runs of the next tick.
     CheckpointOutlivesTick,
+    /// A claim that is not the latest winner writes how the run ended.
+    RunEndedByAnother,
+    /// A run that has its end gets another entry for a repeated finish.
+    RunEndedTwice,
     /// A store that lost acknowledged data ignores what the nodes report of it.
     LossBelieved,
     /// A write is executed whether or not its lease is current.

@@ -16,11 +16,15 @@ pub use reply::{
     CallAnswer, CallReply, ClaimReply, GrantReply, LeaveReply, QueueOwner, Reply, TickRefusal, WriteAnswer,
     WriteReply,
 };
+#[cfg(feature = "scheduler")]
+pub(crate) use run::start_of;
+pub use run::{JobNode, LookData, MAX_RUN_TEXT, MAX_RUNS, RunEnding, RunOutcome, RunRecord, RunResult};
 
 mod call;
 mod failure;
 mod names;
 mod reply;
+mod run;
 
 /// How a lease may be shared. A mutex is the write side of the read-write lock of its key: both have one name, one
 /// record and one queue, and only the mode of a claim differs.
@@ -143,8 +147,9 @@ pub struct Request {
     pub when_behind: WhenBehind,
     /// What the store must do.
     pub verb: Verb,
-    /// The data of a call: the checkpoint of [`Call::Save`], the value of [`Call::Proclaim`], or the call's id for
-    /// [`Call::SetCount`] and [`Call::CountDown`]. The store recognizes a repeated call by that id.
+    /// The data of a call: the checkpoint of [`Call::Save`], the value of [`Call::Proclaim`], what a node tells with
+    /// [`Call::Open`] ([`LookData`]), or the call's id for [`Call::SetCount`] and [`Call::CountDown`]. The store recognizes a
+    /// repeated call by that id. Of [`Verb::Finish`]: the text of an error.
     pub data: Option<Payload>,
 }
 
@@ -187,12 +192,13 @@ pub enum Verb {
     },
     /// Releases an owner's lease to the first live waiter, or removes a waiter from the queue.
     Leave,
-    /// Marks the tick as run to its end, so that it never runs again, and then leaves as [`Leave`](Self::Leave) does.
-    /// Accepted from the latest winner of the tick even if its record has ended, unless another claim was granted the
-    /// job.
+    /// Marks the tick as run to its end, so that it never runs again, writes how the run ended, and then leaves as
+    /// [`Leave`](Self::Leave) does. Accepted from the latest winner of the tick even if its record has ended, unless another
+    /// claim was granted the job. An owner that hands the tick over writes only that, and then leaves. The request's data is
+    /// the text of the run's error.
     Finish {
-        /// Whether the run succeeded.
-        well: bool,
+        /// How the run ended.
+        result: RunResult,
     },
     /// Hands an owner's lease to the first live waiter and queues the owner again as `to`. If no claim waits, `to`
     /// owns the lease at once, with a fresh number. Refused after the batch's not-after.

@@ -19,7 +19,7 @@ use crate::error::{LostCause, StoreError};
 use crate::protocol::failed_request::FailedRequest;
 use crate::protocol::message::{
     Asking, Call, CallAnswer, ClaimId, ClaimNumber, Fence, Grant, GrantNumber, LeaseTimes, Mode, Name,
-    NodeId, Payload, Reply, Request, TickRefusal, TickTime, WhenBehind,
+    NodeId, Payload, Reply, Request, RunEnding, TickRefusal, TickTime, WhenBehind,
 };
 use crate::protocol::time::Instant;
 use crate::protocol::write::{Action, Precondition};
@@ -230,8 +230,8 @@ pub enum Input {
     WriteEnded(Precondition, bool),
     /// A holder gives its lease back. [`Effect::Released`] follows.
     Release(Ticket),
-    /// A holder gives the lease of a tick back, because the tick was run to its end. `true`: the run went well.
-    Finish(Ticket, bool),
+    /// A holder gives the lease of a tick back, and says how the run ended.
+    Finish(Ticket, RunEnding),
     /// The store answered a request.
     Answered {
         /// The request.

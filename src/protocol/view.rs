@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use crate::error::StoreError;
 use crate::key::Key;
+use crate::protocol::ledger::JobRecord;
 use crate::protocol::message::{ClaimNumber, GrantNumber, Mode, Name, NodeId};
 
 /// The number of holders and of waiters that a view lists. The others are counted.
@@ -153,6 +154,39 @@ pub(crate) fn nodes_of(keys: &[KeyView]) -> BTreeSet<NodeId> {
     let waiters = keys.iter().flat_map(|key| &key.waiters);
     let nodes = holders.map(|holder| holder.node);
     nodes.chain(waiters.map(|waiter| waiter.node)).collect()
+}
+
+/// What a store keeps of a job.
+#[derive(Debug, Clone)]
+pub struct JobView {
+    /// The name of the job.
+    pub key: Key,
+    /// Its record.
+    pub record: JobRecord,
+    /// The grants that own the job, read before and after the record.
+    pub owners: Vec<GrantNumber>,
+    /// The date by the clock of the server, in milliseconds since 1970.
+    pub now_ms: u64,
+    /// The clock of the grant numbers, in microseconds.
+    pub now_us: u64,
+}
+
+/// Which jobs are asked for.
+#[derive(Debug, Clone)]
+pub enum JobQuery {
+    /// One job.
+    One(Key),
+    /// A page of the jobs whose names begin with a prefix.
+    Page(Box<[u8]>, Option<Position>),
+}
+
+/// The answer to a [`JobQuery`].
+#[derive(Debug, Clone, Default)]
+pub struct JobAnswer {
+    /// The jobs that the store knows.
+    pub jobs: Vec<JobView>,
+    /// Where the next page begins. `None`: this page was the last.
+    pub next: Option<Position>,
 }
 
 /// Where the next page begins.

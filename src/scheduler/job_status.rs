@@ -8,7 +8,7 @@ use tokio::time::Instant as Since;
 use crate::driver::waiter::lock;
 use crate::observe;
 use crate::primitives::tick::ask_about_job;
-use crate::protocol::message::{Call, JobReport, TickTime};
+use crate::protocol::message::{Call, JobReport, LookData, TickTime, start_of};
 use crate::scheduler::schedule::{age, time};
 use crate::scheduler::tick_runner::TickRunner;
 
@@ -30,7 +30,13 @@ impl TickRunner {
             over: self.latest_over(),
         };
         let before = self.now();
-        let answer = ask_about_job(&self.handle, &self.name, self.settings.lease, call).await;
+        let name = self.handle.options().node_name.as_deref().unwrap_or_default();
+        let look = LookData {
+            name: start_of(name),
+            plan: &self.plan,
+        };
+        let look = Some(look.payload());
+        let answer = ask_about_job(&self.handle, &self.name, self.settings.lease, (call, look)).await;
         // The code that needs an answer reports why the store does not answer.
         let report = answer.ok()?;
         if report.now_ms > 0 {
@@ -61,6 +67,22 @@ impl TickRunner {
             observe::store_went_back(label, name, tick);
         }
         Some(report)
+    }
+
+    /// Waits until this node has the job no more, and tells the store. Without an answer the store learns it after the time of
+    /// two looks. The future keeps nothing of the job's closure.
+    pub(super) fn withdrawn(&self) -> impl Future<Output = ()> + Send + use<> {
+        let (handle, name, lease) = (self.handle.clone(), self.name.clone(), self.settings.lease);
+        let (closing, removed) = (self.jobs.closing.clone(), self.removed.clone());
+        let withdrawal = self.jobs.withdrawals.token();
+        async move {
+            tokio::select! {
+                () = closing.cancelled() => {}
+                () = removed.cancelled() => {}
+            }
+            let _ = ask_about_job(&handle, &name, lease, (Call::Withdraw, None)).await;
+            drop(withdrawal);
+        }
     }
 
     /// Returns whether it is too late to begin this tick. The store's clock decides, so that a wrong clock of this

@@ -1,16 +1,26 @@
-//! What operators do about jobs.
+//! What operators see of jobs, and do about them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use crate::driver::handle::Handle;
 use crate::driver::waiter::lock;
 use crate::error::Error;
 use crate::key::Key;
 use crate::primitives::call::CallFuture;
+#[cfg(feature = "serde")]
+use crate::primitives::inspect::json;
 use crate::primitives::tick::ask_about_job;
-use crate::protocol::message::{Call, CallAnswer, Name};
+use crate::protocol::message::{Call, CallAnswer, Name, NodeId};
+use crate::protocol::primitive::Primitive;
+use crate::protocol::view::{JobAnswer, JobQuery, JobView};
 use crate::protocol::write::Action;
+use crate::scheduler::history::{JobHistory, JobPlan, JobRun, RunState};
 use crate::scheduler::policy::DEFAULT_LEASE;
+use crate::scheduler::schedule::{Schedule, time};
 
-/// What operators do about jobs; made by [`Locks::jobs`](crate::Locks::jobs).
+/// What operators see of jobs, and do about them; made by [`Locks::jobs`](crate::Locks::jobs).
 ///
 /// ```
 /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
@@ -27,11 +37,69 @@ impl Jobs {
         Jobs(handle.clone())
     }
 
-    /// Removes the store's record of a job, and returns whether there was one. The record has the last granted tick and its
-    /// result, and has no expiry.
+    /// Returns the jobs whose names begin with `prefix`, in the order of their names. A job is known to the store within a
+    /// second after a node has made it, and until it is [forgotten](Self::forget).
     ///
-    /// Call it when no replica schedules the job any more. A replica that still schedules the job makes a new record with the
-    /// next tick. A replica that is late may then run a tick a second time, because the record of that tick is gone.
+    /// The store is read page by page, as by [`Inspection::list`](crate::inspect::Inspection::list).
+    ///
+    /// # Errors
+    /// [`Error::Connect`] if the store does not answer, refuses, or serves no jobs, which is so on a quorum. [`Error::Closed`] in
+    /// a fork.
+    pub async fn list(&self, prefix: impl AsRef<[u8]>) -> Result<Vec<JobEntry>, Error> {
+        let (prefix, mut from) = (Box::<[u8]>::from(prefix.as_ref()), None);
+        let mut found = BTreeMap::new();
+        loop {
+            let page = self.read(JobQuery::Page(prefix.clone(), from)).await?;
+            let entries = page.jobs.iter().map(JobEntry::new);
+            found.extend(entries.map(|entry| (entry.job.clone(), entry)));
+            from = page.next;
+            if from.is_none() {
+                return Ok(found.into_values().collect());
+            }
+        }
+    }
+
+    /// Returns what the store knows of a job. Returns `None` for a job that it does not know.
+    ///
+    /// # Errors
+    /// As [`list`](Self::list).
+    pub async fn show(&self, name: impl Into<Key>) -> Result<Option<JobEntry>, Error> {
+        let found = self.read(JobQuery::One(name.into())).await?;
+        Ok(found.jobs.first().map(JobEntry::new))
+    }
+
+    /// Returns the runs of the ticks since that time, and the ticks that no node ran, oldest first. Returns `None` for a job that
+    /// the store does not know. The store keeps the last 100 runs of a job.
+    ///
+    /// # Errors
+    /// As [`list`](Self::list).
+    pub async fn history(
+        &self,
+        name: impl Into<Key>,
+        since: SystemTime,
+    ) -> Result<Option<JobHistory>, Error> {
+        let found = self.read(JobQuery::One(name.into())).await?;
+        Ok(found.jobs.first().map(|view| JobHistory::new(view, since)))
+    }
+
+    async fn read(&self, query: JobQuery) -> Result<JobAnswer, Error> {
+        self.0.not_forked(&Key::from("jobs"))?;
+        let node = self.0.node();
+        let answer = match node.servers.refusal(Primitive::Job) {
+            Some(refused) => Err(refused),
+            None => node.inspector().jobs(query).await,
+        };
+        answer.map_err(|source| Error::Connect {
+            store: node.servers.text().to_string(),
+            source,
+        })
+    }
+
+    /// Removes the store's record of a job, and returns whether there was one. The record has the last granted tick, its
+    /// result and the history, and has no expiry.
+    ///
+    /// Call it when no replica schedules the job any more. A replica that still schedules the job makes a new record with its
+    /// next look. A replica that is late may then run a tick a second time, because the record of that tick is gone.
     ///
     /// # Errors
     /// [`Error::Busy`] if a node runs the job, or stands by for a tick of it; nothing was removed. [`Error::Store`] if the
@@ -66,8 +134,121 @@ impl Jobs {
     pub async fn reset(&self, name: impl Into<Key>) -> Result<bool, Error> {
         let name = name.into();
         let lease = self.0.options().at_most_longest(DEFAULT_LEASE);
-        let report = ask_about_job(&self.0, &name, lease, Call::Reset).await?;
+        let report = ask_about_job(&self.0, &name, lease, (Call::Reset, None)).await?;
         lock(&self.0.jobs().over).remove(&name);
         Ok(report.ahead_ms > 0)
+    }
+}
+
+/// What the store knows of a job.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// for job in locks.jobs().list("").await? {
+///     println!("{}: {} on {} nodes, next at {:?}", job.job, job.state.word(), job.nodes.len(), job.next);
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct JobEntry {
+    /// The name of the job.
+    pub job: Key,
+    /// The date by the clock of the server.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::date"))]
+    pub now: SystemTime,
+    /// Whether a tick of it runs.
+    pub state: JobState,
+    /// When it is due, as a node of the job told last.
+    pub plan: Option<JobPlan>,
+    /// The nodes that have the job. A node that died stays for the time of two looks: two leases of the job, and at least 10 s.
+    pub nodes: Vec<JobNodeEntry>,
+    /// The latest run.
+    pub latest: Option<JobRun>,
+    /// The nominal time of the latest tick that succeeded.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::optional_date"))]
+    pub last_success: Option<SystemTime>,
+    /// The next tick of the plan. `None` if no node has the job.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::optional_date"))]
+    pub next: Option<SystemTime>,
+}
+
+/// Whether a tick of a job runs.
+///
+/// ```
+/// assert_eq!(tenure::scheduler::JobState::Open.word(), "open");
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[non_exhaustive]
+pub enum JobState {
+    /// A node runs a tick.
+    Running,
+    /// A tick was begun and has not ended, and no node runs it now. A node takes it over when it looks next.
+    Open,
+    /// No tick is begun.
+    Idle,
+}
+
+impl JobState {
+    /// Returns the word for the state: `running`, `open` or `idle`.
+    pub fn word(self) -> &'static str {
+        self.into()
+    }
+}
+
+/// A node that has a job.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// for node in locks.jobs().show("reconcile").await?.map_or(Vec::new(), |job| job.nodes) {
+///     println!("{} ({})", node.id, node.name);
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct JobNodeEntry {
+    /// The id of the node.
+    pub id: NodeId,
+    /// The [name](crate::Builder::node_name) of the node, or empty.
+    pub name: Arc<str>,
+}
+
+impl JobEntry {
+    fn new(view: &JobView) -> JobEntry {
+        let (record, now) = (&view.record, view.now_ms);
+        let latest = record.runs.back().map(|run| JobRun::new(view, run));
+        let is_running = latest.as_ref().is_some_and(|run| run.state == RunState::Running);
+        let live = record.nodes.iter().filter(|(_, node)| now <= node.until_ms);
+        let nodes: Vec<JobNodeEntry> = live
+            .map(|(id, node)| JobNodeEntry {
+                id: *id,
+                name: node.name.clone(),
+            })
+            .collect();
+        let schedule = record.plan.as_deref().and_then(Schedule::of_plan);
+        let now_at = SystemTime::UNIX_EPOCH + Duration::from_millis(now);
+        let until_next = schedule.and_then(|(schedule, _)| schedule.until_next(now_at));
+        JobEntry {
+            job: view.key.clone(),
+            now: now_at,
+            state: match record.unfinished(now) {
+                _ if is_running => JobState::Running,
+                Some(_) => JobState::Open,
+                None => JobState::Idle,
+            },
+            plan: JobPlan::of(view),
+            latest,
+            last_success: record.well.map(time),
+            next: until_next.filter(|_| !nodes.is_empty()).map(|left| now_at + left),
+            nodes,
+        }
     }
 }

@@ -123,6 +123,10 @@
 //! hence the fence. Of the ticks that no node could claim while the store was unavailable, only the newest is caught
 //! up by default. And nothing else holds for a store that lost writes that it had acknowledged.
 //!
+//! # What a job did
+//!
+//! The store keeps the last 100 runs of each job: [`Locks::jobs`], and the guide on [jobs](crate::guide::jobs).
+//!
 //! # Your own tests
 //!
 //! With the feature `testing`, `testing::Simulation` runs your jobs through a week in milliseconds: several replicas
@@ -174,9 +178,13 @@ use uuid::Uuid;
 use crate::driver::waiter::lock;
 use crate::locks::Locks;
 
+pub use crate::protocol::message::RunOutcome;
 pub use crate::scheduler::error::{JobError, StillRunning};
 pub use crate::scheduler::explain::{OddDay, Oddity, explain};
-pub use crate::scheduler::jobs::Jobs;
+pub use crate::scheduler::history::{
+    HistoryEntry, JobHistory, JobPlan, JobRun, RunState, TicksWithoutRun, WhyNoRun,
+};
+pub use crate::scheduler::jobs::{JobEntry, JobNodeEntry, JobState, Jobs};
 pub use crate::scheduler::policy::{DEFAULT_LEASE, JobOutput, Misfire, Overlap, Retry};
 pub use crate::scheduler::setup::LeasedJob;
 pub use crate::scheduler::tick::LONGEST_CHECKPOINT;
@@ -188,6 +196,7 @@ mod catch_up;
 mod engine;
 mod error;
 mod explain;
+mod history;
 mod job_status;
 mod jobs;
 mod policy;
@@ -248,6 +257,7 @@ impl Locks {
         let last = GRACE.min(whole / 3);
         let patience = timeout.min(whole - last);
         if tokio::time::timeout(patience, jobs.ended()).await.is_ok() {
+            jobs.withdrawn(last).await;
             return Ok(());
         }
         jobs.cancel();

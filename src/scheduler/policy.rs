@@ -7,6 +7,7 @@ use backon::{BackoffBuilder, ExponentialBuilder};
 
 use crate::observe::Ran;
 use crate::options::JOB_LEASE;
+use crate::protocol::message::RunOutcome;
 
 /// The lease of a job by default. It is renewed while the job runs, so it does not limit the job's length.
 pub const DEFAULT_LEASE: Duration = JOB_LEASE;
@@ -229,6 +230,20 @@ pub(crate) enum TickOutcome {
 }
 
 impl TickOutcome {
+    /// Returns what the store keeps of a run with this outcome. `None`: a tick with this outcome had no run here.
+    pub(crate) fn of_run(self) -> Option<RunOutcome> {
+        match self {
+            TickOutcome::Done => Some(RunOutcome::Done),
+            TickOutcome::Failed => Some(RunOutcome::Failed),
+            TickOutcome::Panicked => Some(RunOutcome::Panicked),
+            TickOutcome::TimedOut => Some(RunOutcome::TimedOut),
+            TickOutcome::GivenUp => Some(RunOutcome::GivenUp),
+            TickOutcome::Missed => Some(RunOutcome::Missed),
+            TickOutcome::Drained => Some(RunOutcome::HandedOver),
+            TickOutcome::Elsewhere | TickOutcome::Skipped | TickOutcome::Removed => None,
+        }
+    }
+
     pub(crate) fn word(self) -> &'static str {
         self.into()
     }

@@ -13,7 +13,7 @@ use crate::driver::jobs::{NodeJobs, RunEnd};
 use crate::driver::waiter::lock;
 use crate::observe::{self, FailedTry, Ran};
 use crate::primitives::guard::Guard;
-use crate::protocol::message::TickTime;
+use crate::protocol::message::{RunEnding, RunOutcome, RunResult, TickTime, start_of};
 use crate::scheduler::policy::{Ended, JobOutput, Run, TickOutcome};
 use crate::scheduler::tick::Tick;
 use crate::scheduler::tick_runner::{OngoingPoll, TickAttempt, TickRunner};
@@ -25,6 +25,35 @@ struct RunEntry<'a>(&'a NodeJobs, u64);
 impl Drop for RunEntry<'_> {
     fn drop(&mut self) {
         lock(&self.0.running).remove(&self.1);
+    }
+}
+
+/// The end of the last try of a run.
+struct TryEnd {
+    outcome: TickOutcome,
+    retries: u32,
+    text: String,
+}
+
+impl TryEnd {
+    fn of(outcome: TickOutcome) -> TryEnd {
+        TryEnd {
+            outcome,
+            retries: 0,
+            text: String::new(),
+        }
+    }
+
+    /// Returns what the store is told.
+    fn ending(&self, outcome: RunOutcome, took: Duration) -> RunEnding {
+        RunEnding {
+            result: RunResult {
+                outcome,
+                took_ms: u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+                retries: self.retries,
+            },
+            text: start_of(&self.text).into(),
+        }
     }
 }
 
@@ -41,14 +70,14 @@ impl TickRunner {
         let (began, fence) = (Since::now(), guard.fence().get());
         let holding = guard.held().holding();
         let attempt = holding.map_or(0, |holding| holding.attempt);
-        let outcome = if attempt > self.settings.attempts {
+        let ended = if attempt > self.settings.attempts {
             observe::tick_given_up(self.label(), &self.name, mark, self.settings.attempts);
-            TickOutcome::GivenUp
+            TryEnd::of(TickOutcome::GivenUp)
         } else if (attempt == 1 || self.settings.runs_all()) && self.is_too_old(mark, tick_attempt.due_since)
         {
             // The tick was granted too late, or its nodes were gone for too long. A tick that began in time runs to
             // its end.
-            TickOutcome::Missed
+            TryEnd::of(TickOutcome::Missed)
         } else {
             if let Some(overtaken) = holding.and_then(|holding| holding.overtook) {
                 observe::tick_overtaken(self.label(), &self.name, overtaken);
@@ -66,18 +95,18 @@ impl TickRunner {
             // After a loss, the next node with the lease runs the tick, whatever happened here.
             self.run_and_retry(&guard, tick, work).await?
         };
-        self.finish(guard, mark, outcome).await;
-        let took = began.elapsed();
+        let (outcome, took) = (ended.outcome, began.elapsed());
+        self.finish(guard, mark, ended, took).await;
         let ran = Some(Ran { attempt, fence, took });
         Some(Run { outcome, ran })
     }
 
-    /// Tells the store that the tick is over. If the node drains, releases the tick for another node.
-    async fn finish(&self, guard: Guard, mark: TickTime, outcome: TickOutcome) {
-        let lease = guard.lease();
-        let ended = match outcome {
-            TickOutcome::Drained => guard.release().await,
-            outcome => guard.finish(outcome == TickOutcome::Done).await,
+    /// Tells the store how the run ended, and so that the tick is over. If the node drains, releases the tick for another node.
+    async fn finish(&self, guard: Guard, mark: TickTime, ended: TryEnd, took: Duration) {
+        let (lease, outcome) = (guard.lease(), ended.outcome);
+        let ended = match outcome.of_run() {
+            Some(of_run) => guard.finish(ended.ending(of_run, took)).await,
+            None => guard.release().await,
         };
         match ended {
             Ok(()) if outcome == TickOutcome::Drained => {}
@@ -90,22 +119,26 @@ impl TickRunner {
     }
 
     /// Runs the job until it succeeds or its retries are used up. Returns `None` if the lease was lost.
-    async fn run_and_retry(&self, guard: &Guard, mut tick: Tick, work: &impl Work) -> Option<TickOutcome> {
+    async fn run_and_retry(&self, guard: &Guard, mut tick: Tick, work: &impl Work) -> Option<TryEnd> {
         let mut pauses = self.settings.retry.pauses_between_tries();
         loop {
             let again = pauses.next();
-            let outcome = self.try_once(guard, tick.clone(), again, work).await?;
+            let retries = tick.retry;
+            let ended = self.try_once(guard, tick.clone(), again, work).await?;
             let failed = matches!(
-                outcome,
+                ended.outcome,
                 TickOutcome::Failed | TickOutcome::Panicked | TickOutcome::TimedOut
             );
             let Some(pause) = again.filter(|_| failed) else {
-                return Some(outcome);
+                return Some(TryEnd { retries, ..ended });
             };
             tokio::select! {
                 biased;
                 slept = guard.run(sleep(pause)) => slept.ok()?,
-                () = self.jobs.cancelling.cancelled() => return Some(TickOutcome::Drained),
+                () = self.jobs.cancelling.cancelled() => {
+                    let outcome = TickOutcome::Drained;
+                    return Some(TryEnd { outcome, retries, ..ended });
+                }
             }
             tick.retry += 1;
             tick.end = RunEnd::new(guard.lost_token());
@@ -119,7 +152,7 @@ impl TickRunner {
         tick: Tick,
         again: Option<Duration>,
         work: &impl Work,
-    ) -> Option<TickOutcome> {
+    ) -> Option<TryEnd> {
         let (mark, end) = (tick.mark, tick.end.clone());
         let failed = FailedTry {
             number: tick.retry + 1,
@@ -146,18 +179,24 @@ impl TickRunner {
     }
 
     /// Returns the outcome of a run whose future is gone, or `None` if its lease was lost.
-    fn outcome(&self, mark: TickTime, of: FailedTry, ended: Ended, panicked: bool) -> Option<TickOutcome> {
+    fn outcome(&self, mark: TickTime, of: FailedTry, ended: Ended, panicked: bool) -> Option<TryEnd> {
         let is_timeout = matches!(ended, Ended::TimedOut);
         let failed = |why: &str| observe::tick_failed(self.label(), &self.name, mark, why, of, is_timeout);
+        const PANICKED: &str = "the job panicked while it was cancelled";
         if panicked {
-            failed("the job panicked while it was cancelled");
+            failed(PANICKED);
         }
         let (outcome, why) = match ended {
             Ended::Itself(None) => (TickOutcome::Done, None),
             Ended::Itself(Some(text)) => (TickOutcome::Failed, Some(text)),
             Ended::Panicked => (TickOutcome::Panicked, Some("the job panicked".to_owned())),
             Ended::LeaseLost => return None,
-            Ended::Drained | Ended::TimedOut if panicked => (TickOutcome::Panicked, None),
+            Ended::Drained | Ended::TimedOut if panicked => {
+                return Some(TryEnd {
+                    text: PANICKED.into(),
+                    ..TryEnd::of(TickOutcome::Panicked)
+                });
+            }
             Ended::TimedOut => {
                 let limit = self.settings.timeout.unwrap_or_default();
                 let why =
@@ -166,10 +205,13 @@ impl TickRunner {
             }
             Ended::Drained => (TickOutcome::Drained, None),
         };
-        if let Some(why) = why {
-            failed(&why);
+        if let Some(why) = &why {
+            failed(why);
         }
-        Some(outcome)
+        Some(TryEnd {
+            text: why.unwrap_or_default(),
+            ..TryEnd::of(outcome)
+        })
     }
 
     /// Runs the job until it returns, loses its lease, times out, or the node drains. A job that blocks a thread is

@@ -40,6 +40,34 @@ impl Schedule {
         })
     }
 
+    /// Returns zone and expression as other nodes and operators are told: `<zone>:<expression>`. Empty for a text that is too
+    /// long to be told.
+    pub(crate) fn plan(&self) -> String {
+        let plan = match &self.rule {
+            Recurrence::Cron(cron, zone) => format!("{zone:?}:{}", cron.as_str()),
+            Recurrence::Every(period) => format!("{:?}:every {} s", Tz::UTC, period / 1000),
+        };
+        if plan.len() > MAX_PLAN {
+            String::new()
+        } else {
+            plan
+        }
+    }
+
+    /// Reads a [`plan`](Self::plan). Returns the schedule and its zone, or `None` if the plan has another form.
+    pub(crate) fn of_plan(plan: &str) -> Option<(Schedule, Tz)> {
+        let (zone, expression) = plan.split_once(':')?;
+        let zone = zone.parse().ok()?;
+        let every = expression
+            .strip_prefix("every ")
+            .and_then(|rest| rest.strip_suffix(" s"));
+        let schedule = match every {
+            Some(seconds) => Schedule::every(Duration::from_secs(seconds.parse().ok()?)),
+            None => Schedule::in_zone(expression, zone),
+        };
+        Some((schedule.ok()?, zone))
+    }
+
     /// Returns a schedule with a fixed period, counted from the Unix epoch. It is the same on every node, whenever
     /// the node was started.
     ///
@@ -125,6 +153,9 @@ pub(crate) fn time(tick: TickTime) -> SystemTime {
 pub(crate) fn age(tick: TickTime, now: SystemTime) -> Duration {
     now.duration_since(time(tick)).unwrap_or_default()
 }
+
+/// The greatest length of a plan, in bytes.
+const MAX_PLAN: usize = 1_024;
 
 /// The longest period: ten years.
 const MAX_PERIOD: Duration = Duration::from_secs(10 * 366 * 86_400);

@@ -167,7 +167,8 @@ impl<F: Work> ScheduledJob<F> {
 
     /// Starts the background tasks once, as soon as there is a runtime: when the job is made, or when it first fires.
     pub(crate) fn start_background_tasks(self: &Arc<Self>) {
-        if let Ok(runtime) = Runtime::try_current()
+        if !self.runner.is_ended()
+            && let Ok(runtime) = Runtime::try_current()
             && let Ok(polling_guard) = self.polling.clone().try_lock_owned()
         {
             let (clock, this) = (self.runner.clock(), Arc::downgrade(self));
@@ -175,6 +176,7 @@ impl<F: Work> ScheduledJob<F> {
             let first = FIRST_POLL_DELAY + self.until_next_poll(FIRST_POLL_DELAY);
             runtime.spawn(clock.task(ScheduledJob::poll_unfinished(this.clone(), polling_guard, first)));
             runtime.spawn(clock.task(ScheduledJob::start_unfired(this)));
+            runtime.spawn(clock.task(self.runner.withdrawn()));
         }
     }
 

@@ -82,8 +82,10 @@ pub(crate) struct TickRunner {
     /// The ticks that this node claims, waits for, or runs.
     in_progress: watch::Sender<HashSet<TickTime>>,
     /// Cancelled when the scheduler removes the job.
-    removed: CancellationToken,
+    pub(super) removed: CancellationToken,
     pub(super) schedule: Schedule,
+    /// The schedule, as the store is told.
+    pub(super) plan: String,
     /// Locked while this node runs all ticks one after the other.
     pub(super) run_all_lock: AsyncMutex<()>,
     /// The number of skipped ticks in a row.
@@ -170,6 +172,7 @@ impl TickRunner {
             newest: watch::Sender::new(TickTime(0)),
             in_progress: watch::Sender::default(),
             removed: registration.removal_token(),
+            plan: schedule.plan(),
             schedule,
             run_all_lock: AsyncMutex::default(),
             consecutive_skips: AtomicU32::new(0),

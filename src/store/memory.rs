@@ -14,7 +14,8 @@ use crate::protocol::ledger::Ledger;
 use crate::protocol::message::{Batch, BatchReply, GrantNumber, InboxEvent, Kind, Name, NodeId, Push, Reply};
 use crate::protocol::steal::{AuditEntry, MAX_AUDIT, StealAct, StealReply, StealRequest};
 use crate::protocol::view::{
-    InspectAnswer, InspectQuery, NodeView, PAGE, Position, Presence, ServerView, nodes_of,
+    InspectAnswer, InspectQuery, JobAnswer, JobQuery, NodeView, PAGE, Position, Presence, ServerView,
+    nodes_of,
 };
 use crate::protocol::write::Action;
 use crate::store::{Abilities, BoxFuture, Immediate, Inbox, Inspect, Link, ServerId, Sink, Store, sealed};
@@ -285,6 +286,14 @@ impl Inspect for MemoryStore {
             next: (end < names.len()).then_some(Position::Name(names, end)),
             failures: Vec::new(),
         })))
+    }
+
+    fn jobs(&self, query: JobQuery) -> BoxFuture<'static, Result<JobAnswer, StoreError>> {
+        let server = self.lock();
+        let answer = server.parts[self.part]
+            .ledger
+            .view_jobs(query, now_us(), date_ms());
+        Box::pin(ready(Ok(answer)))
     }
 
     fn recovering(&self) -> BoxFuture<'static, Vec<(Arc<str>, u64)>> {

@@ -13,7 +13,7 @@ use crate::protocol::message::{Batch, BatchReply, Failure, GrantNumber, InboxEve
 use crate::protocol::primitive::Primitive;
 use crate::protocol::session::step::Opened;
 use crate::protocol::steal::{AuditEntry, StealReply, StealRequest};
-use crate::protocol::view::{InspectAnswer, InspectQuery, Presence};
+use crate::protocol::view::{InspectAnswer, InspectQuery, JobAnswer, JobQuery, Presence};
 use crate::protocol::write::Action;
 
 pub mod memory;
@@ -220,6 +220,9 @@ pub trait Immediate {
 pub trait Inspect: Debug + Send + Sync + 'static {
     /// Answers a question, within the timeouts of the store. A store that needs input and output is asked on the current runtime.
     fn read(&self, query: InspectQuery) -> BoxFuture<'static, Result<InspectAnswer, StoreError>>;
+
+    /// Returns what is kept of jobs.
+    fn jobs(&self, query: JobQuery) -> BoxFuture<'static, Result<JobAnswer, StoreError>>;
 
     /// Returns the servers that recover, and for how many milliseconds. A server without an answer is left out, and so are those of a
     /// cluster, whose slots recover one by one.

@@ -35,6 +35,8 @@
 //! Items that are not in the documentation serve the tests of this crate, and change without notice.
 
 #[cfg(feature = "redis")]
+use std::collections::HashMap;
+#[cfg(feature = "redis")]
 use std::sync::Arc;
 #[cfg(feature = "redis")]
 use std::time::Duration;
@@ -43,11 +45,15 @@ use std::time::Duration;
 use crate::error::OptionsError;
 use crate::error::{StoreError, StoreErrorKind};
 #[cfg(feature = "redis")]
+use crate::protocol::ledger::JobRecord;
+#[cfg(feature = "redis")]
 use crate::protocol::message::{LinkReply, LinkRequest};
 #[cfg(feature = "redis")]
 use crate::store::Store;
 #[cfg(feature = "redis")]
 use crate::store::redis::RedisStore;
+#[cfg(feature = "redis")]
+use crate::store::redis::job_record;
 #[cfg(feature = "redis")]
 use crate::store::redis::run::{self, Comparison, RunPolicy};
 
@@ -114,6 +120,13 @@ pub fn quorum_store(urls: &[&str], timeout: Duration) -> Result<Arc<dyn Store>, 
     let clients = urls.iter().map(|url| RedisStore::client_of(url));
     let store = RedisStore::of_quorum(clients.collect::<Result<_, _>>()?)?;
     Ok(Arc::new(store.with_connect_timeout(timeout)))
+}
+
+/// Reads the hash in which Redis keeps what is known of a job.
+#[cfg(feature = "redis")]
+#[doc(hidden)]
+pub fn read_job(fields: HashMap<Vec<u8>, Vec<u8>>) -> JobRecord {
+    job_record::read(fields)
 }
 
 /// Sends what the store sends when a link opens, to compare runs and epochs. `longest`: as in `Recovery::Always`; `None`: the

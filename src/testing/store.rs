@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::future::ready;
 use std::sync::{Arc, Mutex};
 
 use tokio::sync::{mpsc, watch};
@@ -15,8 +16,10 @@ use crate::protocol::message::{
     Verb,
 };
 use crate::protocol::session::step::Opened;
+use crate::protocol::steal::{AuditEntry, StealReply, StealRequest};
+use crate::protocol::view::{InspectAnswer, InspectQuery, JobAnswer, JobQuery};
 use crate::protocol::write::Action;
-use crate::store::{Abilities, BoxFuture, Inbox, Link, Ping, ServerId, Sink, Store, sealed};
+use crate::store::{Abilities, BoxFuture, Inbox, Inspect, Link, Ping, ServerId, Sink, Store, sealed};
 
 /// The Redis of a [`Simulation`](crate::testing::Simulation). It answers at once. A test can make it unavailable, restart it
 /// empty or with an older copy of its data, and set its wall clock.
@@ -152,13 +155,18 @@ impl SimulatedStore {
         self.world.monotonic().as_micros() as u64
     }
 
+    /// Returns what the wall clock of the server shows, in milliseconds.
+    fn date_ms(&self, server: &SimulatedServer) -> u64 {
+        let date = self.world.date().duration_since(std::time::UNIX_EPOCH);
+        let date_ms = date.unwrap_or_default().as_millis() as u64;
+        date_ms.saturating_add_signed(server.ahead_ms)
+    }
+
     fn apply(&self, batch: &Batch) -> BatchReply {
         let mut pushes = Vec::new();
         let mut server = lock(&self.server);
         if batch.kind() == Some(Kind::Job) {
-            let date = self.world.date().duration_since(std::time::UNIX_EPOCH);
-            let date_ms = date.unwrap_or_default().as_millis() as u64;
-            let date_ms = date_ms.saturating_add_signed(server.ahead_ms);
+            let date_ms = self.date_ms(&server);
             server.ledger.set_date(date_ms);
         }
         let reply = server.ledger.apply(self.now_us(), batch, &mut pushes);
@@ -226,6 +234,10 @@ impl Store for Reached {
         "simulated".into()
     }
 
+    fn inspector(&self) -> Option<Arc<dyn Inspect>> {
+        Some(Arc::new(self.clone()))
+    }
+
     fn connect(
         &self,
         _: ServerId,
@@ -283,6 +295,51 @@ impl Store for Reached {
             })
         })
     }
+}
+
+/// Shows its jobs, and nothing else.
+impl Inspect for Reached {
+    fn read(&self, _: InspectQuery) -> BoxFuture<'static, Result<InspectAnswer, StoreError>> {
+        shows_jobs_only()
+    }
+
+    fn jobs(&self, query: JobQuery) -> BoxFuture<'static, Result<JobAnswer, StoreError>> {
+        let reached = self.clone();
+        Box::pin(async move {
+            reached.process.running().await;
+            let store = reached.open()?.to.store;
+            let server = lock(&store.server);
+            let date_ms = store.date_ms(&server);
+            let mut answer = server.ledger.view_jobs(query, store.now_us(), date_ms);
+            // While nothing happens, replicas ask nothing. Those that live have their jobs nevertheless.
+            let nodes = answer.jobs.iter_mut().flat_map(|job| &mut job.record.nodes);
+            for (_, told) in nodes.filter(|(node, _)| server.inboxes.contains_key(node)) {
+                told.until_ms = date_ms;
+            }
+            Ok(answer)
+        })
+    }
+
+    fn recovering(&self) -> BoxFuture<'static, Vec<(Arc<str>, u64)>> {
+        Box::pin(ready(Vec::new()))
+    }
+
+    fn steal(&self, _: StealRequest) -> BoxFuture<'static, Result<(StealReply, u64), StoreError>> {
+        shows_jobs_only()
+    }
+
+    fn note(&self, _: AuditEntry) -> BoxFuture<'static, Result<(), StoreError>> {
+        shows_jobs_only()
+    }
+
+    fn audit(&self) -> BoxFuture<'static, Result<Vec<AuditEntry>, StoreError>> {
+        shows_jobs_only()
+    }
+}
+
+fn shows_jobs_only<T: Send + 'static>() -> BoxFuture<'static, Result<T, StoreError>> {
+    let text = format_args!("the simulated store shows jobs to operators, and nothing else");
+    Box::pin(ready(Err(StoreError::unsupported(text))))
 }
 
 /// The events that are pushed to an open inbox. Dropping it closes the inbox.

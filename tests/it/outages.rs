@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use tenure::error::{LostCause, StoreErrorKind};
-use tenure::protocol::message::{ClaimReply, GrantNumber, LeaveReply, QueueOwner, Reply, Verb};
+use tenure::protocol::message::{ClaimReply, GrantNumber, LeaveReply, QueueOwner, Reply, RunOutcome, Verb};
 use tenure::protocol::step::{
     AcquireError, Class, Effect, InboxState, Input, LockOptions, Outcome, Rules, Ticket,
 };
@@ -353,7 +353,7 @@ fn after_a_shutdown_requests_are_repeated_no_longer_than_the_lease_lasts() {
     let tick = machine.tick(100);
     machine.answer(won(GrantNumber(7), 1));
     assert!(machine.take_up(tick));
-    machine.tell(Input::Finish(tick, true));
+    machine.tell(Input::Finish(tick, RunOutcome::Done.into()));
     let begin = machine.now;
     // Retried for eight leases, if the program keeps running.
     while machine.now.since(begin) < ms(3_000) {

@@ -1,10 +1,10 @@
 //! The simulation for users' tests: its clocks, and the proof that it runs the shipped code.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use chrono::{DateTime, NaiveDate, NaiveTime, Utc};
-use tenure::scheduler::JobError;
+use tenure::scheduler::{HistoryEntry, JobError, RunOutcome, RunState};
 use tenure::testing::{Replica, Simulation};
 use tenure::{Error, Locks, Tick};
 use tokio_cron_scheduler::JobScheduler;
@@ -65,9 +65,48 @@ async fn a_week_of_three_replicas_with_a_change_of_clocks_and_a_crash() {
     let midnights = (0..7).map(|day| 1_792_706_400 + day * 86_400 + if day > 2 { 3_600 } else { 0 });
     let expected: Vec<_> = midnights.zip([1, 1, 1, 1, 2, 1, 1]).collect();
     assert_eq!(ended, expected);
+    check_history(&replicas[0], &ended, winner).await;
     println!(
         "a week of three replicas, with a run of half an hour each night, in {:?}",
         began.elapsed()
+    );
+}
+
+/// Checks that the history has these ticks with their attempts, and the run that was cut short on `killed`.
+async fn check_history(replica: &Replica, ended: &[(u64, u32)], killed: &str) {
+    let jobs = replica.locks().jobs();
+    let history = jobs.history("reconcile", SystemTime::UNIX_EPOCH).await.unwrap();
+    let (mut done, mut lost) = (Vec::new(), Vec::new());
+    for entry in history.expect("the store knows the job").entries {
+        let HistoryEntry::Run(run) = entry else {
+            panic!("each midnight has a run: {entry:?}")
+        };
+        let tick = run.tick.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        if run.state == RunState::Ended(RunOutcome::Done) {
+            assert_eq!(run.took, Some(Duration::from_secs(1800)));
+            done.push((tick, run.attempt));
+        } else {
+            assert_eq!(run.state, RunState::Lost);
+            lost.push((tick, run.attempt, run.node_name.to_string()));
+        }
+    }
+    assert_eq!(done, ended);
+    assert_eq!(lost, [(ended[4].0, 1, killed.to_owned())]);
+    let job = jobs
+        .show("reconcile")
+        .await
+        .unwrap()
+        .expect("the store knows the job");
+    let mut names: Vec<_> = job.nodes.iter().map(|node| node.name.to_string()).collect();
+    names.sort();
+    assert_eq!(names.len(), 2, "{names:?} without {killed}");
+    assert!(!names.contains(&killed.to_owned()));
+    let plan = job.plan.expect("the nodes told it");
+    assert_eq!((&*plan.zone, &*plan.expression), ("Europe/Berlin", "0 0 0 * * *"));
+    assert_eq!(job.last_success, job.latest.map(|run| run.tick));
+    assert_eq!(
+        job.next.map(|next| next.duration_since(job.now).unwrap()),
+        Some(Duration::from_secs(11 * 3600))
     );
 }
 

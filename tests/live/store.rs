@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use tenure::error::{StoreErrorKind, StoreRefusal};
 use tenure::protocol::message::{
     Call, CallAnswer, CallReply, ClaimReply, Executed, GrantNumber, GrantReply, LeaveReply, LinkRequest,
-    Name, NodeId, Payload, QueueOwner, Reply, Request, TickTime, Verb, Version,
+    Name, NodeId, Payload, QueueOwner, Reply, Request, RunOutcome, RunResult, TickTime, Verb, Version,
 };
 use tenure::store::Link;
 use tenure::testing::compare_run;
@@ -15,6 +15,21 @@ use tenure::{Key, Locks};
 use crate::help::Eyes;
 use crate::server::RedisServer;
 use crate::tools::{CLAIM, Inbox, PATIENCE, TERM, WAIT, ask, batch, claim_id, connect, request, store, tick};
+
+const DONE: Verb = Verb::Finish {
+    result: RunResult {
+        outcome: RunOutcome::Done,
+        took_ms: 7,
+        retries: 0,
+    },
+};
+const FAILED: Verb = Verb::Finish {
+    result: RunResult {
+        outcome: RunOutcome::Failed,
+        took_ms: 7,
+        retries: 0,
+    },
+};
 
 /// Returns the ACL rule of the guide.
 pub fn acl() -> String {
@@ -313,9 +328,7 @@ async fn broken_numbers_of_a_job_do_not_fail_the_batch() {
         assert!(told(&both[0]) && told(&both[1]), "{field} {number}: {both:?}");
         for key in [b"a", b"b"] {
             let of = if key == b"a" { of } else { claim_id(2, n) };
-            link.apply(batch(vec![tick(key, of, n, Verb::Finish { well: false })]))
-                .await
-                .unwrap();
+            link.apply(batch(vec![tick(key, of, n, FAILED)])).await.unwrap();
         }
     }
 }
@@ -340,7 +353,7 @@ async fn a_user_without_the_right_to_remove_a_checkpoint_still_ends_its_tick() {
     for (asked, reply) in [
         (tick(b"a", of, 1, CLAIM), "Claim(Granted"),
         (save, "Call(Answer(Report"),
-        (tick(b"a", of, 1, Verb::Finish { well: true }), "Leave(Left)"),
+        (tick(b"a", of, 1, DONE), "Leave(Left)"),
         (tick(b"a", of, 1, CLAIM), "Claim(Tick(Over))"),
         (tick(b"a", of, 1, Verb::Leave), "Leave(NotThere)"),
         (tick(b"a", claim_id(1, 2), 2, CLAIM), "Claim(Granted"),
@@ -439,7 +452,7 @@ async fn questions_and_permits(link: &Arc<dyn Link>, url: &str) {
         tick(b"asked", of, 1, Verb::Call(Call::Verify { of })),
         tick(b"asked", of, 1, Verb::Call(open)),
         tick(b"asked", of, 1, Verb::Call(Call::Reset)),
-        tick(b"asked", of, 1, Verb::Finish { well: true }),
+        tick(b"asked", of, 1, DONE),
     ] {
         let verb = asked.verb;
         let replies = link.apply(batch(vec![asked])).await.unwrap().replies;
@@ -535,7 +548,7 @@ async fn the_documented_acl_is_enough() {
             (claim_id(2, 3), WAIT, "Claim(Queued"),
             (claim_id(1, 3), Verb::Leave, "Leave(Left)"),
             (claim_id(2, 3), Verb::HEARTBEAT, "attempt 2"),
-            (claim_id(2, 3), Verb::Finish { well: true }, "Leave(Left)"),
+            (claim_id(2, 3), DONE, "Leave(Left)"),
             (claim_id(1, 4), CLAIM, "Claim(Tick(Over"),
         ] {
             let replies = link.apply(batch(vec![tick(b"a", of, 1, verb)])).await;

@@ -4,6 +4,7 @@
 
 use crate::help::{Eyes, PATIENCE, ms, now};
 use crate::server::RedisServer;
+use crate::store::locks_of;
 use crate::support::events::{Told, Watch};
 use crate::support::jobs::ByHand;
 use std::cell::RefCell;
@@ -14,9 +15,9 @@ use std::path::Path;
 use std::pin::Pin;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tenure::Tick;
-use tenure::scheduler::Misfire;
+use tenure::scheduler::{HistoryEntry, Misfire, RunOutcome, RunState};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::sleep;
 use tokio_cron_scheduler::{Job, JobScheduler};
@@ -500,6 +501,49 @@ fn three_processes_run_each_tick_once_whatever_their_clocks() {
     });
 }
 
+/// Checks that the store's history has each run once, with the end that the store was told. Entries without a run are of
+/// replicas that were killed before their run began.
+fn check_history(server: &RedisServer, heard: &Heard) {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let history = runtime.block_on(async {
+        let locks = locks_of(server, "look").await;
+        let history = locks.jobs().history("replicated", SystemTime::UNIX_EPOCH).await;
+        history.unwrap().expect("the store knows the job")
+    });
+    let mut runs = BTreeMap::new();
+    for entry in history.entries {
+        if let HistoryEntry::Run(run) = entry {
+            assert!(runs.insert(run.fence.get(), run).is_none(), "a run is there once");
+        }
+    }
+    let oldest = *runs.keys().next().expect("there are runs");
+    let (starts, told, ends) = (heard.of("start"), heard.of("told"), heard.of("end"));
+    for start in starts.iter().filter(|start| start.fence >= oldest) {
+        let run = runs
+            .remove(&start.fence)
+            .unwrap_or_else(|| panic!("{start:?} is missing"));
+        let tick = run.tick.duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        assert_eq!(
+            (tick, u64::from(run.attempt)),
+            (start.tick, start.attempt),
+            "{run:?}"
+        );
+        let has = |lines: &[Line]| lines.iter().any(|line| line.fence == start.fence);
+        let expected = match run.state {
+            RunState::Ended(RunOutcome::Done) => has(&ends),
+            RunState::Lost | RunState::Running => !has(&told),
+            _ => false,
+        };
+        assert!(expected, "{run:?} of {start:?}");
+    }
+    for run in runs.values() {
+        assert!(
+            matches!(run.state, RunState::Lost | RunState::Running),
+            "{run:?} did not begin"
+        );
+    }
+}
+
 /// A random replica is killed and restarted: every ten seconds in a long run, and every second in a short one.
 #[test]
 fn repeatedly_killed_processes_run_no_tick_twice() {
@@ -542,6 +586,7 @@ fn repeatedly_killed_processes_run_no_tick_twice() {
     }
     drop(workers);
     heard.check();
+    check_history(&server, &heard);
     let (starts, ended) = (heard.of("start"), heard.ended().len());
     let again = starts.iter().filter(|line| line.attempt > 1).count();
     let dead = starts.len() - heard.of("end").len();

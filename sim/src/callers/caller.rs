@@ -1,5 +1,6 @@
 //! What all callers share: they enter, act, look at their guard, and leave.
 
+use tenure::protocol::message::RunOutcome;
 use tenure::protocol::step::{CallOptions, Input, LockOptions, Ticket};
 
 use crate::coverage::Case;
@@ -114,8 +115,19 @@ impl World {
             (CallerAction::Finish, CallerState::Holding) => {
                 let held = self.look(slot, caller);
                 self.nodes[slot].callers[caller].state = CallerState::Releasing { held, finished: true };
-                let well = !caller.is_multiple_of(4);
-                self.feed(slot, key, Input::Finish(ticket, well));
+                let outcome = match caller.is_multiple_of(4) {
+                    true => RunOutcome::Failed,
+                    false => RunOutcome::Done,
+                };
+                self.feed(slot, key, Input::Finish(ticket, outcome.into()));
+            }
+            (CallerAction::HandOver, CallerState::Holding) => {
+                let held = self.look(slot, caller);
+                self.nodes[slot].callers[caller].state = CallerState::Releasing {
+                    held,
+                    finished: false,
+                };
+                self.feed(slot, key, Input::Finish(ticket, RunOutcome::HandedOver.into()));
             }
             (CallerAction::Downgrade, CallerState::Holding) => self.downgrade(slot, caller),
             (CallerAction::Transfer, CallerState::Holding) => self.transfer(slot, caller),

@@ -102,7 +102,7 @@ impl World {
             let act = match state {
                 _ if of != key => continue,
                 CallerState::Waiting => CallerAction::GiveUp,
-                CallerState::Holding => CallerAction::Release,
+                CallerState::Holding => CallerAction::HandOver,
                 _ => continue,
             };
             if state == CallerState::Holding && self.setup.release_early {

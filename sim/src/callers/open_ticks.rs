@@ -1,6 +1,6 @@
 //! Nodes that look for open ticks: begun, not ended, and pursued by no node.
 
-use tenure::protocol::message::{Call, JobReport};
+use tenure::protocol::message::{Call, JobReport, LookData};
 use tenure::protocol::step::{CallOptions, Input};
 
 use crate::coverage::Case;
@@ -35,7 +35,13 @@ impl World {
                 over: self.nodes[slot].over.get(&key).copied(),
             }
         };
-        let call_options = CallOptions::new(self.profile.terms[0], call);
+        let mut call_options = CallOptions::new(self.profile.terms[0], call);
+        let name = format!("node {slot}");
+        let look = LookData {
+            name: &name,
+            plan: "UTC:every 1s",
+        };
+        call_options.data = Some(look.payload());
         let (ticket, _) = self.new_call(slot, key, &call_options);
         self.feed(slot, key, Input::Call(ticket, call_options));
     }

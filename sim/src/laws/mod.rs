@@ -22,6 +22,7 @@ mod exclusion;
 mod execution;
 mod fences;
 mod groups;
+mod history;
 mod latches;
 mod leftovers;
 mod open_ticks;

@@ -101,6 +101,7 @@ impl World {
             return;
         };
         self.watch_save(key, request, &job);
+        self.watch_history(key, request, &job);
         // A reset that finds no mark ahead of the clock changes none. It may hand the key over, as each request may.
         if let (Verb::Call(Call::Reset), Some(CallAnswer::Report(report))) = (request.verb, reply.answer())
             && report.ahead_ms > 0

@@ -81,6 +81,7 @@ pub(crate) enum CallerAction {
     Release,
     Drop,
     Finish,
+    HandOver,
     Downgrade,
     /// Gives up its lease for a transfer.
     Transfer,

@@ -42,6 +42,8 @@ pub(crate) struct TickMemory {
     pub(crate) waiting: HashSet<(NodeId, ClaimNumber)>,
     /// Those of them that heard of a recovery.
     pub(crate) held_back: HashSet<(NodeId, ClaimNumber)>,
+    /// What was known of each job after the latest request about it: its latest winner and its runs.
+    pub(crate) history: HashMap<usize, JobRecord>,
     /// Whether a mark was reset.
     pub(crate) reset: bool,
     /// The latest grant before the server was told of a finished tick that it had forgotten. A tick granted
@@ -75,6 +77,7 @@ impl TickMemory {
         self.latest.insert(key, job.mark);
         self.skipped.insert(key, job.skipped);
         self.kept.insert(key, job.saved.clone());
+        self.history.insert(key, job.clone());
         self.saved.retain(|(of, _), _| *of != key);
     }
 

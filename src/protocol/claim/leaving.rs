@@ -31,7 +31,7 @@ impl Claim {
             }
             _ => latest,
         };
-        let until = if self.finished().is_some() && !cx.shard.is_closed {
+        let until = if self.is_finished() && !cx.shard.is_closed {
             cx.now + MAX_FINISH_LEASES * self.record_lifetime()
         } else {
             ends
@@ -161,7 +161,7 @@ impl Claim {
         cx: &mut StepContext<'_>,
         reply: LeaveReply,
     ) -> Option<ClaimEvent> {
-        let is_finished = self.finished().is_some();
+        let is_finished = self.is_finished();
         let Phase::Leaving(leaving) = &mut self.phase else {
             // Only a number that outlives its leave, which is a planted mistake, gets here.
             return Some(ClaimEvent::Left);

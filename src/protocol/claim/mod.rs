@@ -62,7 +62,7 @@ use std::time::Duration;
 use crate::protocol::claim::held_lease::HeldLease;
 use crate::protocol::claim::late_execution::LateExecution;
 use crate::protocol::exchange::Exchange;
-use crate::protocol::message::{ClaimId, ClaimNumber, Mode, TickTime};
+use crate::protocol::message::{ClaimId, ClaimNumber, Mode, RunEnding, TickTime};
 use crate::protocol::step::{LeaseTerms, Ticket, ms};
 use crate::protocol::time::Instant;
 
@@ -93,14 +93,14 @@ pub(crate) struct Claim {
 }
 
 /// The run of a tick by its claim.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 struct TickProgress {
     /// The number of this attempt at the tick.
     number: u32,
     /// The previous tick, if it had not ended well. It never runs again.
     overtook: Option<TickTime>,
-    /// Set when the tick was run to its end. `true`: the run went well.
-    finished: Option<bool>,
+    /// How the run ended.
+    ending: Option<Box<RunEnding>>,
 }
 
 /// What a request of a claim is for.
@@ -251,14 +251,23 @@ impl Claim {
         self.attempt.overtook = overtook.or(self.attempt.overtook);
     }
 
-    /// Notes how the run of the tick ended, if it was run to its end.
-    pub(crate) fn note_finished(&mut self, finished: Option<bool>) {
-        self.attempt.finished = finished;
+    /// Notes how the run of the tick ended.
+    pub(crate) fn note_ending(&mut self, ending: Option<RunEnding>) {
+        self.attempt.ending = ending.map(Box::new);
     }
 
-    /// Returns how the run of the tick ended, if the claim is for a tick that was run to its end. `true`: it went well.
-    pub(crate) fn finished(&self) -> Option<bool> {
-        self.attempt.finished.filter(|_| self.terms.tick.is_some())
+    /// Returns how the run ended, if the claim is for a tick.
+    pub(crate) fn ending(&self) -> Option<&RunEnding> {
+        self.attempt
+            .ending
+            .as_deref()
+            .filter(|_| self.terms.tick.is_some())
+    }
+
+    /// Returns whether the claim is for a tick that was run to its end.
+    pub(crate) fn is_finished(&self) -> bool {
+        self.ending()
+            .is_some_and(|ending| ending.result.outcome.ends_tick())
     }
 
     pub(crate) fn lease(&self) -> Duration {

@@ -44,7 +44,7 @@ impl Claim {
             term,
             mode: self.terms.mode,
             verb,
-            data,
+            data: data.or_else(|| self.text_of_ending(kind)),
         };
         let tag = Tag {
             claim: self.claim_id.claim,
@@ -105,7 +105,9 @@ impl Claim {
                 }
             }
             RequestKind::Leave => {
-                let finish = self.finished().map(|well| Verb::Finish { well });
+                let finish = self.ending().map(|ending| Verb::Finish {
+                    result: ending.result,
+                });
                 (finish.unwrap_or(Verb::Leave), Class::Leave)
             }
             RequestKind::Yield => (Verb::Yield { to }, Class::Leave),
@@ -114,6 +116,12 @@ impl Claim {
                 (Verb::Pass { to, adopts }, Class::Leave)
             }
         }
+    }
+
+    /// Returns the text of the error with which the run of the tick ended, for the request that tells it.
+    fn text_of_ending(&self, kind: RequestKind) -> Option<Payload> {
+        let ending = self.ending().filter(|_| kind == RequestKind::Leave)?;
+        (!ending.text.is_empty()).then(|| Payload(ending.text.as_bytes().into()))
     }
 
     /// Returns the claim that the request is about.

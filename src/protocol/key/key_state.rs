@@ -11,7 +11,7 @@ use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claims::{Claimant, Claims};
 use crate::protocol::key::line::{Caller, Line};
 use crate::protocol::key::readers::Readers;
-use crate::protocol::message::{ClaimId, ClaimNumber, Mode, NodeId, Payload};
+use crate::protocol::message::{ClaimId, ClaimNumber, Mode, NodeId, Payload, RunEnding};
 use crate::protocol::redirects::Redirects;
 use crate::protocol::step::{AcquireError, AnswerTimes, Effect, Input, LockOptions, Outcome, Ticket};
 use crate::protocol::time::Instant;
@@ -100,7 +100,7 @@ impl KeyState {
             }
             Input::Cancel(ticket) => self.cancel(cx, ticket),
             Input::Release(ticket) => self.release(cx, ticket, None),
-            Input::Finish(ticket, well) => self.release(cx, ticket, Some(well)),
+            Input::Finish(ticket, ending) => self.release(cx, ticket, Some(ending)),
             Input::Downgrade(ticket, to) => self.downgrade(cx, ticket, to),
             Input::Transfer(ticket, to, term) => self.transfer(cx, ticket, to, term),
             Input::Adopt(ticket, options, from) => self.adopt(cx, ticket, options, from),
@@ -343,16 +343,16 @@ impl KeyState {
         }
     }
 
-    fn release(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, finished: Option<bool>) {
+    fn release(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, ending: Option<RunEnding>) {
         let Some((claim, held, _)) = self.held_by(ticket) else {
-            self.drop_lost(cx, ticket, finished);
+            self.drop_lost(cx, ticket, ending);
             return cx.effects.push(Self::released_too_late(ticket));
         };
         let number = claim.number();
         if held.local().is_none() {
             return self.leave_share(cx, ticket, Some(ticket));
         }
-        self.claims[number].note_finished(finished);
+        self.claims[number].note_ending(ending);
         self.give_back(cx, number, Some(ticket));
     }
 

@@ -11,7 +11,7 @@ use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Flaw;
 use crate::protocol::key::claims::Claimant;
 use crate::protocol::key::key_state::KeyState;
-use crate::protocol::message::{Asking, ClaimId, ClaimNumber, Grant, LeaseTimes, Mode};
+use crate::protocol::message::{Asking, ClaimId, ClaimNumber, Grant, LeaseTimes, Mode, RunEnding};
 use crate::protocol::step::{AcquireError, Effect, KeyEvent, LeaseTerms, Ticket, ms};
 
 /// The request number of a claim that is not known here, which may have sent many requests. No claim sends so many.
@@ -163,8 +163,8 @@ impl KeyState {
     }
 
     /// Handles the end of a guard whose lease was [lost before](Self::lose_until_dropped). The last guard of a claim lets the
-    /// claim leave. `finished`: the tick was run to its end.
-    pub(crate) fn drop_lost(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, finished: Option<bool>) {
+    /// claim leave. `ending`: how the run of a tick ended.
+    pub(crate) fn drop_lost(&mut self, cx: &mut StepContext<'_>, ticket: Ticket, ending: Option<RunEnding>) {
         let Some(at) = self.undropped.iter().position(|(of, _)| *of == ticket) else {
             return;
         };
@@ -172,7 +172,8 @@ impl KeyState {
         let Some(claim) = self.claims.get_mut(number) else {
             return;
         };
-        claim.note_finished(finished);
+        // A lost run was not handed over.
+        claim.note_ending(ending.filter(|ending| ending.result.outcome.ends_tick()));
         let is_left = claim.is_in_flight(RequestKind::Leave);
         if !is_left && self.undropped.iter().all(|(_, of)| *of != number) {
             self.ask(cx, number, RequestKind::Leave);

@@ -3,15 +3,24 @@
 //! A call makes no claim, and its answer may be outdated when it arrives. What the caller then does needs a claim,
 //! which the store checks again.
 
+use std::sync::Arc;
+
 use crate::protocol::flaw::Flaw;
 use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::{CheckpointRecord, Expression};
 use crate::protocol::ledger::transaction::Transaction;
-use crate::protocol::message::{Call, CallAnswer, JobReport, MIN_POLL_MS, Payload};
+use crate::protocol::message::{
+    Call, CallAnswer, JobNode, JobReport, LookData, MIN_POLL_MS, NodeId, Payload, Request,
+};
 
 impl Transaction<'_> {
     /// Answers a call about a job or a semaphore.
-    pub(crate) fn answer_call(&mut self, call: Call, lease_ms: u64, data: Option<&Payload>) -> CallAnswer {
+    pub(crate) fn answer_call(&mut self, call: Call, request: &Request) -> CallAnswer {
+        let (lease_ms, data, sender) = (
+            request.term.lease_ms,
+            request.data.as_ref(),
+            request.claim_id.node,
+        );
         let lost = self.mend_lost_mark(call);
         // Every verb settles the key first. A call has no claim, so the key is never granted to its sender.
         self.settle(None);
@@ -40,7 +49,9 @@ impl Transaction<'_> {
             } => {
                 self.report_open_tick(&mut report, within_ms);
                 self.note_expression(&mut report, fingerprint, lease_ms);
+                self.note_look(now + 2 * lease_ms.max(MIN_POLL_MS), sender, LookData::read(data));
             }
+            Call::Withdraw => drop(job.nodes.remove(&sender)),
             Call::Reset if report.ahead_ms > 0 => {
                 job.reset(now);
                 self.branches.note(Branch::MarkReset);
@@ -114,6 +125,24 @@ impl Transaction<'_> {
                 self.branches.note(Branch::ExpressionReturned);
             }
         }
+    }
+
+    /// Notes that the node has the job, and what it told. The first look of a node removes the nodes that are gone.
+    fn note_look(&mut self, until_ms: u64, node: NodeId, look: LookData<'_>) {
+        let now = self.date_ms;
+        let Some(job) = self.job.as_deref_mut() else {
+            return;
+        };
+        if !job.nodes.contains_key(&node) {
+            let known = job.nodes.len();
+            job.nodes.retain(|_, node| now <= node.until_ms);
+            if job.nodes.len() < known {
+                self.branches.note(Branch::GoneNodeForgotten);
+            }
+        }
+        let name = look.name.into();
+        job.nodes.insert(node, JobNode { name, until_ms });
+        job.plan = Some(look.plan).filter(|plan| !plan.is_empty()).map(Arc::from);
     }
 
     /// Reports the checkpoint of the tick, to its owner only.

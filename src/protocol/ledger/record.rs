@@ -1,10 +1,12 @@
 //! The state that a store keeps of a key: the record or the shares, the queue, the record of a job or a latch, and
 //! the watchers.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
-use crate::protocol::message::{ClaimId, GrantNumber, LeaseTimes, Mode, NodeId, Payload, TickTime, Version};
+use crate::protocol::message::{
+    ClaimId, GrantNumber, JobNode, LeaseTimes, MAX_RUNS, Mode, NodeId, Payload, RunRecord, TickTime, Version,
+};
 
 /// The state of one key. The store keeps none for a key whose state is empty.
 #[derive(Debug, Clone, Default)]
@@ -189,6 +191,14 @@ pub struct JobRecord {
     pub well: Option<TickTime>,
     /// The latest checkpoint of a run, for the next run of its tick.
     pub saved: Option<CheckpointRecord>,
+    /// How often a tick was granted.
+    pub run_count: u64,
+    /// The latest runs, oldest first; at most [`MAX_RUNS`].
+    pub runs: VecDeque<RunRecord>,
+    /// The nodes that have the job, as far as their looks told.
+    pub nodes: BTreeMap<NodeId, JobNode>,
+    /// When the job is due, as the latest look told: `<zone>:<expression>`.
+    pub plan: Option<Arc<str>>,
 }
 
 /// An expression of a job, as the store knows it.
@@ -242,6 +252,21 @@ impl JobRecord {
     /// Returns whether a reset moved the tick into the future. No claim waits for it until its time comes.
     pub(crate) fn is_brought_back(&self, mark: Option<TickTime>, now_ms: u64) -> bool {
         mark != self.mark && mark.is_some_and(|mark| mark.0 > now_ms)
+    }
+
+    /// Adds the run that a grant begins.
+    pub(crate) fn begin_run(&mut self, run: RunRecord) {
+        self.run_count += 1;
+        self.runs.push_back(run);
+        if self.runs.len() > MAX_RUNS {
+            self.runs.pop_front();
+        }
+    }
+
+    /// Returns the latest run, if it is for this tick and its end is not known.
+    pub(crate) fn open_run(&mut self, mark: Option<TickTime>) -> Option<&mut RunRecord> {
+        let latest = self.runs.back_mut();
+        latest.filter(|run| Some(run.tick) == mark && run.ending.is_none())
     }
 
     /// Returns the unfinished tick that never runs again if the given tick is granted.

@@ -1,9 +1,21 @@
 //! The ticks of a job in the store: which tick may run, which ticks are over, and how a tick ends.
+//!
+//! | question | function |
+//! |---|---|
+//! | is the tick over, skipped or early? | `refuse_tick`, `refuse_over_tick` |
+//! | must an earlier tick run first? | `refuse_behind_earlier` |
+//! | what happens to a tick that comes during a run? | `refuse_beside_run` |
+//! | which runs does the history show? | `note_run`, `note_ending` |
+//! | when is a tick over? | `finish`, `finish_tick` |
 
 use crate::protocol::flaw::Flaw;
 use crate::protocol::ledger::branch::Branch;
+use crate::protocol::ledger::record::QueueEntry;
 use crate::protocol::ledger::transaction::Transaction;
-use crate::protocol::message::{ClaimId, ClaimReply, LeaveReply, TickRefusal, TickTime, WhenBehind};
+use crate::protocol::message::{
+    ClaimId, ClaimReply, LeaveReply, MAX_RUNS, Payload, RunEnding, RunOutcome, RunRecord, RunResult,
+    TickRefusal, TickTime, WhenBehind,
+};
 use crate::protocol::step::ms;
 
 impl Transaction<'_> {
@@ -88,27 +100,44 @@ impl Transaction<'_> {
         None
     }
 
-    /// Ends the latest tick for its winner, so that it never runs again, and releases the job. `well`: the run
-    /// succeeded.
-    pub(crate) fn finish(&mut self, claim_id: ClaimId, well: bool) -> LeaveReply {
+    /// Adds the run that a grant begins to the job's history.
+    pub(crate) fn note_run(&mut self, claim: &QueueEntry) {
+        let number = *self.last;
+        let (Some(job), Some(tick)) = (self.job.as_deref_mut(), claim.mark) else {
+            return;
+        };
+        let node = claim.claim_id.node;
+        let name = job
+            .nodes
+            .get(&node)
+            .map_or_else(|| "".into(), |node| node.name.clone());
+        let attempt = job.attempt;
+        job.begin_run(RunRecord {
+            tick,
+            attempt,
+            number,
+            node,
+            name,
+            ending: None,
+        });
+        if job.run_count > MAX_RUNS as u64 {
+            self.branches.note(Branch::OldRunForgotten);
+        }
+    }
+
+    /// Ends the latest tick for its winner, so that it never runs again, writes how its run ended, and releases the job. An
+    /// owner that hands the tick over writes only that.
+    pub(crate) fn finish(
+        &mut self,
+        claim_id: ClaimId,
+        result: RunResult,
+        text: Option<&Payload>,
+    ) -> LeaveReply {
         let is_owner = self.owned_by(claim_id).is_some();
-        let by_node = self.plant.is(Flaw::JobByNode);
-        let keeps = self.plant.is(Flaw::CheckpointOutlivesTick);
-        let mut finished = false;
-        if let Some(job) = &mut self.job {
-            let is_winner = |winner: ClaimId| winner == claim_id || (by_node && winner.node == claim_id.node);
-            if job.mark == self.mark && job.winner.is_some_and(is_winner) {
-                job.done = true;
-                if well {
-                    job.well = job.mark;
-                }
-                if !keeps {
-                    job.saved = None;
-                }
-                finished = true;
-            } else {
-                self.branches.note(Branch::TickFinishedByAnother);
-            }
+        let ends_tick = result.outcome.ends_tick();
+        let finished = ends_tick && self.finish_tick(claim_id, result.outcome);
+        if ends_tick || is_owner {
+            self.note_ending(claim_id, result, text);
         }
         if finished && !is_owner {
             self.branches.note(Branch::TickFinishedLate);
@@ -116,6 +145,61 @@ impl Transaction<'_> {
         match self.leave(claim_id) {
             LeaveReply::NotThere if finished => LeaveReply::Left,
             reply => reply,
+        }
+    }
+
+    /// Marks the latest tick as over, if the claim is its winner. Returns whether it is.
+    fn finish_tick(&mut self, claim_id: ClaimId, outcome: RunOutcome) -> bool {
+        let by_node = self.plant.is(Flaw::JobByNode);
+        let keeps = self.plant.is(Flaw::CheckpointOutlivesTick);
+        let Some(job) = &mut self.job else {
+            return false;
+        };
+        let is_winner = |winner: ClaimId| winner == claim_id || (by_node && winner.node == claim_id.node);
+        if job.mark != self.mark || !job.winner.is_some_and(is_winner) {
+            self.branches.note(Branch::TickFinishedByAnother);
+            return false;
+        }
+        job.done = true;
+        if outcome == RunOutcome::Done {
+            job.well = job.mark;
+        }
+        if !keeps {
+            job.saved = None;
+        }
+        true
+    }
+
+    /// Writes how the latest run of the tick ended. Only its winner writes that, and once. After a reset the job has another
+    /// mark, and the run is the same.
+    fn note_ending(&mut self, claim_id: ClaimId, result: RunResult, text: Option<&Payload>) {
+        let by_another = self.plant.is(Flaw::RunEndedByAnother);
+        let twice = self.plant.is(Flaw::RunEndedTwice);
+        let mark = self.mark;
+        let Some(job) = self
+            .job
+            .as_deref_mut()
+            .filter(|job| job.winner == Some(claim_id) || by_another)
+        else {
+            return;
+        };
+        let was_reset = job.mark != mark;
+        if twice && let Some(run) = job.runs.back().filter(|run| run.ending.is_some()).cloned() {
+            job.begin_run(RunRecord { ending: None, ..run });
+        }
+        let Some(run) = job.open_run(mark) else {
+            return self.branches.note(Branch::RunEndedBefore);
+        };
+        let text = String::from_utf8_lossy(text.map_or(&[], |text| &text.0));
+        run.ending = Some(RunEnding {
+            result,
+            text: text.into(),
+        });
+        if was_reset {
+            self.branches.note(Branch::ResetRunEnded);
+        }
+        if !result.outcome.ends_tick() {
+            self.branches.note(Branch::TickHandedOver);
         }
     }
 }

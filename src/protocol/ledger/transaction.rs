@@ -110,7 +110,7 @@ impl Transaction<'_> {
             Verb::Propose { number } => self.propose(&entry, number).into(),
             Verb::Restore { number } => self.restore(&entry, number),
             Verb::Leave => self.leave(claim_id).into(),
-            Verb::Finish { well } => self.finish(claim_id, well).into(),
+            Verb::Finish { result } => self.finish(claim_id, result, request.data.as_ref()).into(),
             Verb::Yield { to } => self.yield_(claim_id, entry.under(to)).into(),
             Verb::Pass { to, adopts } => self.pass(claim_id, adopts, entry.under(to)).into(),
             Verb::Call(Call::Release { of, .. }) => {
@@ -119,9 +119,7 @@ impl Transaction<'_> {
             Verb::Call(Call::Extend { of }) => self.lengthen(of, mode, term).into(),
             Verb::Call(call) if self.name.kind == Kind::Latch => self.ask_latch(request, call).into(),
             Verb::Call(call) if self.name.kind == Kind::Election => self.ask_election(request, call).into(),
-            Verb::Call(call) => self
-                .answer_call(call, request.term.lease_ms, request.data.as_ref())
-                .into(),
+            Verb::Call(call) => self.answer_call(call, request).into(),
         }
     }
 
@@ -382,6 +380,7 @@ impl Transaction<'_> {
             self.next_number();
         }
         self.write_lease(claim, *self.last);
+        self.note_run(claim);
         *self.last
     }
 

@@ -1,14 +1,53 @@
 //! What the ledger shows of its keys to an operator. Looking changes nothing: no key is settled or swept.
 
+use std::sync::Arc;
+
 use crate::protocol::ledger::Ledger;
 use crate::protocol::ledger::record::{KeyRecord, Record, RecordOwner, SharedLease, Watcher, is_past};
 use crate::protocol::message::{Mode, Name};
-use crate::protocol::view::{HolderView, KeyView, MAX_LISTED, RecordView, WaiterView};
+use crate::protocol::view::{
+    HolderView, JobAnswer, JobQuery, JobView, KeyView, MAX_LISTED, PAGE, Position, RecordView, WaiterView,
+};
 
 impl Ledger {
     /// Returns every name with state, in no order.
     pub fn names(&self) -> impl Iterator<Item = &Name> {
         self.states.keys()
+    }
+
+    /// Returns what is kept of the jobs that are asked for, at `now_us` and at this date.
+    pub fn view_jobs(&self, query: JobQuery, now_us: u64, date_ms: u64) -> JobAnswer {
+        let (names, at) = match query {
+            JobQuery::One(key) => ([Name::job(key)].into(), 0),
+            JobQuery::Page(_, Some(Position::Name(names, at))) => (names, at),
+            JobQuery::Page(prefix, _) => {
+                let names = self
+                    .jobs
+                    .keys()
+                    .filter(|name| name.key.as_bytes().starts_with(&prefix));
+                let mut names: Vec<Name> = names.cloned().collect();
+                names.sort();
+                (Arc::from(names), 0)
+            }
+        };
+        let end = names.len().min(at + PAGE);
+        let view = |name: &Name| {
+            let owner = match self.record(name, now_us).map(|record| &record.owner) {
+                Some(RecordOwner::Claim(_, number) | RecordOwner::Revoked(_, number)) => Some(*number),
+                _ => None,
+            };
+            Some(JobView {
+                key: name.key.clone(),
+                record: self.jobs.get(name)?.clone(),
+                owners: owner.into_iter().collect(),
+                now_ms: date_ms,
+                now_us,
+            })
+        };
+        JobAnswer {
+            jobs: names[at..end].iter().filter_map(view).collect(),
+            next: (end < names.len()).then(|| Position::Name(names.clone(), end)),
+        }
     }
 
     /// Returns what is kept of a name at `now_us`, or `None` if it has neither a record nor a waiter.

@@ -10,7 +10,7 @@ use crate::protocol::message::names::{ClaimId, GrantNumber, NodeId, TickTime, Ve
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call {
     /// Asks which tick is unfinished: it was granted, has not ended, and is not older than `within_ms` by the store's
-    /// clock.
+    /// clock. The request's data tells the store of the node and the plan ([`LookData`](super::LookData)).
     Open {
         /// The greatest age of the tick, in milliseconds.
         within_ms: u64,
@@ -21,6 +21,8 @@ pub enum Call {
         /// lost acknowledged state. It treats the tick as over from now on.
         over: Option<TickTime>,
     },
+    /// Tells the store that the node has the job no more.
+    Withdraw,
     /// Sets a mark that lies ahead of the store's clock back to the clock, so that ticks run again.
     Reset,
     /// Asks whether this claim owns the job for the tick of the request.
@@ -118,6 +120,7 @@ impl Call {
             | Call::Release { of, .. }
             | Call::Proclaim { of, .. } => Some(of),
             Call::Open { .. }
+            | Call::Withdraw
             | Call::Reset
             | Call::InUse
             | Call::SetCount { .. }

@@ -10,7 +10,7 @@ use super::*;
 use crate::protocol::ledger::Ledger;
 use crate::protocol::message::{
     Batch, ClaimId, ClaimNumber, ClaimReply, GrantNumber, GrantReply, LeaseTimes, LeaveReply, Mode, Name,
-    NodeId, Reply, Request, Rule, Verb,
+    NodeId, Reply, Request, Rule, RunOutcome, RunResult, Verb,
 };
 
 /// Common expressions, and expressions that other crons read differently.
@@ -180,7 +180,14 @@ impl SimulatedNode {
             ask(Verb::Claim { wait: true }),
             Reply::Claim(ClaimReply::Granted(GrantReply { attempt: 1, .. }))
         );
-        won.then(|| assert_eq!(ask(Verb::Finish { well: true }), LeaveReply::Left.into()));
+        won.then(|| {
+            assert_eq!(
+                ask(Verb::Finish {
+                    result: RunResult::of(RunOutcome::Done),
+                }),
+                LeaveReply::Left.into()
+            )
+        });
         won.then_some(tick)
     }
 }

@@ -3,8 +3,9 @@
 use redis::Cmd;
 
 use crate::protocol::message::{
-    Batch, Call, ClaimId, Kind, Mode, Request, Rule, Verb, Version, WhenBehind, append_number,
+    Batch, Call, ClaimId, Kind, LookData, Mode, Request, Rule, Verb, Version, WhenBehind, append_number,
 };
+use crate::store::redis::format::{encoded, encoded_start};
 use crate::store::redis::names::{self, Names};
 use crate::store::redis::script::{ALONE, LuaScript, MAX_EXACT_INTEGER, SCRIPTS, VOTE};
 
@@ -201,8 +202,11 @@ fn push_verb(request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>) -> &'stati
             append_number(to, number.0);
             "b"
         }
-        Verb::Finish { well } if request.name.kind == Kind::Job => {
-            to.extend_from_slice(if well { b"well" } else { b"" });
+        Verb::Finish { result } if request.name.kind == Kind::Job => {
+            let text = encoded_start(value);
+            to.extend_from_slice(result.outcome.word().as_bytes());
+            to.push(b':');
+            push_parts(&[result.took_ms, result.retries.into()], text.as_bytes(), to);
             "f"
         }
         Verb::Leave | Verb::Finish { .. } => "l",
@@ -229,10 +233,18 @@ fn push_call(call: Call, request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>
             over,
         } => {
             append_number(tick, within_ms.min(MAX_EXACT_INTEGER));
-            push_parts(&[fingerprint], b"", to);
-            append_number(to, over.map_or(0, |over| over.0.min(MAX_EXACT_INTEGER)));
+            let over = over.map_or(0, |over| over.0.min(MAX_EXACT_INTEGER));
+            let LookData { name, plan } = LookData::read(request.data.as_ref());
+            push_parts(
+                &[fingerprint, over],
+                encoded_start(name.as_bytes()).as_bytes(),
+                to,
+            );
+            to.push(b' ');
+            to.extend_from_slice(encoded(plan.as_bytes()).as_bytes());
             "o"
         }
+        Call::Withdraw => "x",
         Call::Reset => "z",
         Call::Verify { .. } => "v",
         Call::Recall { .. } => "m",
@@ -306,7 +318,7 @@ mod tests {
     use super::*;
     use crate::key::Key;
     use crate::protocol::message::{
-        ClaimNumber, GrantNumber, LeaseTimes, Name, NodeId, Payload, Rule, TickTime,
+        ClaimNumber, GrantNumber, LeaseTimes, Name, NodeId, Payload, Rule, RunOutcome, RunResult, TickTime,
     };
 
     fn request(name: Name, verb: Verb) -> Request {
@@ -368,11 +380,13 @@ mod tests {
         assert_eq!(two.last().unwrap(), &format!("{to}:"));
         let job = words(vec![request(
             Name::job(Key::from("a")),
-            Verb::Finish { well: false },
+            Verb::Finish {
+                result: RunResult::of(RunOutcome::Failed),
+            },
         )]);
         assert_eq!(job[2], "5");
         assert_eq!(job[12], "f");
-        assert_eq!(job[16], "7");
+        assert_eq!(job[16..], ["7", "failed:0:0:"]);
     }
 
     #[test]

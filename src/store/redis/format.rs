@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 
-use crate::protocol::message::{ClaimNumber, GrantNumber, Kind, Mode, NodeId, Permits};
+use crate::protocol::message::{ClaimNumber, GrantNumber, Kind, MAX_RUN_TEXT, Mode, NodeId, Permits};
 use crate::protocol::view::Presence;
 
 /// The bytes that a presence has as they are.
@@ -18,8 +18,6 @@ const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
 const MAX_DIGESTED: usize = 512;
 /// What stands before the value of a record that an operator revoked.
 pub(super) const REVOKED: &[u8] = b"!";
-/// The most bytes of a field of a presence, encoded.
-const MAX_FIELD: usize = 256;
 
 /// The owner of a record, `<node>:<claim>:<nonce>:<grant number>`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -161,11 +159,15 @@ pub(super) fn encoded(value: &[u8]) -> String {
     percent_encode(value, PLAIN).to_string()
 }
 
-/// Encodes a value, and keeps only its beginning if it is long.
+/// Encodes a value, and keeps only its beginning if it is long. No character of UTF-8 is cut.
 pub(super) fn encoded_start(value: &[u8]) -> String {
-    let mut text = encoded(value);
-    // A cut in the middle of an escape leaves a `%`, which is read as it is.
-    text.truncate(MAX_FIELD);
+    let mut text = String::new();
+    for char in value.chunk_by(|_, next| next & 0xc0 == 0x80).map(encoded) {
+        if text.len() + char.len() > MAX_RUN_TEXT {
+            break;
+        }
+        text.push_str(&char);
+    }
     text
 }
 
@@ -270,6 +272,8 @@ mod tests {
         let name = "ü".repeat(1_000);
         let text = presence(&Presence { name, ..told });
         assert!(text.len() < 1_000, "{text}");
+        let read = read_presence(text.as_bytes()).name;
+        assert!(read.len() > 80 && read.chars().all(|char| char == 'ü'), "{read}");
     }
 
     #[test]

@@ -13,7 +13,8 @@ use crate::key::Key;
 use crate::protocol::message::{Kind, Name, NodeId};
 use crate::protocol::steal::{AuditEntry, StealReply, StealRequest};
 use crate::protocol::view::{
-    InspectAnswer, InspectQuery, NodeView, PAGE, Position, RecordView, ServerView, nodes_of,
+    InspectAnswer, InspectQuery, JobAnswer, JobQuery, NodeView, PAGE, Position, RecordView, ServerView,
+    nodes_of,
 };
 use crate::store::redis::config::Config;
 use crate::store::redis::decode::result;
@@ -27,6 +28,7 @@ use crate::store::{BoxFuture, Inspect, ServerId};
 
 mod answers;
 mod connections;
+mod jobs;
 mod keys;
 mod steal;
 
@@ -82,6 +84,11 @@ impl Inspect for RedisInspector {
                 }
             }
         })
+    }
+
+    fn jobs(&self, query: JobQuery) -> BoxFuture<'static, Result<JobAnswer, StoreError>> {
+        let inner = self.0.clone();
+        Box::pin(async move { inner.jobs(query).await })
     }
 
     fn recovering(&self) -> BoxFuture<'static, Vec<(Arc<str>, u64)>> {

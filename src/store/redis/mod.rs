@@ -36,6 +36,7 @@ mod format;
 mod greeting;
 mod inbox;
 mod inspector;
+pub(crate) mod job_record;
 mod link;
 mod map_answer;
 mod masters;

@@ -27,6 +27,9 @@ pub(super) const MASTERS: &str = "tenure1:masters";
 /// The beginning of the keys in which nodes tell of themselves.
 pub(super) const PRESENCE: &str = "tenure1:i:";
 
+/// The beginning of a pattern for the memories of jobs. The prefix of the records follows.
+pub(super) const MEMORIES_OF_JOBS: &str = "tenure1:j:{????}";
+
 /// The beginning of the key with the audit list. The prefix of the records follows.
 const AUDIT: &str = "tenure1:a:";
 
@@ -118,6 +121,12 @@ impl Names {
     fn push_full(&self, name: &Name, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.prefix);
         out.extend_from_slice(name.key.as_bytes());
+    }
+
+    /// Returns the job to which a memory belongs, or `None` if the key is no memory of a job.
+    pub(super) fn job_of_memory(&self, memory: &[u8]) -> Option<Name> {
+        let key = untagged(b'j', memory)?.strip_prefix(&*self.prefix)?;
+        (!key.is_empty()).then(|| Name::job(Key::from(key)))
     }
 
     /// Returns the name to which a record belongs, or `None` if the record is not of this kind.

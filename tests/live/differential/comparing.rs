@@ -2,12 +2,12 @@
 
 use std::collections::HashMap;
 
-use tenure::protocol::ledger::{CheckpointRecord, Expression, JobRecord, RecordOwner};
+use tenure::protocol::ledger::RecordOwner;
 use tenure::protocol::message::{
-    Batch, CallAnswer, ClaimId, ClaimReply, GrantNumber, Kind, Mode, Payload, Permits, Reply, TickTime,
-    WriteAnswer,
+    Batch, CallAnswer, ClaimId, ClaimReply, GrantNumber, Kind, Mode, Permits, Reply, WriteAnswer,
 };
 use tenure::protocol::write::{Action, GuardedWrite, Precondition, WriteBody};
+use tenure::testing::read_job;
 
 use super::{Run, TOLERANCE_MS, at_once, cmd};
 
@@ -86,51 +86,11 @@ impl Run {
         if self.kind != Kind::Job {
             return;
         }
-        let real: HashMap<String, String> = match self.memory(at) {
+        let real: HashMap<Vec<u8>, Vec<u8>> = match self.memory(at) {
             Some(memory) => redis::cmd("HGETALL").arg(memory).query(&mut self.client).unwrap(),
             None => HashMap::new(),
         };
-        let number = |field: &str| real.get(field).map_or(0, |text| text.parse().unwrap());
-        let tick = |field: &str| real.get(field).map(|text| TickTime(text.parse().unwrap()));
-        // The parts of `print` or `former`.
-        let expression = |field: &str| {
-            let parts = real.get(field)?.split(':').map(|part| part.parse().unwrap());
-            let parts: Vec<u64> = parts.collect();
-            let (fingerprint, since_ms) = (parts[0], parts[1]);
-            Some((
-                Expression {
-                    fingerprint,
-                    since_ms,
-                },
-                parts.get(2).copied().unwrap_or(0),
-            ))
-        };
-        let real = JobRecord {
-            mark: tick("mark"),
-            done: number("done") == 1,
-            attempt: number("attempt") as u32,
-            winner: real.get("winner").map(|text| text.parse().unwrap()),
-            skipped: tick("skipped"),
-            passed: real.get("passed").map(|text| {
-                let (before, latest) = text.split_once(':').unwrap();
-                (
-                    TickTime(before.parse().unwrap()),
-                    TickTime(latest.parse().unwrap()),
-                )
-            }),
-            expression: expression("print").map(|(expression, _)| expression),
-            former: expression("former"),
-            well: tick("well"),
-            saved: real.get("saved").map(|text| {
-                let numbers: Vec<u64> = text.split(':').map(|part| part.parse().unwrap()).collect();
-                CheckpointRecord {
-                    tick: TickTime(numbers[0]),
-                    attempt: numbers[1] as u32,
-                    seq: numbers[2],
-                    data: Payload(real["data"].as_bytes().into()),
-                }
-            }),
-        };
+        let real = read_job(real);
         let model = self.ledger.job(&self.names[at]).cloned().unwrap_or_default();
         assert_eq!(real, model, "step {step}: the memory of {}", self.names[at]);
     }

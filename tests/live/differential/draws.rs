@@ -2,10 +2,11 @@
 
 use tenure::protocol::ledger::RecordOwner;
 use tenure::protocol::message::{
-    Call, ClaimId, ClaimNumber, Kind, LeaseTimes, Mode, Payload, Permits, Request, TickTime, Verb, WhenBehind,
+    Call, ClaimId, ClaimNumber, GrantNumber, Kind, LeaseTimes, LookData, Mode, Payload, Permits, Request,
+    RunOutcome, RunRecord, RunResult, TickTime, Verb, WhenBehind,
 };
 
-use super::{LEASES, LONG_MS, NODES, Run};
+use super::{LEASES, LONG_MS, NODES, Run, cmd};
 use crate::tools::{CLAIM, claim_id};
 
 impl Run {
@@ -184,10 +185,11 @@ impl Run {
             }
             4..6 => self.renewal(claim_id),
             6 if self.kind == Kind::Job => Verb::Finish {
-                well: self.rng.bool(),
+                result: self.result(),
             },
             7 if self.kind == Kind::Job && self.rng.u8(..4) > 0 => Verb::Call(match self.rng.u8(..20) {
                 0..4 => Call::Reset,
+                7 => Call::Withdraw,
                 8..10 => Call::Verify { of },
                 10..13 => Call::Recall { of },
                 13.. => Call::Save {
@@ -240,7 +242,12 @@ impl Run {
             term,
             mode: self.modes.get(&of).copied().unwrap_or_default(),
             when_behind: self.turn(at),
-            data: matches!(verb, Verb::Call(Call::Save { .. })).then(|| self.data()),
+            data: match verb {
+                Verb::Call(Call::Save { .. }) => Some(self.data()),
+                Verb::Call(Call::Open { .. }) => Some(self.look()),
+                Verb::Finish { .. } => Some(self.data()).filter(|text| !text.0.is_empty()),
+                _ => None,
+            },
             mark: self.marks[&mark_of],
             verb,
         }
@@ -316,6 +323,100 @@ impl Run {
             5 => WhenBehind::After(TickTime(skipped)),
             _ => WhenBehind::Skip,
         }
+    }
+
+    /// Returns how a run ends: most of the runs of a tick end it.
+    fn result(&mut self) -> RunResult {
+        use RunOutcome::{Done, Failed, GivenUp, HandedOver, Missed, Panicked, TimedOut};
+        let outcomes = [
+            Done, Done, Failed, Panicked, TimedOut, GivenUp, Missed, HandedOver, HandedOver,
+        ];
+        RunResult {
+            outcome: outcomes[self.rng.usize(..outcomes.len())],
+            took_ms: [0, 7, u64::MAX][self.rng.usize(..3)],
+            retries: self.rng.u32(..3),
+        }
+    }
+
+    /// Returns what a node tells with a look.
+    fn look(&mut self) -> Payload {
+        let name = ["", "web 1", "a:b%20\0\n", "Größe"][self.rng.usize(..4)];
+        let plan = ["", "Europe/Berlin:0 */5 * * * *", "UTC:every 5 s"][self.rng.usize(..3)];
+        LookData { name, plan }.payload()
+    }
+
+    /// Writes 97 runs before the runs of a job, so that its history is soon full.
+    pub(super) fn lengthen(&mut self) {
+        let at = self.rng.usize(..self.busy);
+        let Some(memory) = self.memory(at) else { return };
+        let Some(mut job) = self.ledger.job(&self.names[at]).cloned() else {
+            return;
+        };
+        if !(1..50).contains(&job.run_count) {
+            return;
+        }
+        let mut fields: Vec<(String, String)> = cmd("HGETALL", &[&memory]).query(&mut self.client).unwrap();
+        fields.retain(|(field, _)| {
+            let digits = field.strip_prefix(['h', 'e']);
+            field == "runs" || digits.is_some_and(|digits| digits.parse::<u64>().is_ok())
+        });
+        let (mut hdel, mut hset) = (redis::cmd("HDEL"), redis::cmd("HSET"));
+        hdel.arg(&memory);
+        hset.arg(&memory);
+        for (field, text) in fields {
+            hdel.arg(&field);
+            let (run, rest) = text.split_once(':').unwrap();
+            let run = run.parse::<u64>().unwrap() + 97;
+            let letter = &field[..1];
+            let moved = format!("{letter}{}", run % 100);
+            let moved = if field == "runs" { field } else { moved };
+            hset.arg(moved).arg(format!("{run}:{rest}"));
+        }
+        hdel.exec(&mut self.client).unwrap();
+        let node = job.runs[0].node;
+        // The oldest runs have left the history.
+        let first = (job.run_count + 97).saturating_sub(99).max(1);
+        for run in (first..=97).rev() {
+            hset.arg(format!("h{run}"))
+                .arg(format!("{run}:1:1:{run}:{node}:"));
+            job.runs.push_front(RunRecord {
+                tick: TickTime(1),
+                attempt: 1,
+                number: GrantNumber(run),
+                node,
+                name: "".into(),
+                ending: None,
+            });
+        }
+        hset.exec(&mut self.client).unwrap();
+        job.run_count += 97;
+        self.ledger.set_job(&self.names[at], job);
+    }
+
+    /// Writes what a node leaves that is gone: its last look is too long ago.
+    pub(super) fn abandon(&mut self) {
+        let at = self.rng.usize(..self.busy);
+        let Some(memory) = self.memory(at) else { return };
+        let Some(mut job) = self.ledger.job(&self.names[at]).cloned() else {
+            return;
+        };
+        let Some((node, told)) = job.nodes.iter_mut().next() else {
+            return;
+        };
+        told.until_ms = 1;
+        let (field, text) = (format!("w{node}"), format!("1:{}", &*told.name));
+        let encoded = text
+            .replace('%', "%25")
+            .replace(' ', "%20")
+            .replace('\0', "%00")
+            .replace('\n', "%0A");
+        let hset = redis::cmd("HSET")
+            .arg(memory)
+            .arg(field)
+            .arg(encoded)
+            .exec(&mut self.client);
+        hset.unwrap();
+        self.ledger.set_job(&self.names[at], job);
     }
 
     /// Returns a payload with any bytes, or an empty one.

@@ -94,7 +94,7 @@ impl KeyReader<'_> {
         Ok(read)
     }
 
-    async fn ask(&self, pipe: &Pipeline) -> Result<Vec<Value>, StoreError> {
+    pub(super) async fn ask(&self, pipe: &Pipeline) -> Result<Vec<Value>, StoreError> {
         if !self.is_asking {
             return self.connections.ask(self.server, pipe).await;
         }

@@ -1,8 +1,9 @@
 -- ask: answers a call about a job. If the job has no owner, its key first goes to the next live waiter.
 --   o = open:   returns the tick that was begun, has not ended well, and is at most `tick` ms old. `to` is
---               <print>:<over>: the caller's fingerprint, which the store keeps, and the latest tick that the caller
---               knows to be over. If that tick is open here, the server came back with an older copy of its data. Then
---               the store marks the tick as over.
+--               <print>:<over>:<name> <plan>: the caller's fingerprint, its name and when the job is due, which the store
+--               keeps, and the latest tick that the caller knows to be over. If that tick is open here, the server came
+--               back with an older copy of its data. Then the store marks the tick as over.
+--   x = withdraw: the caller's node has the job no more.
 --   z = reset:  sets a mark ahead of the server's clock back to the clock.
 --   v = verify: returns whether the holder owns the job for this tick.
 --   m = recall: as v, and returns the data that the runs of the tick saved.
@@ -23,10 +24,22 @@ if asks then
     redis.call('HSET', job.key, 'saved', run .. seq, 'data', string.sub(to, colon + 1))
   end
 
-  -- Notes the caller's fingerprint. Returns 1 if the latest caller had another, else 0, and when the store first saw it.
+  -- Removes the nodes of the job that did not look for the time of two looks.
+  local function forget_gone(job)
+    local gone = {}
+    for _, field in ipairs(redis.call('HKEYS', job.key)) do
+      if #field == 33 and string.byte(field) == 119 then
+        local ends = string.match(redis.call('HGET', job.key, field) or '', '^(%d+):')
+        if not ends or ends + 0 < ms then gone[#gone + 1] = field end
+      end
+    end
+    if gone[1] then redis.call('HDEL', job.key, unpack(gone)) end
+  end
+
+  -- Notes the caller's fingerprint in `change`. Returns 1 if the latest caller had another, else 0, and when the store first saw it.
   -- During a deploy two are in use, and each node asks once a lease, or in 5 s if its lease is shorter. So one that comes
   -- back soon after it was replaced was never out of use. A time in the future came from a wrong clock.
-  local function note(job, print, lease)
+  local function note(job, print, lease, change)
     if print == '0' then return 0, '0' end
     local found = redis.call('HMGET', job.key, 'print', 'former')
     local kept, since = string.match(found[1] or '', '^(%d+):(%d+)$')
@@ -34,16 +47,29 @@ if asks then
     local former, began, ended = string.match(found[2] or '', '^(%d+):(%d+):(%d+)$')
     local in_use = former == print and began + 0 <= ms and ms <= ended + 2 * math.max(lease, 5000)
     since = in_use and began or format('%d', ms)
-    redis.call('HSET', job.key, 'print', print .. ':' .. since)
+    change[#change + 1], change[#change + 2] = 'print', print .. ':' .. since
     if not kept or kept == print then return 0, since end
-    redis.call('HSET', job.key, 'former', found[1] .. ':' .. format('%d', ms))
+    change[#change + 1], change[#change + 2] = 'former', found[1] .. ':' .. format('%d', ms)
     return 1, since
   end
 
+  -- Notes what the caller told. Without memory nothing is noted, and the next look tells it again. A replica refuses the
+  -- write, so that its answer is not believed.
+  local function keep(job, print, lease, name, plan)
+    if not job.told then forget_gone(job) end
+    local change = { 'w' .. job.node, format('%d:', ms + 2 * math.max(lease, 5000)) .. name }
+    -- A plan that is too long is not told, and the one before is no longer true.
+    if plan == '' then redis.call('HDEL', job.key, 'plan') else change[3], change[4] = 'plan', plan end
+    local differs, since = note(job, print, lease, change)
+    local kept = redis.pcall('HSET', job.key, unpack(change))
+    if type(kept) == 'table' and find(kept.err, 'READONLY', 1, true) then error(kept.err, 0) end
+    return differs, since
+  end
+
   function ask(i, queue, number, job, holder, entry, lease, hold, tick, to, verb)
-    local print, over, lost = nil, 0, 0
+    local print, over, lost, name, plan = nil, 0, 0, nil, nil
     if verb == 'o' then
-      print, over = string.match(to, '^(%d+):(%d+)$')
+      print, over, name, plan = string.match(to, '^(%d+):(%d+):(%S*) (%S*)$')
       over = over + 0
       if job.mark > 0 and over > 0 and over <= ms and job:is_open(over) then
         redis.call('HSET', job.key, 'mark', format('%d', over), 'done', '1')
@@ -57,7 +83,7 @@ if asks then
     end
     local open, ahead, differs, since, data = 0, math.max(job.mark, job.skipped, ms) - ms, 0, '0', ''
     local mark = job.mark
-    local owns = verb ~= 'o' and verb ~= 'z' and number and tick == mark
+    local owns = verb ~= 'o' and verb ~= 'z' and verb ~= 'x' and number and tick == mark
     -- These two are returned as they are stored. A node that cannot read them ignores them.
     local found = redis.call('HMGET', job.key, 'well', 'passed')
     if verb == 'z' then
@@ -68,7 +94,9 @@ if asks then
     elseif verb == 'o' then
       -- For this verb the word `tick` is the greatest age of a tick, in ms.
       if job.attempt > 0 and not job.done and mark <= ms and mark + tick >= ms then open = mark end
-      differs, since = note(job, print, lease)
+      differs, since = keep(job, print, lease, name, plan)
+    elseif verb == 'x' then
+      redis.call('HDEL', job.key, 'w' .. job.node)
     elseif owns and verb == 's' then
       save(job, tick, to)
     elseif owns and verb == 'm' and job.saved and find(job.saved, format('%d:', tick), 1, true) == 1 then

@@ -12,7 +12,7 @@ for i = first, n do
   local job, record, reply = nil, records[i], nil
   local led = leads and leads(i)
   if recall then
-    job, entry, tick = recall(i), entry .. ':' .. tick, tick + 0
+    job, entry, tick = recall(i, holder), entry .. ':' .. tick, tick + 0
   elseif tick ~= '0' then
     entry = entry .. ':' .. tick
   end

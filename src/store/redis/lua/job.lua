@@ -12,6 +12,12 @@
 --                  well     the latest tick that ended with success
 --                  saved    <tick>:<attempt>:<seq> of the saved data
 --                  data     the data that the runs of a tick saved
+--                  runs     <r>:<tick>: how often a tick was granted, and the tick of the latest run, or 0 once its end is known
+--                  h<r mod 100>  <r>:<tick>:<attempt>:<number>:<node>:<name> of run r, for the latest 100 runs
+--                  e<r mod 100>  <r>:<outcome>:<ms>:<retries>:<text> of run r, once its end is known
+--                  w<node>  <until>:<name> of a node that has the job: until when it counts as one, in ms
+--                  plan     <zone>:<expression>: when the job is due
+--                Names, texts and expressions are percent-encoded, but colons are not.
 -- returns        nothing: the comment above each function says what it returns
 do
   -- Returns whether a tick may still run.
@@ -46,9 +52,9 @@ do
     end
   end
 
-  -- Counts one more attempt at a tick, for a new winner. This comes before the lease: if the lease fails, an attempt is
-  -- counted that no node made. That is harmless.
-  local function count(job, holder, tick)
+  -- Counts one more attempt at a tick, for a new winner, and adds its run. This comes before the lease: if the lease fails,
+  -- an attempt is counted that no node made. That is harmless.
+  local function count(job, holder, tick, number)
     -- Data of another tick is useless. If it cannot be deleted, its tick still shows that it belongs to another.
     if job.saved and tick ~= job.mark then
       redis.pcall('HDEL', job.key, 'saved', 'data')
@@ -57,17 +63,23 @@ do
     job.attempt = tick == job.mark and job.attempt + 1 or 1
     local change = { 'mark', format('%d', tick), 'done', '0', 'attempt', format('%d', job.attempt),
       'winner', string.sub(holder, 1, -2) }
+    local node = string.sub(holder, 1, 32)
+    local told = node == job.node and job.told or node ~= job.node and redis.call('HGET', job.key, 'w' .. node)
+    job.run, job.running = job.run + 1, tick
+    change[9], change[10] = 'runs', format('%d:%d', job.run, tick)
+    change[11], change[12] = format('h%d', job.run % 100), format('%d:%d:%d:%s:%s:%s', job.run, tick, job.attempt, number, node,
+      string.match(told or '', '^%d+:(.*)$') or '')
     if not (job.known and tick == job.mark) then
-      change[9], change[10] = 'passed', format('%d:%d', job.mark, tick)
+      change[13], change[14] = 'passed', format('%d:%d', job.mark, tick)
     end
     job.known, job.mark, job.done, job.winner = true, tick, false, change[8]
     redis.call('HSET', job.key, unpack(change))
   end
 
-  -- Reads the memory of the job, or returns an error.
-  function recall(i)
-    local key = KEYS[2 * n + 2 + i]
-    local found = attempt('HMGET', key, 'mark', 'attempt', 'skipped', 'done', 'winner', 'saved')
+  -- Reads the memory of the job, and what the node of the holder told, or returns an error.
+  function recall(i, holder)
+    local key, node = KEYS[2 * n + 2 + i], string.sub(holder, 1, 32)
+    local found = attempt('HMGET', key, 'mark', 'attempt', 'skipped', 'done', 'winner', 'saved', 'runs', 'w' .. node)
     if found.err then return found end
     local numbers = {}
     for j = 1, 3 do
@@ -79,6 +91,9 @@ do
     end
     -- A reply that no node can read would spoil the whole batch. The limit keeps the next attempt within 32 bits.
     numbers[2] = math.floor(math.min(numbers[2], 4294967294))
+    -- A history that cannot be read begins again.
+    local run, running = string.match(found[7] or '', '^(%d+):(%d+)$')
+    run = run and tonumber(run) < 9007199254740992 and tonumber(run)
     return {
       is_open = is_open, may_wait = may_wait, over = over, judge = judge, count = count,
       key = key,
@@ -89,6 +104,10 @@ do
       done = found[4] == '1',
       winner = found[5],
       saved = found[6],
+      run = run or 0,
+      running = run and tonumber(running) or 0,
+      node = node,
+      told = found[8],
     }
   end
 end

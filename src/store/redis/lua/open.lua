@@ -14,7 +14,7 @@
 -- ARGV[at+1]  verb of a request, whose words follow `at`:
 --               c = claim, w = claim and wait, r = renew, l = leave, f = finish, y = yield, p = pass, a = pass to
 --               an adopter, e = extend;
---               calls: o, z, v, m, s (ask.lua), u (used.lua, latch.lua), t, n, h (latch.lua), g, i (elect.lua)
+--               calls: o, x, z, v, m, s (ask.lua), u (used.lua, latch.lua), t, n, h (latch.lua), g, i (elect.lua)
 -- ARGV[at+2]  holder: <node>:<claim>:<nonce>:
 -- ARGV[at+3]  lease in ms
 -- ARGV[at+4]  hold in ms: lease + margin
@@ -22,7 +22,7 @@
 --             else 0; of a semaphore <permits>/<capacity>; of a latch see latch.lua; of an election see elect.lua
 -- ARGV[at+6]  to: of y, p and a the holder that goes on; of c and w what to do behind an earlier tick (claim.lua); of r
 --             the number of an owner's grant, after a v if a candidate has a value (elect.lua), and after an a if the
---             lease is fixed; of f `well` or empty; of calls see their files; otherwise empty
+--             lease is fixed; of f how the run ended (finish.lua); of calls see their files; otherwise empty
 -- returns     an error for the whole batch if the clock is unusable, before any write; {server time in µs, E<error> for
 --             each request} if a recovery must begin and the server refuses every write
 local call, attempt, find, format = redis.call, redis.pcall, string.find, string.format

@@ -32,10 +32,10 @@ if frees then
   -- Makes a holder the owner of a key that is free or given away, or adds a share. Returns the number, and its text.
   -- Returns nothing if others own the key. `sure` means that the caller knows of room for the share.
   function grant(i, job, holder, hold, tick, sure)
-    if job then job:count(holder, tick) end
     local number = last + 1
     if number < us then number = us end
     local text = format('%d', number)
+    if job then job:count(holder, tick, text) end
     local key, record = KEYS[i], holder .. text
     if not job and tick ~= '0' and tick ~= '' then
       if not records[i] and look(i) and not (sure or fits(i, tick)) then return end
