@@ -9,6 +9,7 @@ use clap::{Parser, Subcommand};
 use tenure::inspect::{Entry, Kind, NodeEntry};
 
 use crate::failure::Failure;
+use crate::jobs::JobsArgs;
 use crate::text::{shown, unhex};
 
 /// The shortest time between two listings of a watch.
@@ -47,6 +48,8 @@ pub(crate) enum Command {
     /// A revoked lease is lost to its holder, and the next one gets it when the holder has left, or when the lease has ended. So no
     /// two hold it at once, except after --now. Exits with 1 if the lease was not taken.
     Steal(StealArgs),
+    /// Lists jobs, and shows what one did
+    Jobs(JobsArgs),
     /// Prints the audit list: what operators did by `steal`, the latest first
     Audit,
 }

@@ -1,9 +1,10 @@
-//! The command `tenure`: which node holds which lease, since when, and which nodes wait, and a steal. Looking changes
+//! The command `tenure`: which node holds which lease, since when, and which nodes wait, what jobs did, and a steal. Looking changes
 //! nothing: the command takes no lock, and does not appear as a node.
 //!
 //!     tenure ls account:
 //!     tenure show account:42
 //!     tenure nodes
+//!     tenure jobs history reconcile
 //!     tenure steal account:42 --why 'stuck since the deploy'
 //!
 //! It exits with 0; with 1 if the answer is no; with 2 after wrong usage; with 3 if the store is unavailable or refuses.
@@ -12,6 +13,7 @@
 
 mod args;
 mod failure;
+mod jobs;
 mod list;
 mod steal;
 mod store;
@@ -52,6 +54,7 @@ async fn run(args: &Args) -> Result<ExitCode, Failure> {
         Command::Show { key } => return show(&locks, key, &args.output).await,
         Command::Nodes => nodes(&locks, &args.output).await?,
         Command::Steal(wanted) => return steal::run(&locks, wanted, &args.output).await,
+        Command::Jobs(wanted) => return jobs::run(&locks, wanted, &args.output).await,
         Command::Audit => steal::audit(&locks, &args.output).await?,
     }
     Ok(ExitCode::SUCCESS)

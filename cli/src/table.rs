@@ -5,8 +5,8 @@ use std::time::SystemTime;
 
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
-use tenure::Key;
 use tenure::inspect::{AuditEntry, Entry, HolderEntry, Mode, NodeEntry, WaiterEntry};
+use tenure::{Key, NodeId};
 
 use crate::text::{age, date, duration, hex, shown};
 
@@ -15,7 +15,7 @@ const SHORT_ID: usize = 8;
 /// Between two lines of a holder or waiter, of which no line should be longer than a terminal of 80 columns.
 const BREAK: &str = "\n    ";
 /// The text of what is not known, or does not exist.
-const NONE: &str = "-";
+pub(crate) const NONE: &str = "-";
 
 /// How values are shown, and the time that ages are counted from.
 pub(crate) struct View {
@@ -29,6 +29,11 @@ impl View {
         #[expect(clippy::disallowed_methods, reason = "judges no lease: ages are for a reader")]
         let now = SystemTime::now();
         View { is_hex, now }
+    }
+
+    /// Returns the time that ages are counted from.
+    pub(crate) fn now(&self) -> SystemTime {
+        self.now
     }
 
     /// Returns the text of a key.
@@ -200,7 +205,12 @@ fn name(node: &NodeEntry) -> String {
 }
 
 fn short_id(node: &NodeEntry) -> String {
-    let mut id = node.id.to_string();
+    short(node.id)
+}
+
+/// Returns the first digits of an id.
+pub(crate) fn short(id: NodeId) -> String {
+    let mut id = id.to_string();
     id.truncate(SHORT_ID);
     id
 }
@@ -214,11 +224,12 @@ fn mode(mode: Mode) -> String {
     }
 }
 
-fn or_none(text: Option<String>) -> String {
+pub(crate) fn or_none(text: Option<String>) -> String {
     text.unwrap_or_else(|| NONE.to_owned())
 }
 
-fn table<const N: usize>(header: [&str; N], rows: Vec<[String; N]>) -> String {
+/// Returns the table of these rows.
+pub(crate) fn table<const N: usize>(header: [&str; N], rows: Vec<[String; N]>) -> String {
     let mut table = Table::new();
     table.load_style(NOTHING).set_header(header).add_rows(rows);
     for column in table.column_iter_mut() {

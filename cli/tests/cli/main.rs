@@ -15,6 +15,7 @@ mod tools;
 
 mod connections;
 mod hostile;
+mod jobs;
 mod listings;
 mod refusals;
 mod steals;

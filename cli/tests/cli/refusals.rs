@@ -53,6 +53,8 @@ fn a_store_that_is_unavailable_or_refuses_is_code_3() {
         &["show", "a"],
         &["nodes"],
         &["audit"],
+        &["jobs"],
+        &["jobs", "check", "a", "--within", "1h"],
         &["steal", "a", "--yes"],
         &["ls", "--json", "--watch", "1s"],
     ] {
