@@ -1,6 +1,7 @@
 //! The arguments of the command line.
 
 use std::ffi::{OsStr, OsString};
+use std::io::{self, IsTerminal};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -10,6 +11,7 @@ use tenure::inspect::{Entry, Kind, NodeEntry};
 
 use crate::failure::Failure;
 use crate::jobs::JobsArgs;
+use crate::terminal::{ask, warn};
 use crate::text::{shown, unhex};
 
 /// The shortest time between two listings of a watch.
@@ -67,21 +69,44 @@ pub(crate) struct StealArgs {
     /// How long the holder has to release the lease; 0s revokes at once, 30 days at most
     #[arg(long, value_name = "TIME", default_value = "10s", value_parser = humantime::parse_duration)]
     pub(crate) grace: Duration,
-    /// The reason, which the holder is told
-    #[arg(long, value_name = "TEXT", default_value = "")]
-    pub(crate) why: String,
-    /// Your name, which the holder is told; $USER by default, else the name of the process's user
-    #[arg(long, value_name = "NAME")]
-    by: Option<String>,
+    #[command(flatten)]
+    pub(crate) operator: OperatorArgs,
     /// Hands the lease over at once, although its holder may be at work. For a node that is surely dead
     #[arg(long = "now")]
     pub(crate) is_now: bool,
-    /// Does not ask for a confirmation
-    #[arg(long = "yes")]
-    pub(crate) is_confirmed: bool,
 }
 
-impl StealArgs {
+/// Which operator acts, and why.
+#[derive(clap::Args)]
+pub(crate) struct OperatorArgs {
+    /// The reason, which is told to those concerned and kept in the audit list
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub(crate) why: String,
+    /// Your name, as the reason; $USER by default, else the name of the process's user
+    #[arg(long, value_name = "NAME")]
+    by: Option<String>,
+    /// Does not ask for a confirmation
+    #[arg(long = "yes")]
+    is_confirmed: bool,
+}
+
+impl OperatorArgs {
+    /// Asks the operator, who must be at a terminal. Returns whether the act is confirmed.
+    pub(crate) fn confirms(&self, question: &str) -> Result<bool, Failure> {
+        if self.is_confirmed {
+            return Ok(true);
+        }
+        if !io::stdin().is_terminal() {
+            let text = "nothing was done: without a terminal the command needs --yes";
+            return Err(Failure::Usage(text.to_owned()));
+        }
+        let is_confirmed = ask(&format!("{question} [y/N] "))?;
+        if !is_confirmed {
+            warn("nothing was done");
+        }
+        Ok(is_confirmed)
+    }
+
     /// Returns the name of the operator. Services and containers often lack the variables, and an entry of the audit list needs a
     /// name.
     pub(crate) fn by(&self) -> String {

@@ -9,11 +9,11 @@ use chrono::DateTime;
 use chrono_tz::Tz;
 use clap::Subcommand;
 use serde_json::json;
-use tenure::scheduler::{HistoryEntry, JobEntry, JobHistory, JobPlan, JobRun};
+use tenure::scheduler::{HistoryEntry, JobActOutcome, JobEntry, JobHistory, JobPlan, JobRun};
 use tenure::{Key, Locks, NodeId};
 
 use crate::NO;
-use crate::args::OutputArgs;
+use crate::args::{OperatorArgs, OutputArgs};
 use crate::failure::Failure;
 use crate::table::{NONE, View, or_none, short, table};
 use crate::terminal::{print, warn};
@@ -52,6 +52,16 @@ enum JobCommand {
         #[arg(long, value_name = "ZONE", value_parser = parse_zone)]
         zone: Option<Tz>,
     },
+    /// Pauses jobs: no tick begins until they are resumed. A run that goes on ends as always. Exits with 1 if nothing was done
+    Pause(ActArgs),
+    /// Resumes jobs. No tick of the pause runs, unless with --catch-up. Exits with 1 if nothing was done
+    Resume {
+        #[command(flatten)]
+        act: ActArgs,
+        /// The job's misfire policy decides about the ticks of the pause, as after an outage
+        #[arg(long)]
+        catch_up: bool,
+    },
     /// Says whether the last success is recent enough; exits with 1 if it is not
     Check {
         /// The name of the job
@@ -60,6 +70,18 @@ enum JobCommand {
         #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
         within: Duration,
     },
+}
+
+#[derive(clap::Args)]
+struct ActArgs {
+    /// The name of the job; with --all what the names begin with
+    #[arg(required_unless_present = "all", default_value = "")]
+    name: OsString,
+    /// All jobs whose names begin with NAME; without NAME all jobs
+    #[arg(long)]
+    all: bool,
+    #[command(flatten)]
+    operator: OperatorArgs,
 }
 
 fn parse_zone(text: &str) -> Result<Tz, String> {
@@ -78,6 +100,10 @@ pub(crate) async fn run(locks: &Locks, wanted: &JobsArgs, output: &OutputArgs) -
                 return Err(Failure::Usage(text.to_owned()));
             }
             history(locks, &key(output, name)?, (*since, *zone), output, &view).await
+        }
+        Some(JobCommand::Pause(act)) => self::act(locks, act, None, output, &view).await,
+        Some(JobCommand::Resume { act, catch_up }) => {
+            self::act(locks, act, Some(*catch_up), output, &view).await
         }
         Some(JobCommand::Check { name, within }) => {
             check(locks, &key(output, name)?, *within, output, &view).await
@@ -102,6 +128,11 @@ async fn list(locks: &Locks, prefix: &OsStr, output: &OutputArgs, view: &View) -
         }
         return Ok(ExitCode::SUCCESS);
     }
+    print(&jobs_table(view, &jobs))?;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn jobs_table(view: &View, jobs: &[JobEntry]) -> String {
     let header = [
         "JOB",
         "STATE",
@@ -112,8 +143,7 @@ async fn list(locks: &Locks, prefix: &OsStr, output: &OutputArgs, view: &View) -
         "NEXT",
         "NODES",
     ];
-    print(&table(header, jobs.iter().map(|job| row(view, job)).collect()))?;
-    Ok(ExitCode::SUCCESS)
+    table(header, jobs.iter().map(|job| row(view, job)).collect())
 }
 
 fn row(view: &View, job: &JobEntry) -> [String; 8] {
@@ -152,6 +182,10 @@ async fn show(locks: &Locks, name: &Key, output: &OutputArgs, view: &View) -> Re
     };
     line("job", view.key(&job.job));
     line("state", job.state.word().to_owned());
+    if let Some(pause) = &job.paused {
+        line("paused", shown(format!("by {}: {}", pause.by, pause.why)));
+        line("", format!("since {}", date(pause.since, zone)));
+    }
     let plan = job.plan.as_ref();
     line("plan", or_none(plan.map(|plan| shown(&plan.expression))));
     line("zone", or_none(plan.map(|plan| shown(&plan.zone))));
@@ -232,12 +266,72 @@ fn history_table(history: &JobHistory, zone: Option<Tz>) -> String {
             }
             row
         }
+        HistoryEntry::Act(act) => {
+            let mut row = [const { String::new() }; 8].map(|_| NONE.to_owned());
+            row[0] = date(act.time(), zone);
+            row[1] = shown(&act.what);
+            row[7] = shown(format!("by {}: {}", act.by, act.why));
+            row
+        }
         _ => [const { String::new() }; 8],
     });
     let header = [
         "TICK", "OUTCOME", "ATTEMPT", "NODE", "BEGAN", "TOOK", "FENCE", "TEXT",
     ];
     table(header, rows.collect())
+}
+
+/// Pauses jobs, or resumes them if `catch_up` is given.
+async fn act(
+    locks: &Locks,
+    wanted: &ActArgs,
+    catch_up: Option<bool>,
+    output: &OutputArgs,
+    view: &View,
+) -> Result<ExitCode, Failure> {
+    let name = key(output, &wanted.name)?;
+    let jobs = match wanted.all {
+        true => locks.jobs().list(name.as_bytes()).await?,
+        false => locks.jobs().show(&name).await?.into_iter().collect(),
+    };
+    if jobs.is_empty() {
+        return Ok(unknown(view, &name));
+    }
+    let verb = if catch_up.is_some() { "Resume" } else { "Pause" };
+    if !output.is_json {
+        print(&jobs_table(view, &jobs))?;
+    }
+    if !wanted
+        .operator
+        .confirms(&format!("{verb} {} jobs?", jobs.len()))?
+    {
+        return Ok(ExitCode::from(NO));
+    }
+    let (by, why) = (wanted.operator.by(), &wanted.operator.why);
+    let mut is_done = false;
+    for job in &jobs {
+        let outcome = match catch_up {
+            None => locks.jobs().pause(&job.job, &by, why).await?,
+            Some(catch_up) => locks.jobs().resume(&job.job, catch_up, &by, why).await?,
+        };
+        let word = match outcome {
+            JobActOutcome::Done { unwritten } => {
+                is_done = true;
+                if let Some(error) = unwritten {
+                    warn(&shown(format!("the audit list could not be written: {error}")));
+                }
+                if catch_up.is_some() { "resumed" } else { "paused" }
+            }
+            JobActOutcome::Unknown => "unknown",
+            _ if catch_up.is_some() => "was not paused",
+            _ => "was paused already",
+        };
+        print(&match output.is_json {
+            true => text::json(Ok(json!({ "job": job.job, "outcome": word }).to_string()))?,
+            false => format!("{}: {word}\n", view.key(&job.job)),
+        })?;
+    }
+    Ok(ExitCode::from(if is_done { 0 } else { NO }))
 }
 
 async fn check(

@@ -1,7 +1,7 @@
 //! Taking a lease from its holder, and what was taken before.
 
 use std::ffi::OsStr;
-use std::io::{self, IsTerminal};
+use std::io;
 use std::process::ExitCode;
 
 use serde_json::json;
@@ -12,7 +12,7 @@ use crate::NO;
 use crate::args::{OutputArgs, StealArgs};
 use crate::failure::Failure;
 use crate::table::View;
-use crate::terminal::{ask, print, warn};
+use crate::terminal::{print, warn};
 use crate::text::{self, duration, shown};
 
 pub(crate) async fn run(locks: &Locks, wanted: &StealArgs, output: &OutputArgs) -> Result<ExitCode, Failure> {
@@ -32,8 +32,12 @@ pub(crate) async fn run(locks: &Locks, wanted: &StealArgs, output: &OutputArgs) 
         true => text::json(serde_json::to_string(&entry))?,
         false => view.details(&entry),
     });
-    if !wanted.is_confirmed && !is_confirmed(wanted, &view.key(&entry.key))? {
-        warn("nothing was done");
+    let key = view.key(&entry.key);
+    let what = match wanted.is_now {
+        true => format!("Hand over the lease of `{key}` at once? Its holder may be at work."),
+        false => format!("Take the lease of `{key}`?"),
+    };
+    if !wanted.operator.confirms(&what)? {
         return Ok(ExitCode::from(NO));
     }
     let report = |step| tell(&step_text(&step, output.is_json));
@@ -93,22 +97,9 @@ async fn find(locks: &Locks, wanted: &StealArgs, output: &OutputArgs) -> Result<
     Ok(found.pop())
 }
 
-/// Asks the operator, who must be at a terminal.
-fn is_confirmed(wanted: &StealArgs, key: &str) -> Result<bool, Failure> {
-    if !io::stdin().is_terminal() {
-        let text = "nothing was done: without a terminal the command needs --yes";
-        return Err(Failure::Usage(text.to_owned()));
-    }
-    let what = match wanted.is_now {
-        true => format!("Hand over the lease of `{key}` at once? Its holder may be at work."),
-        false => format!("Take the lease of `{key}`?"),
-    };
-    Ok(ask(&format!("{what} [y/N] "))?)
-}
-
 fn steal(locks: &Locks, wanted: &StealArgs, entry: &Entry) -> Steal {
     let steal = locks.inspect().steal(entry).grace(wanted.grace);
-    let steal = steal.by(wanted.by()).why(wanted.why.clone());
+    let steal = steal.by(wanted.operator.by()).why(wanted.operator.why.clone());
     let steal = match wanted.number {
         Some(number) => steal.number(number),
         None => steal,

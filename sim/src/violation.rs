@@ -29,6 +29,8 @@ pub enum Violation {
     TickEarly,
     /// Marks went back, attempts were miscounted, or the wrong request skipped or finished a tick.
     TickOrder,
+    /// A tick was granted in a pause of its job, or a tick of a pause after it.
+    PausedTickGranted,
     /// The history of a job does not show its grants, or an end that another request wrote.
     HistoryWrong,
     /// A tick is pursued and not run.

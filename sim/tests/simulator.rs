@@ -446,6 +446,16 @@ fn finds_an_expression_that_is_always_new() {
 }
 
 #[test]
+fn finds_a_standby_that_is_granted_in_a_pause() {
+    finds(with(Flaw::PausedStandbyGranted), Violation::PausedTickGranted, 1);
+}
+
+#[test]
+fn finds_a_tick_of_a_pause_that_runs_after_it() {
+    finds(with(Flaw::PausedTickResumed), Violation::PausedTickGranted, 1);
+}
+
+#[test]
 fn finds_a_run_that_another_claim_ends() {
     finds(with(Flaw::RunEndedByAnother), Violation::HistoryWrong, 1);
 }

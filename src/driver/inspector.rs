@@ -7,6 +7,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::driver::node::Node;
 use crate::error::{StoreError, StoreErrorKind};
+#[cfg(feature = "scheduler")]
+use crate::protocol::job_act::{JobActReply, JobActRequest};
 use crate::protocol::steal::{AuditEntry, StealReply, StealRequest};
 use crate::protocol::view::{InspectAnswer, InspectQuery};
 #[cfg(feature = "scheduler")]
@@ -48,6 +50,11 @@ impl Inspector {
     /// Executes a step of a steal, and returns the server's date in microseconds since 1970, too.
     pub(crate) async fn steal(&self, steal: StealRequest) -> Result<(StealReply, u64), StoreError> {
         self.answer(self.inspector()?.steal(steal)).await
+    }
+
+    #[cfg(feature = "scheduler")]
+    pub(crate) async fn act_on_job(&self, request: JobActRequest) -> Result<(JobActReply, u64), StoreError> {
+        self.answer(self.inspector()?.act_on_job(request)).await
     }
 
     pub(crate) async fn note(&self, entry: AuditEntry) -> Result<(), StoreError> {

@@ -324,6 +324,13 @@ request now {
         "another service or another expression uses the name of this job, and each runs the ticks of the other",
         counts metrics::alarmed("differs");
 
+    /// An operator paused or resumed a job in this process. `what` is `paused`, `resumed` or `resumed_to_catch_up`.
+    INFO job_acted(what: &str, by: &str, why: &str): [what, by, why] "an operator acted on a job";
+
+    /// An operator has paused the job. Each node reports a pause once. `since_ms` is the store's time.
+    WARN job_paused(by: &str, why: &str, since_ms: u64): [by, why, since_ms]
+        "an operator has paused this job: no tick begins until it is resumed";
+
     /// The scheduler did not fire a tick within a second. The node starts the tick itself.
     WARN engine_missed(mark: TickTime): [tick_ms = mark.0]
         "the scheduler did not fire a tick; starting it without the scheduler",

@@ -139,7 +139,7 @@ metrics! {
     /// Ticks that are over for this process. The module `scheduler` explains the outcomes. If a run loses its lease, that
     /// is a loss of a `job`. Its tick is over when this process knows which node ended it.
     TICKS: Counter "tenure_ticks_total", "ticks", {
-        outcome: done failed panicked timed_out given_up elsewhere skipped missed drained removed
+        outcome: done failed panicked timed_out given_up elsewhere skipped missed drained paused removed
     } "Ticks of jobs that are over for this process";
 
     /// Problems of jobs and clocks. Each has an event with a similar name.

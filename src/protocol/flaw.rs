@@ -180,6 +180,10 @@ pub enum Flaw {
     CheckpointOfLoser,
     /// The checkpoint of a tick is shown to the runs of the next tick.
     CheckpointOutlivesTick,
+    /// A standby is granted its tick although the job is paused.
+    PausedStandbyGranted,
+    /// A tick of a pause runs after the resume.
+    PausedTickResumed,
     /// A claim that is not the latest winner writes how the run ended.
     RunEndedByAnother,
     /// A run that has its end gets another entry for a repeated finish.

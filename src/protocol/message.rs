@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-pub use call::{Call, CallTime, JobReport, LatchReport, LeaderReport, MIN_POLL_MS, Payload};
+pub use call::{Call, CallTime, JobReport, LatchReport, LeaderReport, LookData, MIN_POLL_MS, Payload};
 pub use failure::{Executed, Failure, Redirect};
 #[cfg(feature = "redis")]
 pub(crate) use names::append_number;
@@ -18,7 +18,7 @@ pub use reply::{
 };
 #[cfg(feature = "scheduler")]
 pub(crate) use run::start_of;
-pub use run::{JobNode, LookData, MAX_RUN_TEXT, MAX_RUNS, RunEnding, RunOutcome, RunRecord, RunResult};
+pub use run::{JobNode, JobPause, MAX_RUN_TEXT, MAX_RUNS, RunEnding, RunOutcome, RunRecord, RunResult};
 
 mod call;
 mod failure;

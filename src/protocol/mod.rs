@@ -17,6 +17,7 @@ pub mod context;
 pub(crate) mod exchange;
 pub mod failed_request;
 pub mod flaw;
+pub mod job_act;
 pub mod key;
 pub mod ledger;
 pub mod message;

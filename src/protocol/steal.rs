@@ -83,7 +83,7 @@ pub struct AuditEntry {
     pub time_ms: u64,
     /// The operator, as the steal was told.
     pub by: String,
-    /// What was done: `asked`, `revoked` or `handed_over`.
+    /// What was done: `asked`, `revoked` or `handed_over`; about a job `paused`, `resumed` or `resumed_to_catch_up`.
     pub what: String,
     /// The kind of the key. `None`: a kind that this version does not know.
     pub kind: Option<Kind>,

@@ -103,6 +103,13 @@ impl TickRunner {
 
 /// Returns the outcome of a tick as far as the store knows it. `is_final` says that no node can still begin the tick.
 fn outcome(report: &JobReport, tick: TickTime, is_final: bool) -> Option<TickOutcome> {
+    if report
+        .paused
+        .as_ref()
+        .is_some_and(|pause| tick.0 >= pause.since_ms)
+    {
+        return Some(TickOutcome::Paused);
+    }
     match report.was_granted(tick) {
         // The store knows only the latest two grants.
         Some(true) | None => Some(TickOutcome::Elsewhere),

@@ -7,6 +7,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
+use crate::driver::waiter::lock;
 use crate::observe;
 use crate::protocol::message::{TickTime, WhenBehind};
 use crate::scheduler::policy::{Misfire, TickOutcome};
@@ -50,6 +51,11 @@ fn is_end(outcome: TickOutcome) -> bool {
 }
 
 impl TickRunner {
+    /// Returns whether the store refused this tick because the job is paused.
+    fn is_paused(&self, tick: TickTime) -> bool {
+        lock(&self.paused).contains(&tick)
+    }
+
     /// Runs every tick up to this one, unless another task of this node does so. Returns the outcome of the last
     /// tick.
     pub(super) async fn run_all(&self, mark: TickTime, is_catch_up: bool, work: &impl Work) -> TickOutcome {
@@ -62,6 +68,11 @@ impl TickRunner {
             };
             reached = *self.newest.borrow();
             outcome = self.run_up_to(reached, is_catch_up, work).await;
+            let is_passed_over = matches!(outcome, TickOutcome::Skipped | TickOutcome::Paused);
+            if is_passed_over && mark < reached && !self.is_paused(reached) {
+                // The newest tick came in a pause that is over. An earlier one may be open.
+                outcome = self.run_up_to(mark, is_catch_up, work).await;
+            }
             if is_end(outcome) {
                 return outcome;
             }
@@ -78,6 +89,7 @@ impl TickRunner {
             let tick_attempt = TickAttempt::new(WhenBehind::After(after), is_catch_up || tick < to);
             match self.run_if_won(tick, tick_attempt, work).await {
                 Ok(outcome) if is_end(outcome) || tick >= to => return outcome,
+                Ok(TickOutcome::Paused) if self.is_paused(tick) => return TickOutcome::Paused,
                 Ok(_) => after = tick,
                 Err(behind) => {
                     if blocked_by.replace(behind) == Some(behind)

@@ -9,8 +9,9 @@ use crate::key::Key;
 #[cfg(feature = "serde")]
 use crate::primitives::inspect::json;
 use crate::protocol::message::{
-    Fence, GrantNumber, MAX_RUNS, MIN_POLL_MS, NodeId, RunOutcome, RunRecord, RunResult, TickTime,
+    Fence, GrantNumber, Kind, MAX_RUNS, MIN_POLL_MS, NodeId, RunOutcome, RunRecord, RunResult, TickTime,
 };
+use crate::protocol::steal::AuditEntry;
 use crate::protocol::view::JobView;
 use crate::scheduler::schedule::{Schedule, time};
 
@@ -91,6 +92,8 @@ pub enum HistoryEntry {
     Run(JobRun),
     /// Ticks that no node ran.
     NoRun(TicksWithoutRun),
+    /// What an operator did about the job.
+    Act(AuditEntry),
 }
 
 /// A run of a tick, on the node that was granted it.
@@ -217,12 +220,14 @@ pub enum WhyNoRun {
     Skipped,
     /// No node began it: no node had the job, or none reached the store in time.
     None,
+    /// It came while an operator had paused the job.
+    Paused,
     /// It came a moment ago, or it may still run after the run that goes on.
     Pending,
 }
 
 impl WhyNoRun {
-    /// Returns the word for the reason: `skipped`, `none` or `pending`.
+    /// Returns the word for the reason: `skipped`, `none`, `paused` or `pending`.
     pub fn word(self) -> &'static str {
         self.into()
     }
@@ -246,12 +251,15 @@ impl JobRun {
             None => RunState::Lost,
         };
         let result = run.ending.as_ref().map(|ending| ending.result);
+        // A tick may be granted before the first look of its node, which tells the name.
+        let told = view.record.nodes.get(&run.node).filter(|_| run.name.is_empty());
+        let node_name = told.map_or(&run.name, |node| &node.name).clone();
         JobRun {
             tick: time(run.tick),
             state,
             attempt: run.attempt,
             node: run.node,
-            node_name: run.name.clone(),
+            node_name,
             began: began(view, run.number),
             took: result.map(|result| Duration::from_millis(result.took_ms)),
             retries: result.map_or(0, |result: RunResult| result.retries),
@@ -277,15 +285,20 @@ fn began(view: &JobView, number: GrantNumber) -> SystemTime {
 }
 
 impl JobHistory {
-    /// Returns the history since that time.
-    pub(super) fn new(view: &JobView, since: SystemTime) -> JobHistory {
+    /// Returns the history since that time. `acts`: the audit list of the store, the latest entry first.
+    pub(super) fn new(view: &JobView, since: SystemTime, acts: &[AuditEntry]) -> JobHistory {
         let runs: Vec<JobRun> = view
             .record
             .runs
             .iter()
             .map(|run| JobRun::new(view, run))
             .collect();
-        let (without, is_cut) = ticks_without_run(view, &runs, since);
+        let mut acts: Vec<&AuditEntry> = acts
+            .iter()
+            .filter(|act| act.kind == Some(Kind::Job) && act.key == view.key)
+            .collect();
+        acts.reverse();
+        let (without, is_cut) = ticks_without_run(view, (&runs, &pauses(view, &acts)), since);
         let runs = runs.into_iter().filter(|run| run.tick >= since);
         let mut entries: Vec<(SystemTime, HistoryEntry)> =
             runs.map(|run| (run.position(), HistoryEntry::Run(run))).collect();
@@ -294,6 +307,8 @@ impl JobHistory {
                 .into_iter()
                 .map(|none| (none.last, HistoryEntry::NoRun(none))),
         );
+        let acts = acts.into_iter().filter(|act| act.time() >= since);
+        entries.extend(acts.map(|act| (act.time(), HistoryEntry::Act(act.clone()))));
         // Stable: a run comes before the ticks that it lasted into.
         entries.sort_by_key(|(at, _)| *at);
         JobHistory {
@@ -305,9 +320,33 @@ impl JobHistory {
     }
 }
 
+/// Returns the pauses of a job, as far as the audit list goes back: the first and the last moment of each.
+fn pauses(view: &JobView, acts: &[&AuditEntry]) -> Vec<(SystemTime, SystemTime)> {
+    let (mut pauses, mut since) = (Vec::new(), None);
+    for act in acts {
+        match &*act.what {
+            "paused" => since = Some(act.time()),
+            "resumed" | "resumed_to_catch_up" => pauses.extend(since.take().map(|since| (since, act.time()))),
+            _ => {}
+        }
+    }
+    let now = time(TickTime(view.now_ms));
+    let present = view
+        .record
+        .paused
+        .as_ref()
+        .map(|pause| time(TickTime(pause.since_ms)));
+    pauses.extend(present.map(|since| (since, now)));
+    pauses
+}
+
 /// Returns the ticks of the plan that no node ran, and whether earlier ones are left out. Nothing is said of ticks before the
 /// plan was known, nor before the oldest run of a full history.
-fn ticks_without_run(view: &JobView, runs: &[JobRun], since: SystemTime) -> (Vec<TicksWithoutRun>, bool) {
+fn ticks_without_run(
+    view: &JobView,
+    (runs, pauses): (&[JobRun], &[(SystemTime, SystemTime)]),
+    since: SystemTime,
+) -> (Vec<TicksWithoutRun>, bool) {
     let record = &view.record;
     let schedule = record.plan.as_deref().and_then(Schedule::of_plan);
     let (Some((schedule, _)), Some(expression)) = (schedule, record.expression) else {
@@ -335,7 +374,14 @@ fn ticks_without_run(view: &JobView, runs: &[JobRun], since: SystemTime) -> (Vec
         if ran.contains(&nominal) {
             continue;
         }
-        let why = why_no_run(view, runs, tick, now);
+        // A claim comes up to a second after its tick.
+        let claimed = nominal + Duration::from_secs(1);
+        let is_paused = pauses.iter().any(|(from, to)| *from <= claimed && nominal <= *to);
+        let why = if is_paused {
+            WhyNoRun::Paused
+        } else {
+            why_no_run(view, runs, tick, now)
+        };
         // A row does not span a run.
         let is_apart = |next: SystemTime| {
             positions

@@ -63,6 +63,13 @@ impl TickRunner {
             over.remove(&self.name);
         }
         drop(over);
+        let pause_since = report.paused.as_ref().map_or(u64::MAX, |pause| pause.since_ms);
+        if self.reported_pause.swap(pause_since, Ordering::Relaxed) != pause_since
+            && let Some(pause) = &report.paused
+        {
+            observe::job_paused(label, name, &pause.by, &pause.why, pause_since);
+        }
+        lock(&self.paused).retain(|tick| Some(*tick) > report.mark);
         if let Some(tick) = known.filter(|_| report.lost) {
             observe::store_went_back(label, name, tick);
         }

@@ -5,14 +5,17 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::driver::handle::Handle;
+use crate::driver::node::Node;
 use crate::driver::waiter::lock;
-use crate::error::Error;
+use crate::error::{Error, StoreError};
 use crate::key::Key;
+use crate::observe;
 use crate::primitives::call::CallFuture;
 #[cfg(feature = "serde")]
 use crate::primitives::inspect::json;
 use crate::primitives::tick::ask_about_job;
-use crate::protocol::message::{Call, CallAnswer, Name, NodeId};
+use crate::protocol::job_act::{JobAct, JobActReply, JobActRequest};
+use crate::protocol::message::{Call, CallAnswer, Name, NodeId, TickTime, start_of};
 use crate::protocol::primitive::Primitive;
 use crate::protocol::view::{JobAnswer, JobQuery, JobView};
 use crate::protocol::write::Action;
@@ -68,7 +71,8 @@ impl Jobs {
         Ok(found.jobs.first().map(JobEntry::new))
     }
 
-    /// Returns the runs of the ticks since that time, and the ticks that no node ran, oldest first. Returns `None` for a job that
+    /// Returns the runs of the ticks since that time, the ticks that no node ran,
+    /// and what operators did, oldest first. Returns `None` for a job that
     /// the store does not know. The store keeps the last 100 runs of a job.
     ///
     /// # Errors
@@ -79,20 +83,91 @@ impl Jobs {
         since: SystemTime,
     ) -> Result<Option<JobHistory>, Error> {
         let found = self.read(JobQuery::One(name.into())).await?;
-        Ok(found.jobs.first().map(|view| JobHistory::new(view, since)))
+        let Some(view) = found.jobs.first() else {
+            return Ok(None);
+        };
+        let acts = self.check()?.inspector().audit().await;
+        let acts = acts.map_err(|source| self.unavailable(source))?;
+        Ok(Some(JobHistory::new(view, since, &acts)))
     }
 
     async fn read(&self, query: JobQuery) -> Result<JobAnswer, Error> {
+        let answer = self.check()?.inspector().jobs(query).await;
+        answer.map_err(|source| self.unavailable(source))
+    }
+
+    /// Returns the node, if its store serves jobs.
+    fn check(&self) -> Result<&Arc<Node>, Error> {
         self.0.not_forked(&Key::from("jobs"))?;
         let node = self.0.node();
-        let answer = match node.servers.refusal(Primitive::Job) {
-            Some(refused) => Err(refused),
-            None => node.inspector().jobs(query).await,
-        };
-        answer.map_err(|source| Error::Connect {
-            store: node.servers.text().to_string(),
+        let refused = node.servers.refusal(Primitive::Job);
+        refused.map_or(Ok(node), |refused| Err(self.unavailable(refused)))
+    }
+
+    fn unavailable(&self, source: StoreError) -> Error {
+        Error::Connect {
+            store: self.0.node().servers.text().to_string(),
             source,
-        })
+        }
+    }
+
+    /// Pauses a job, for all replicas and over deploys: no tick begins, nor a further attempt at a tick that has begun. A run that
+    /// goes on ends as always. `by` and `why` are told to each node, and are in the audit list. Returns what became of it:
+    /// [`JobActOutcome::Unchanged`] if the job is paused already.
+    ///
+    /// # Errors
+    /// As [`list`](Self::list). After a lost answer the job may be paused.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the job may be paused.
+    pub async fn pause(
+        &self,
+        name: impl Into<Key>,
+        by: impl AsRef<str>,
+        why: impl AsRef<str>,
+    ) -> Result<JobActOutcome, Error> {
+        self.act(name.into(), JobAct::Pause, (by.as_ref(), why.as_ref()))
+            .await
+    }
+
+    /// Resumes a job. No tick of the pause runs, however long it was; a tick that was begun before gets its next attempt, if it is
+    /// not older than [`finish_within`](crate::scheduler::LeasedJob::finish_within). With
+    /// `catch_up` the job's [`Misfire`](crate::scheduler::Misfire) decides about the ticks of the pause, as after an outage.
+    ///
+    /// # Errors
+    /// As [`pause`](Self::pause).
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the job may be resumed.
+    pub async fn resume(
+        &self,
+        name: impl Into<Key>,
+        catch_up: bool,
+        by: impl AsRef<str>,
+        why: impl AsRef<str>,
+    ) -> Result<JobActOutcome, Error> {
+        let act = JobAct::Resume { catch_up };
+        self.act(name.into(), act, (by.as_ref(), why.as_ref())).await
+    }
+
+    async fn act(&self, key: Key, act: JobAct, (by, why): (&str, &str)) -> Result<JobActOutcome, Error> {
+        let request = JobActRequest {
+            name: Name::job(key),
+            act,
+            by: start_of(by).into(),
+            why: start_of(why).into(),
+        };
+        let node = self.check()?;
+        let acted = node.inspector().act_on_job(request.clone()).await;
+        let (reply, time_us) = acted.map_err(|source| self.unavailable(source))?;
+        match reply {
+            JobActReply::Unknown => return Ok(JobActOutcome::Unknown),
+            JobActReply::Unchanged => return Ok(JobActOutcome::Unchanged),
+            JobActReply::Done => {}
+        }
+        observe::job_acted(node.events.label(), &request.name.key, act.word(), by, why);
+        let unwritten = node.inspector().note(request.audit(time_us / 1000)).await.err();
+        Ok(JobActOutcome::Done { unwritten })
     }
 
     /// Removes the store's record of a job, and returns whether there was one. The record has the last granted tick, its
@@ -140,6 +215,58 @@ impl Jobs {
     }
 }
 
+/// What became of an act about a job.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// use tenure::scheduler::JobActOutcome;
+///
+/// match locks.jobs().pause("reconcile", "ann", "INC-7").await? {
+///     JobActOutcome::Done { .. } => println!("paused"),
+///     JobActOutcome::Unknown => println!("the store knows no such job"),
+///     JobActOutcome::Unchanged => println!("it was paused before"),
+///     _ => {}
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub enum JobActOutcome {
+    /// It was done.
+    Done {
+        /// Why the act is missing from the [audit list](crate::inspect::Inspection::audit). `None`: it is in it.
+        unwritten: Option<StoreError>,
+    },
+    /// Nothing was done: the store does not know the job.
+    Unknown,
+    /// Nothing was done: the job is in that state already.
+    Unchanged,
+}
+
+/// A pause of a job.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// if let Some(pause) = locks.jobs().show("reconcile").await?.and_then(|job| job.paused) {
+///     println!("paused by {} since {:?}: {}", pause.by, pause.since, pause.why);
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct PauseEntry {
+    /// Since when, by the clock of the server.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::date"))]
+    pub since: SystemTime,
+    /// The operator.
+    pub by: Arc<str>,
+    /// The reason.
+    pub why: Arc<str>,
+}
+
 /// What the store knows of a job.
 ///
 /// ```
@@ -161,6 +288,8 @@ pub struct JobEntry {
     pub now: SystemTime,
     /// Whether a tick of it runs.
     pub state: JobState,
+    /// The pause, if an operator has paused the job.
+    pub paused: Option<PauseEntry>,
     /// When it is due, as a node of the job told last.
     pub plan: Option<JobPlan>,
     /// The nodes that have the job. A node that died stays for the time of two looks: two leases of the job, and at least 10 s.
@@ -192,10 +321,12 @@ pub enum JobState {
     Open,
     /// No tick is begun.
     Idle,
+    /// An operator has paused the job, and no tick runs.
+    Paused,
 }
 
 impl JobState {
-    /// Returns the word for the state: `running`, `open` or `idle`.
+    /// Returns the word for the state: `running`, `open`, `idle` or `paused`.
     pub fn word(self) -> &'static str {
         self.into()
     }
@@ -241,9 +372,15 @@ impl JobEntry {
             now: now_at,
             state: match record.unfinished(now) {
                 _ if is_running => JobState::Running,
+                _ if record.paused.is_some() => JobState::Paused,
                 Some(_) => JobState::Open,
                 None => JobState::Idle,
             },
+            paused: record.paused.as_ref().map(|pause| PauseEntry {
+                since: time(TickTime(pause.since_ms)),
+                by: pause.by.clone(),
+                why: pause.why.clone(),
+            }),
             plan: JobPlan::of(view),
             latest,
             last_success: record.well.map(time),

@@ -146,6 +146,7 @@
 //! | `given_up` | reached its number of [attempts](LeasedJob::attempts) and never ended, so it does not run again |
 //! | `elsewhere` | another node ran it, or this one already runs it |
 //! | `skipped` | an earlier tick was still running, here or elsewhere, so this one never runs. Or, with [`Overlap::QueueOne`], it waited, and a later tick replaced it |
+//! | `paused` | an operator has paused the job: [`Jobs::pause`] |
 //! | `missed` | no node ran it: the store was unavailable until the next tick came, or until this one was too old ([`Misfire`]). A warning reports it, after the store was asked again |
 //! | `drained` | this node drains. Its run was cancelled so that another node takes over |
 //! | `removed` | the job was removed from this process while another node ran the tick |
@@ -184,7 +185,7 @@ pub use crate::scheduler::explain::{OddDay, Oddity, explain};
 pub use crate::scheduler::history::{
     HistoryEntry, JobHistory, JobPlan, JobRun, RunState, TicksWithoutRun, WhyNoRun,
 };
-pub use crate::scheduler::jobs::{JobEntry, JobNodeEntry, JobState, Jobs};
+pub use crate::scheduler::jobs::{JobActOutcome, JobEntry, JobNodeEntry, JobState, Jobs, PauseEntry};
 pub use crate::scheduler::policy::{DEFAULT_LEASE, JobOutput, Misfire, Overlap, Retry};
 pub use crate::scheduler::setup::LeasedJob;
 pub use crate::scheduler::tick::LONGEST_CHECKPOINT;

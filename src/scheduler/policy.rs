@@ -225,6 +225,8 @@ pub(crate) enum TickOutcome {
     Missed,
     /// This node drains. It claims nothing, and its run was cancelled so that another node takes over.
     Drained,
+    /// An operator has paused the job, so the tick does not begin.
+    Paused,
     /// The job was removed from this node's scheduler while another node ran the tick, or while the tick was early.
     Removed,
 }
@@ -240,7 +242,9 @@ impl TickOutcome {
             TickOutcome::GivenUp => Some(RunOutcome::GivenUp),
             TickOutcome::Missed => Some(RunOutcome::Missed),
             TickOutcome::Drained => Some(RunOutcome::HandedOver),
-            TickOutcome::Elsewhere | TickOutcome::Skipped | TickOutcome::Removed => None,
+            TickOutcome::Elsewhere | TickOutcome::Skipped | TickOutcome::Paused | TickOutcome::Removed => {
+                None
+            }
         }
     }
 

@@ -86,6 +86,9 @@ impl<F> ScheduledJob<F> {
     /// Returns a tick that this node must run and does not work on yet, and whether it is a catch-up. The tick is
     /// unfinished, or it is the newest tick that no node began, if such ticks are caught up.
     fn unfinished_tick(&self, report: &JobReport) -> Option<(TickTime, bool)> {
+        if report.paused.is_some() {
+            return None;
+        }
         let open = report.open.filter(|open| !self.runner.is_in_progress(*open));
         let open = open.map(|open| (open, false));
         let missed = self.missed(report).map(|missed| (missed, true));
@@ -99,12 +102,20 @@ impl<F> ScheduledJob<F> {
 
     /// Returns the newest tick that came and that no node began, if it is caught up.
     fn missed(&self, report: &JobReport) -> Option<TickTime> {
-        let misfire = self.runner.settings.misfire?;
+        // Without a policy the newest tick that this node saw is caught up, if it was refused in a pause that is over.
+        let Some(misfire) = self.runner.settings.misfire else {
+            let newest = *self.runner.newest.borrow();
+            let was_refused = lock(&self.runner.paused).contains(&newest);
+            let is_new = was_refused && !self.runner.is_in_progress(newest) && Some(newest) > report.mark;
+            return is_new.then_some(newest);
+        };
         let (schedule, known) = (&self.runner.schedule, report.mark?);
         // By then any scheduler has fired it.
         let past = self.runner.now().checked_sub(MAX_ENGINE_DELAY)?;
         let missed = schedule.latest(past).ok().filter(|missed| *missed > known)?;
-        let is_new = !self.runner.is_in_progress(missed) && !lock(&self.seen).contains(&missed);
+        // A tick that was refused in a pause does not count as seen.
+        let is_seen = lock(&self.seen).contains(&missed) && !lock(&self.runner.paused).contains(&missed);
+        let is_new = !self.runner.is_in_progress(missed) && !is_seen;
         let is_caught_up = misfire != Misfire::Skip
             && self.runner.was_scheduled(missed)
             && !self.runner.is_too_old(missed, None);

@@ -39,6 +39,7 @@
 //! (`testing/engine.rs` `look`).
 
 use std::collections::{BTreeSet, HashMap, HashSet};
+use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
@@ -67,6 +68,9 @@ const MIN_RETRY_PAUSE: Duration = Duration::from_millis(100);
 
 /// The longest pause between two attempts while the store is unavailable.
 const MAX_RETRY_PAUSE: Duration = Duration::from_secs(2);
+
+/// The number of ticks that are remembered as paused.
+const MAX_PAUSED: usize = 128;
 
 /// The number of skipped ticks in a row that raises an alarm.
 const SKIPS_BEFORE_ALARM: u32 = 3;
@@ -103,6 +107,10 @@ pub(crate) struct TickRunner {
     pub(super) ongoing_polls: Mutex<HashMap<u64, OngoingPoll>>,
     /// The ticks of which it is unknown whether another node ran them.
     pub(super) unresolved: Mutex<BTreeSet<TickTime>>,
+    /// The latest ticks that did not begin because the job is paused, or was.
+    pub(super) paused: Mutex<BTreeSet<TickTime>>,
+    /// The pause that this node has reported, by its begin; [`u64::MAX`] if the job was not paused.
+    pub(super) reported_pause: AtomicU64,
     /// Locked by the task that asks the store about unresolved ticks.
     pub(super) audit_lock: AsyncMutex<()>,
 }
@@ -182,6 +190,8 @@ impl TickRunner {
             last_outage: Mutex::default(),
             ongoing_polls: Mutex::default(),
             unresolved: Mutex::default(),
+            paused: Mutex::default(),
+            reported_pause: AtomicU64::new(u64::MAX),
             audit_lock: AsyncMutex::default(),
         };
         runner.handle.node().note_jobs();
@@ -281,6 +291,9 @@ impl TickRunner {
                 outcome
             }
         };
+        if outcome != TickOutcome::Paused {
+            lock(&self.paused).retain(|later| *later > mark);
+        }
         self.count_skips(outcome);
         Ok(outcome)
     }
@@ -328,15 +341,10 @@ impl TickRunner {
                 },
                 // The lease was granted and lost before it was used, so nothing was begun.
                 Err(Error::Lost { .. }) => None,
-                Ok(Err(TickRefusal::Early(left))) => {
-                    attempt.due_since = attempt.due_since.map(|since| since + left);
-                    Some(self.note_early(mark, left))
-                }
-                Ok(Err(TickRefusal::EarlierTickDue { latest, is_open })) => {
-                    return Err(EarlierTickDue { latest, is_open });
-                }
-                Ok(Err(TickRefusal::Skipped)) => return Ok(self.not_run(mark, TickOutcome::Skipped)),
-                Ok(Err(TickRefusal::Over)) => return Ok(self.not_run(mark, TickOutcome::Elsewhere)),
+                Ok(Err(refusal)) => match self.refused(mark, &mut attempt, refusal)? {
+                    ControlFlow::Continue(wait) => Some(wait),
+                    ControlFlow::Break(run) => return Ok(run),
+                },
                 Err(error) => match self.outcome_of_error(mark, attempt, &error) {
                     Some(outcome) => return Ok(Run::not_here(outcome)),
                     None => Some(self.note_outage(&mut attempt, &mut pause, &error)),
@@ -356,6 +364,39 @@ impl TickRunner {
                 () = sleep(wait) => {}
             }
         }
+    }
+
+    /// Handles the store's refusal of a tick. Returns how long to wait before the next claim, or the outcome.
+    ///
+    /// # Errors
+    /// Returns the tick that must run first.
+    fn refused(
+        &self,
+        mark: TickTime,
+        attempt: &mut TickAttempt,
+        refusal: TickRefusal,
+    ) -> Result<ControlFlow<Run, Duration>, EarlierTickDue> {
+        let run = match refusal {
+            TickRefusal::Early(left) => {
+                attempt.due_since = attempt.due_since.map(|since| since + left);
+                return Ok(ControlFlow::Continue(self.note_early(mark, left)));
+            }
+            TickRefusal::EarlierTickDue { latest, is_open } => {
+                return Err(EarlierTickDue { latest, is_open });
+            }
+            TickRefusal::Paused => {
+                remember(&self.paused, mark, MAX_PAUSED);
+                Run::not_here(TickOutcome::Paused)
+            }
+            // The pause is over, and its ticks are passed over.
+            TickRefusal::Skipped if lock(&self.paused).contains(&mark) => {
+                lock(&self.paused).retain(|later| *later > mark);
+                self.not_run(mark, TickOutcome::Paused)
+            }
+            TickRefusal::Skipped => self.not_run(mark, TickOutcome::Skipped),
+            TickRefusal::Over => self.not_run(mark, TickOutcome::Elsewhere),
+        };
+        Ok(ControlFlow::Break(run))
     }
 
     /// Records that the store is unavailable. Returns when to ask again: soon after the end of a recovery if the store told it,

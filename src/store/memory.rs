@@ -10,6 +10,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::options::DEFAULT_PREFIX;
+use crate::protocol::job_act::{JobActReply, JobActRequest};
 use crate::protocol::ledger::Ledger;
 use crate::protocol::message::{Batch, BatchReply, GrantNumber, InboxEvent, Kind, Name, NodeId, Push, Reply};
 use crate::protocol::steal::{AuditEntry, MAX_AUDIT, StealAct, StealReply, StealRequest};
@@ -305,6 +306,15 @@ impl Inspect for MemoryStore {
 
     fn steal(&self, steal: StealRequest) -> BoxFuture<'static, Result<(StealReply, u64), StoreError>> {
         Box::pin(ready(Ok((self.take(&steal), date_ms() * 1000))))
+    }
+
+    fn act_on_job(
+        &self,
+        request: JobActRequest,
+    ) -> BoxFuture<'static, Result<(JobActReply, u64), StoreError>> {
+        let date = date_ms();
+        let reply = self.lock().parts[self.part].ledger.act_on_job(&request, date);
+        Box::pin(ready(Ok((reply, date * 1000))))
     }
 
     fn note(&self, entry: AuditEntry) -> BoxFuture<'static, Result<(), StoreError>> {

@@ -9,6 +9,7 @@ use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::error::StoreError;
+use crate::protocol::job_act::{JobActReply, JobActRequest};
 use crate::protocol::message::{Batch, BatchReply, Failure, GrantNumber, InboxEvent, Name, NodeId, Reply};
 use crate::protocol::primitive::Primitive;
 use crate::protocol::session::step::Opened;
@@ -230,6 +231,12 @@ pub trait Inspect: Debug + Send + Sync + 'static {
 
     /// Executes a step of a steal, and returns the server's date in microseconds since 1970, too.
     fn steal(&self, steal: StealRequest) -> BoxFuture<'static, Result<(StealReply, u64), StoreError>>;
+
+    /// Executes an act of an operator about a job, and returns the server's date in microseconds, too.
+    fn act_on_job(
+        &self,
+        request: JobActRequest,
+    ) -> BoxFuture<'static, Result<(JobActReply, u64), StoreError>>;
 
     /// Appends to the audit list.
     fn note(&self, entry: AuditEntry) -> BoxFuture<'static, Result<(), StoreError>>;

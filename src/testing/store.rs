@@ -1,6 +1,6 @@
 //! The store of a simulation: a ledger behind connections that a test can break.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::fmt;
 use std::future::ready;
 use std::sync::{Arc, Mutex};
@@ -10,6 +10,7 @@ use tokio::sync::{mpsc, watch};
 use crate::driver::process::{Process, World};
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind};
+use crate::protocol::job_act::{JobActReply, JobActRequest};
 use crate::protocol::ledger::Ledger;
 use crate::protocol::message::{
     Batch, BatchReply, CallAnswer, Executed, Failure, GrantNumber, InboxEvent, Kind, Name, NodeId, Reply,
@@ -71,6 +72,7 @@ pub struct StoreCopy(Ledger);
 struct SimulatedServer {
     ledger: Ledger,
     inboxes: HashMap<NodeId, mpsc::UnboundedSender<InboxEvent>>,
+    audit: VecDeque<AuditEntry>,
     ahead_ms: i64,
 }
 
@@ -297,7 +299,7 @@ impl Store for Reached {
     }
 }
 
-/// Shows its jobs, and nothing else.
+/// Shows its jobs and what operators did about them, and nothing else.
 impl Inspect for Reached {
     fn read(&self, _: InspectQuery) -> BoxFuture<'static, Result<InspectAnswer, StoreError>> {
         shows_jobs_only()
@@ -328,12 +330,40 @@ impl Inspect for Reached {
         shows_jobs_only()
     }
 
-    fn note(&self, _: AuditEntry) -> BoxFuture<'static, Result<(), StoreError>> {
-        shows_jobs_only()
+    fn act_on_job(
+        &self,
+        request: JobActRequest,
+    ) -> BoxFuture<'static, Result<(JobActReply, u64), StoreError>> {
+        let reached = self.clone();
+        Box::pin(async move {
+            reached.process.running().await;
+            let store = reached.open()?.to.store;
+            let mut server = lock(&store.server);
+            let date_ms = store.date_ms(&server);
+            let reply = server.ledger.act_on_job(&request, date_ms);
+            drop(server);
+            store.world.note_news();
+            Ok((reply, date_ms * 1000))
+        })
+    }
+
+    fn note(&self, entry: AuditEntry) -> BoxFuture<'static, Result<(), StoreError>> {
+        let reached = self.clone();
+        Box::pin(async move {
+            reached.process.running().await;
+            lock(&reached.open()?.to.store.server).audit.push_front(entry);
+            Ok(())
+        })
     }
 
     fn audit(&self) -> BoxFuture<'static, Result<Vec<AuditEntry>, StoreError>> {
-        shows_jobs_only()
+        let reached = self.clone();
+        Box::pin(async move {
+            reached.process.running().await;
+            let store = reached.open()?.to.store;
+            let audit = lock(&store.server).audit.iter().cloned().collect();
+            Ok(audit)
+        })
     }
 }
 

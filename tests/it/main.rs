@@ -28,6 +28,7 @@ mod guards;
 mod help;
 mod inspect;
 mod interop;
+mod job_acts;
 mod key_machine;
 mod latches;
 #[cfg(feature = "axum")]

@@ -41,7 +41,7 @@ const ALL: &[(&str, &str, &str, &Labels)] = &[
         ]),
     ]),
     ("tenure_ticks_total", "counter", "ticks", &[("outcome", &[
-        "done", "failed", "panicked", "timed_out", "given_up", "elsewhere", "skipped", "missed", "drained", "removed",
+        "done", "failed", "panicked", "timed_out", "given_up", "elsewhere", "skipped", "missed", "drained", "paused", "removed",
     ])]),
     ("tenure_job_alarms_total", "counter", "alarms", &[("alarm", &[
         "early", "skewed", "overtaken", "given_up", "mark_ahead", "went_back", "differs", "skips", "blocks", "engine_missed", "storage_shared",
@@ -566,6 +566,22 @@ mod ticks {
         meter.until("tenure_job_alarms_total{alarm=mark_ahead}").await;
         soon(fire(old, scheduler.clone())).await;
         counts!("missed");
+
+        // An operator has paused the job.
+        let name = tenure::protocol::message::Name::job("paused".into());
+        let pause = tenure::protocol::message::JobPause {
+            since_ms: 1,
+            by: "ann".into(),
+            why: "".into(),
+        };
+        let known = tenure::protocol::ledger::JobRecord {
+            paused: Some(Arc::new(pause)),
+            ..Default::default()
+        };
+        store.with_ledger(|ledger, _| ledger.set_job(&name, known));
+        let mut fire = one.job("paused", |_| async {}).unwrap();
+        soon(fire(young, scheduler.clone())).await;
+        counts!("paused");
         // The store cannot be reached before the next tick.
         #[cfg(feature = "redis")]
         {

@@ -143,6 +143,37 @@ async fn a_job_is_listed_shown_and_checked_and_has_a_history() {
         checked.starts_with("`reconcile` had its last success for "),
         "{checked}"
     );
+    // A pause.
+    let act = |args: &[&str]| on(&[&["jobs"], args, &["--by", "ann", "--why", "INC-7"]].concat());
+    act(&["pause", "reconcile"]).refuses_after_a_table(2, "without a terminal the command needs --yes");
+    let paused = act(&["pause", "reconcile", "--yes"]).well();
+    assert!(paused.ends_with("reconcile: paused\n"), "{paused}");
+    let again = act(&["pause", "reconcile", "--yes"]);
+    assert!(
+        again.code == 1 && again.out.ends_with("reconcile: was paused already\n"),
+        "{again:?}"
+    );
+    let shown = on(&["jobs", "show", "reconcile"]).well();
+    assert!(shown.contains("paused    by ann: INC-7"), "{shown}");
+    until("no run goes on", async || {
+        rows(&on(&["jobs"]).well())[0][1] == "paused"
+    })
+    .await;
+    let resumed = act(&["resume", "--all", "reco", "--yes", "--json"]).well();
+    assert!(
+        resumed.contains(r#"{"job":"reconcile","outcome":"resumed"}"#),
+        "{resumed}"
+    );
+    assert_eq!(act(&["resume", "reconcile", "--yes"]).code, 1);
+    act(&["pause", "nothing", "--yes"]).refuses(1, "the store knows no job `nothing`");
+    let history = on(&["jobs", "history", "reconcile"]).well();
+    assert!(
+        history.contains("resumed") && history.contains("by ann: INC-7"),
+        "{history}"
+    );
+    let audit = on(&["audit"]).well();
+    assert!(audit.contains("resumed") && audit.contains("paused"), "{audit}");
+
     // The node goes, and its job has no next tick.
     stage.locks.drain(Duration::from_secs(5)).await.unwrap();
     until("the node has withdrawn", async || {

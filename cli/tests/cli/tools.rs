@@ -55,6 +55,11 @@ impl Answer {
         self.out
     }
 
+    /// Checks the exit code and the words of a refusal. What is refused was shown before.
+    pub fn refuses_after_a_table(&self, code: i32, words: &str) {
+        assert!(self.code == code && self.err.contains(words), "{self:?}");
+    }
+
     /// Checks the exit code and the words of a refusal, and that it shows no password.
     pub fn refuses(&self, code: i32, words: &str) {
         assert!(self.code == code && self.out.is_empty(), "{self:?}");

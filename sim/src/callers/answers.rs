@@ -132,6 +132,7 @@ impl World {
             }
             WhyDenied::Tick(TickRefusal::Over) => Case::DeniedOver,
             WhyDenied::Tick(TickRefusal::Skipped) => Case::DeniedNeverBegun,
+            WhyDenied::Tick(TickRefusal::Paused) => Case::DeniedPaused,
             WhyDenied::Tick(TickRefusal::Early(_)) => Case::DeniedEarly,
             WhyDenied::Tick(TickRefusal::EarlierTickDue { .. }) => Case::DeniedBehind,
             WhyDenied::Error(AcquireError::Closed) => Case::DeniedClosed,

@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
+use tenure::protocol::job_act::{JobAct, JobActReply, JobActRequest};
 use tenure::protocol::ledger::RecordOwner;
-use tenure::protocol::message::{Asking, GrantNumber, Mode};
+use tenure::protocol::message::{Asking, GrantNumber, Kind, Mode, TickTime};
 use tenure::protocol::steal::{StealAct, StealReply, StealRequest, StealTarget};
 
+use crate::coverage::Case;
 use crate::time::MS;
 use crate::world::World;
 use crate::world::event::Event;
@@ -25,13 +27,72 @@ impl World {
     /// Takes one step about the lease of some key, and plans the next.
     pub(crate) fn operate(&mut self) {
         if self.draining {
-            return;
+            return self.resume_jobs();
         }
         let pause = self.operator_rng.u64(20 * MS..400 * MS);
         self.after(pause, Event::Operator);
         let key = self.operator_rng.usize(0..self.keys.len());
-        if Some(key) != self.latch {
+        if self.keys[key].kind == Kind::Job && self.operator_rng.u8(0..4) > 0 {
+            self.with_key(key, |world| world.act_on_job(key));
+        } else if Some(key) != self.latch {
             self.with_key(key, |world| world.steal(key));
+        }
+    }
+
+    /// Pauses a job, or resumes it.
+    fn act_on_job(&mut self, key: usize) {
+        let is_away = self.server.down || self.server.stall > self.now || self.server.loading > self.now;
+        if is_away || self.server.read_only > self.now {
+            return;
+        }
+        let is_paused = self.job(key).paused.is_some();
+        let act = match self.operator_rng.u8(0..8) {
+            // Most pauses are short.
+            _ if !is_paused && self.operator_rng.u8(0..3) > 0 => return,
+            0 => JobAct::Pause,
+            _ if !is_paused => JobAct::Pause,
+            1..3 => JobAct::Resume { catch_up: true },
+            _ => JobAct::Resume { catch_up: false },
+        };
+        self.apply_act(key, act);
+    }
+
+    fn apply_act(&mut self, key: usize, act: JobAct) {
+        let before = self.job(key).mark;
+        let request = JobActRequest {
+            name: self.keys[key].clone(),
+            act,
+            by: "an operator".into(),
+            why: "".into(),
+        };
+        let ms = self.server_us() / 1000;
+        let reply = self.server.ledger.act_on_job(&request, ms);
+        self.note(None, Some(key), || format!("operator: {act:?} -> {reply:?}"));
+        if reply != JobActReply::Done {
+            return;
+        }
+        self.cover(match act {
+            JobAct::Pause => Case::JobPaused,
+            JobAct::Resume { catch_up: false } => Case::JobResumed,
+            JobAct::Resume { catch_up: true } => Case::JobCaughtUp,
+        });
+        let job = self.job(key);
+        if act == (JobAct::Resume { catch_up: false }) {
+            self.memory.ticks.passed_over.insert(key, (before, TickTime(ms)));
+        }
+        self.memory.ticks.skipped.insert(key, job.skipped);
+        if let Some(known) = self.memory.ticks.history.get_mut(&key) {
+            known.paused = job.paused;
+        }
+        self.raise(Signal::KeyChanged { key });
+    }
+
+    /// Resumes each job, so that all ticks come to their ends.
+    pub(crate) fn resume_jobs(&mut self) {
+        for key in 0..self.keys.len() {
+            if self.keys[key].kind == Kind::Job && self.job(key).paused.is_some() {
+                self.apply_act(key, JobAct::Resume { catch_up: true });
+            }
         }
     }
 

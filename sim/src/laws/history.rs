@@ -41,6 +41,19 @@ impl World {
             }
             (None, Some(_)) => false,
         };
+        if let Some(run) = began.first() {
+            let passed_over = self.memory.ticks.passed_over.get(&key).copied();
+            let is_passed_over =
+                passed_over.is_some_and(|(from, to)| Some(run.tick) > from && run.tick <= to);
+            if before.paused.is_some() || is_passed_over && !self.memory.ticks.reset {
+                self.report(Violation::PausedTickGranted, Some(key), || {
+                    format!(
+                        "{run:?} began: the pause was {:?}, passed over are {passed_over:?}",
+                        before.paused
+                    )
+                });
+            }
+        }
         if !is_counted || !is_grant || !job.runs.iter().all(is_right) {
             self.report(Violation::HistoryWrong, Some(key), || {
                 format!(

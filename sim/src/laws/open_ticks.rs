@@ -45,7 +45,7 @@ impl World {
                 .iter()
                 .any(|node| node.alive && node.pursuits.contains(&(key, mark)))
         };
-        let is_open = !job.done && job.mark.is_some_and(|mark| mark.0 <= us / 1000);
+        let is_open = !job.done && job.paused.is_none() && job.mark.is_some_and(|mark| mark.0 <= us / 1000);
         let is_free = self.server.ledger.record(&self.keys[key], us).is_none();
         let looks = self
             .nodes

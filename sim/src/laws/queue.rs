@@ -83,7 +83,8 @@ impl World {
             let stands = |caller: &usize| {
                 let Caller { call, options, .. } = node.callers[*caller];
                 let is_resting = is_election && self.is_resting(slot, *caller);
-                call.is_none() && !is_resting && !is_over(&job, options.mark)
+                let is_paused = job.paused.is_some();
+                call.is_none() && !is_resting && !is_paused && !is_over(&job, options.mark)
             };
             let mut live = node.live.iter();
             node.alive && live.any(|caller| of_key(caller) && waiting(caller) && stands(caller))

@@ -299,6 +299,9 @@ impl World {
         if waits {
             pursued.retain(|mark, _| !is_over(&job, *mark));
         }
+        if job.paused.is_some() {
+            pursued.clear();
+        }
         let max_idle = if waits { 1 } else { usize::MAX };
         let idle: Vec<Option<TickTime>> = pursued
             .into_iter()

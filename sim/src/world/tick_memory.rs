@@ -44,6 +44,8 @@ pub(crate) struct TickMemory {
     pub(crate) held_back: HashSet<(NodeId, ClaimNumber)>,
     /// What was known of each job after the latest request about it: its latest winner and its runs.
     pub(crate) history: HashMap<usize, JobRecord>,
+    /// The ticks that the latest resume of each job passed over: after the first, and up to the second.
+    pub(crate) passed_over: HashMap<usize, (Option<TickTime>, TickTime)>,
     /// Whether a mark was reset.
     pub(crate) reset: bool,
     /// The latest grant before the server was told of a finished tick that it had forgotten. A tick granted

@@ -94,14 +94,16 @@ pub enum Branch {
     TickFinishedLate,
     /// A claim that is not the latest winner tried to finish a tick.
     TickFinishedByAnother,
+    /// A claim of a tick was refused, because its job is paused.
+    TickPaused,
+    /// A waiter was removed because its job is paused.
+    StandbyPaused,
     /// An owner handed its tick over before the run had ended.
     TickHandedOver,
     /// A run was not ended again: its end was written before, or its grant is not known.
     RunEndedBefore,
     /// A run ended after a reset had set the mark to another time.
     ResetRunEnded,
-    /// The history is full, so its oldest run was forgotten.
-    OldRunForgotten,
     /// The first look of a node removed a node that was gone.
     GoneNodeForgotten,
     /// The claim of a tick was executed after its not-after, so it was refused.

@@ -81,6 +81,7 @@ impl Transaction<'_> {
             return;
         };
         let open = job.unfinished(now);
+        report.paused = job.paused.clone();
         report.open = open.filter(|tick| !untold && within_ms >= now - tick.0);
         if open.is_some() {
             let is_told = report.open.is_some();

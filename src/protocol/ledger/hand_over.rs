@@ -106,6 +106,10 @@ impl Transaction<'_> {
             Branch::DeadRemoved
         } else if is_told && self.job.as_ref().is_some_and(|job| !job.is_open(entry.mark)) {
             Branch::StandbyDropped
+        } else if self.job.as_ref().is_some_and(|job| job.paused.is_some())
+            && !self.plant.is(Flaw::PausedStandbyGranted)
+        {
+            Branch::StandbyPaused
         } else if let Some(job) = &self.job
             && job.is_brought_back(entry.mark, self.date_ms)
             && !self.plant.is(Flaw::TickBroughtBackGranted)

@@ -32,6 +32,7 @@ pub(crate) mod call;
 pub(crate) mod election;
 mod for_tests;
 pub(crate) mod hand_over;
+mod job_act;
 pub(crate) mod latch;
 pub(crate) mod quorum;
 pub mod record;

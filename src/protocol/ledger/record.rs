@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::protocol::message::{
-    ClaimId, GrantNumber, JobNode, LeaseTimes, MAX_RUNS, Mode, NodeId, Payload, RunRecord, TickTime, Version,
+    ClaimId, GrantNumber, JobNode, JobPause, LeaseTimes, MAX_RUNS, Mode, NodeId, Payload, RunRecord,
+    TickTime, Version,
 };
 
 /// The state of one key. The store keeps none for a key whose state is empty.
@@ -191,6 +192,8 @@ pub struct JobRecord {
     pub well: Option<TickTime>,
     /// The latest checkpoint of a run, for the next run of its tick.
     pub saved: Option<CheckpointRecord>,
+    /// The pause, while an operator has paused the job.
+    pub paused: Option<Arc<JobPause>>,
     /// How often a tick was granted.
     pub run_count: u64,
     /// The latest runs, oldest first; at most [`MAX_RUNS`].

@@ -2,7 +2,7 @@
 //!
 //! | question | function |
 //! |---|---|
-//! | is the tick over, skipped or early? | `refuse_tick`, `refuse_over_tick` |
+//! | is the tick over, skipped, early or paused? | `refuse_tick`, `refuse_over_tick` |
 //! | must an earlier tick run first? | `refuse_behind_earlier` |
 //! | what happens to a tick that comes during a run? | `refuse_beside_run` |
 //! | which runs does the history show? | `note_run`, `note_ending` |
@@ -13,13 +13,13 @@ use crate::protocol::ledger::branch::Branch;
 use crate::protocol::ledger::record::QueueEntry;
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{
-    ClaimId, ClaimReply, LeaveReply, MAX_RUNS, Payload, RunEnding, RunOutcome, RunRecord, RunResult,
-    TickRefusal, TickTime, WhenBehind,
+    ClaimId, ClaimReply, LeaveReply, Payload, RunEnding, RunOutcome, RunRecord, RunResult, TickRefusal,
+    TickTime, WhenBehind,
 };
 use crate::protocol::step::ms;
 
 impl Transaction<'_> {
-    /// Returns the refusal of a tick that is over, was skipped, or is early, by the job's mark and the store's clock.
+    /// Returns the refusal of a tick that is over, was skipped, is early, or is paused, by the job's mark and the store's clock.
     pub(crate) fn refuse_tick(&mut self) -> Option<TickRefusal> {
         let now = self.date_ms;
         let job = self.job.as_deref()?;
@@ -34,6 +34,9 @@ impl Transaction<'_> {
         {
             self.branches.note(Branch::TickEarly);
             Some(TickRefusal::Early(ms(due - now)))
+        } else if job.paused.is_some() {
+            self.branches.note(Branch::TickPaused);
+            Some(TickRefusal::Paused)
         } else {
             None
         }
@@ -120,9 +123,6 @@ impl Transaction<'_> {
             name,
             ending: None,
         });
-        if job.run_count > MAX_RUNS as u64 {
-            self.branches.note(Branch::OldRunForgotten);
-        }
     }
 
     /// Ends the latest tick for its winner, so that it never runs again, writes how its run ended, and releases the job. An

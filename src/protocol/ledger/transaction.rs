@@ -18,7 +18,7 @@ use crate::protocol::ledger::record::{
 use crate::protocol::ledger::recovery_state::RecoveryState;
 use crate::protocol::message::{
     Call, CallAnswer, ClaimId, ClaimReply, GrantNumber, GrantReply, Kind, LeaseTimes, LeaveReply, Mode, Name,
-    NodeId, Push, QueueOwner, Reply, Request, TickTime, Verb, WhenBehind,
+    NodeId, Push, QueueOwner, Reply, Request, TickRefusal, TickTime, Verb, WhenBehind,
 };
 
 /// The state that one request reads and changes.
@@ -274,6 +274,8 @@ impl Transaction<'_> {
             self.queued().into()
         } else if self.job.as_ref().is_some_and(|job| !job.is_open(self.mark)) {
             ClaimReply::Tick(self.refuse_over_tick(Branch::StandbyTold)).into()
+        } else if self.job.as_ref().is_some_and(|job| job.paused.is_some()) {
+            ClaimReply::Tick(TickRefusal::Paused).into()
         } else {
             ClaimReply::Gone.into()
         }

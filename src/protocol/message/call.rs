@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::protocol::message::names::{ClaimId, GrantNumber, NodeId, TickTime, Version};
+use crate::protocol::message::run::JobPause;
 
 /// A question or an action about a job, a semaphore, a latch, an election or another claim's lease. A call creates no
 /// claim. A call may be repeated at any time.
@@ -165,6 +166,32 @@ impl Call {
     }
 }
 
+/// What a node tells of itself and of its job with a look ([`Call::Open`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LookData<'a> {
+    /// The name of the node, or empty.
+    pub name: &'a str,
+    /// When the job is due: `<zone>:<expression>`. Empty: that is not told.
+    pub plan: &'a str,
+}
+
+impl<'a> LookData<'a> {
+    /// Returns the data of the request.
+    pub fn payload(self) -> Payload {
+        Payload(format!("{}\0{}", self.name, self.plan).into_bytes().into())
+    }
+
+    /// Reads the data of a request. Bytes that are none are empty.
+    pub fn read(data: Option<&'a Payload>) -> LookData<'a> {
+        let text = data
+            .and_then(|data| std::str::from_utf8(&data.0).ok())
+            .unwrap_or_default();
+        // A plan has no such byte.
+        let (name, plan) = text.rsplit_once('\0').unwrap_or((text, ""));
+        LookData { name, plan }
+    }
+}
+
 /// The data of a call or an answer: a checkpoint, a leader's value, or the id of a call. Cheap to clone.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Payload(pub Arc<[u8]>);
@@ -234,6 +261,8 @@ pub struct JobReport {
     pub after: Option<TickTime>,
     /// The checkpoint of the tick; only for its owner.
     pub saved: Option<Payload>,
+    /// The pause of the job. Only for a question about open ticks.
+    pub paused: Option<Arc<JobPause>>,
 }
 
 impl JobReport {

@@ -80,6 +80,8 @@ pub enum TickRefusal {
     /// The tick was skipped and never runs. An earlier tick was running when it came, or a later tick replaced it
     /// while it waited.
     Skipped,
+    /// An operator paused the job.
+    Paused,
     /// By the store's clock the tick is due only after this time.
     Early(Duration),
     /// An earlier tick must run first: the latest tick if it has not ended, or else one that comes after it.

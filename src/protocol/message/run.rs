@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use crate::protocol::message::call::Payload;
 use crate::protocol::message::names::{GrantNumber, NodeId, TickTime};
 
 /// The number of runs that a store keeps of a job.
@@ -111,6 +110,17 @@ pub struct RunRecord {
     pub ending: Option<RunEnding>,
 }
 
+/// A pause of a job, by an operator.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct JobPause {
+    /// Since when, in milliseconds since the Unix epoch.
+    pub since_ms: u64,
+    /// The operator.
+    pub by: Arc<str>,
+    /// The reason.
+    pub why: Arc<str>,
+}
+
 /// What a node tells of itself when it asks about its job.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct JobNode {
@@ -118,32 +128,6 @@ pub struct JobNode {
     pub name: Arc<str>,
     /// Until when the node counts as one that has the job, in milliseconds since the Unix epoch.
     pub until_ms: u64,
-}
-
-/// What a node tells of itself and of its job with a look ([`Call::Open`](crate::protocol::message::Call::Open)).
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LookData<'a> {
-    /// The name of the node, or empty.
-    pub name: &'a str,
-    /// When the job is due: `<zone>:<expression>`. Empty: that is not told.
-    pub plan: &'a str,
-}
-
-impl<'a> LookData<'a> {
-    /// Returns the data of the request.
-    pub fn payload(self) -> Payload {
-        Payload(format!("{}\0{}", self.name, self.plan).into_bytes().into())
-    }
-
-    /// Reads the data of a request. Bytes that are none are empty.
-    pub fn read(data: Option<&'a Payload>) -> LookData<'a> {
-        let text = data
-            .and_then(|data| std::str::from_utf8(&data.0).ok())
-            .unwrap_or_default();
-        // A plan has no such byte.
-        let (name, plan) = text.rsplit_once('\0').unwrap_or((text, ""));
-        LookData { name, plan }
-    }
 }
 
 /// Returns the beginning of a text: whole characters, in at most [`MAX_RUN_TEXT`] bytes.

@@ -1,6 +1,6 @@
 use super::*;
 use crate::protocol::ledger::{Expression, JobRecord};
-use crate::protocol::message::{GrantNumber, RunEnding};
+use crate::protocol::message::{GrantNumber, JobPause, RunEnding};
 
 /// What the clock of the grant numbers showed at the beginning of the day. It may be another one than the date.
 const CLOCK: u64 = 5_000_000;
@@ -57,12 +57,13 @@ fn texts(history: &JobHistory) -> Vec<String> {
             assert_eq!(none.count as u64, second(none.last) - second(none.first) + 1);
             format!("{}-{} {}", second(none.first), second(none.last), none.why.word())
         }
+        HistoryEntry::Act(act) => act.what.clone(),
     };
     entries.map(text).collect()
 }
 
 fn history(view: &JobView) -> Vec<String> {
-    texts(&JobHistory::new(view, UNIX_EPOCH))
+    texts(&JobHistory::new(view, UNIX_EPOCH, &[]))
 }
 
 #[test]
@@ -87,12 +88,12 @@ fn a_tick_without_a_run_is_skipped_missing_or_pending() {
         history(&of)[5..],
         ["10-10 skipped", "11-11 none", "12-16 pending"]
     );
-    let began = JobHistory::new(&of, UNIX_EPOCH)
+    let began = JobHistory::new(&of, UNIX_EPOCH, &[])
         .entries
         .into_iter()
         .find_map(|entry| match entry {
             HistoryEntry::Run(run) => Some((run.began, run.fence)),
-            HistoryEntry::NoRun(_) => None,
+            _ => None,
         });
     let (at, number) = ((DAY + 1) * 1_000_000 + 1_000, of.record.runs[0].number);
     assert_eq!(
@@ -157,7 +158,7 @@ fn a_lost_run_lasts_until_the_next_grant_at_most() {
 fn nothing_is_said_of_ticks_that_are_not_known() {
     let of = view(9, Some(9), &[run(9, Some(1))]);
     let since = time(TickTime((DAY + 7) * 1_000));
-    assert_eq!(texts(&JobHistory::new(&of, since)), ["7-8 none", "9 done"]);
+    assert_eq!(texts(&JobHistory::new(&of, since, &[])), ["7-8 none", "9 done"]);
     let mut full = of.clone();
     full.record.run_count = 101;
     assert_eq!(history(&full), ["9 done"]);
@@ -181,7 +182,7 @@ fn nothing_is_said_of_ticks_that_are_not_known() {
 #[test]
 fn at_most_ten_thousand_ticks_are_examined() {
     let of = view(86_400, None, &[]);
-    let history = JobHistory::new(&of, UNIX_EPOCH);
+    let history = JobHistory::new(&of, UNIX_EPOCH, &[]);
     assert!(history.is_cut);
     assert_eq!(texts(&history), ["76401-86395 none", "86396-86400 pending"]);
 }
@@ -197,4 +198,59 @@ fn a_plan_is_read_as_it_was_told() {
     }
     let long = format!("{} * * * * *", vec!["1"; 600].join(","));
     assert_eq!(Schedule::in_zone(&long, chrono_tz::Tz::UTC).unwrap().plan(), "");
+}
+
+#[test]
+fn ticks_of_a_pause_are_paused_and_acts_are_entries() {
+    let act = |at: u64, what: &str, key: &str| AuditEntry {
+        time_ms: (DAY + at) * 1_000 + 500,
+        by: "ann".to_owned(),
+        what: what.to_owned(),
+        kind: Some(Kind::Job),
+        key: key.into(),
+        number: String::new(),
+        why: "INC-7".to_owned(),
+    };
+    let mut of = view(20, Some(1), &[run(1, Some(10))]);
+    of.record.skipped = Some(TickTime((DAY + 8) * 1_000));
+    of.record.paused = Some(Arc::new(JobPause {
+        since_ms: (DAY + 17) * 1_000,
+        by: "ann".into(),
+        why: "".into(),
+    }));
+    let acts = [
+        act(17, "paused", "job"),
+        act(9, "resumed", "other"),
+        act(8, "resumed", "job"),
+        act(2, "paused", "job"),
+    ];
+    let history = JobHistory::new(&of, UNIX_EPOCH, &acts);
+    let without: Vec<_> = history
+        .entries
+        .iter()
+        .filter_map(|entry| match entry {
+            HistoryEntry::NoRun(none) => Some((none.count, none.why)),
+            HistoryEntry::Act(act) => Some((
+                0,
+                if act.what == "paused" {
+                    WhyNoRun::Paused
+                } else {
+                    WhyNoRun::None
+                },
+            )),
+            HistoryEntry::Run(_) => None,
+        })
+        .collect();
+    use WhyNoRun::{None as No, Paused, Skipped};
+    let expected = [
+        (1, No),
+        (1, Skipped),
+        (0, Paused),
+        (6, Paused),
+        (0, No),
+        (8, No),
+        (0, Paused),
+        (4, Paused),
+    ];
+    assert_eq!(without, expected);
 }

@@ -116,6 +116,7 @@ fn claim_reply(value: &Value) -> Option<ClaimReply> {
         b'A' => ClaimReply::GroupRefused,
         b'O' => ClaimReply::Tick(TickRefusal::Over),
         b'S' => ClaimReply::Tick(TickRefusal::Skipped),
+        b'H' => ClaimReply::Tick(TickRefusal::Paused),
         b'F' => ClaimReply::Tick(TickRefusal::Early(ms(first.parse().ok()?))),
         b'J' => ClaimReply::Tick(TickRefusal::EarlierTickDue {
             latest: first.parse().ok()?,
@@ -200,6 +201,7 @@ fn report(text: &[u8]) -> Option<JobReport> {
     let mut kept = || next_part(&mut parts).filter(|number: &u64| *number <= MAX_EXACT_INTEGER);
     let (well, before, latest, since) = (kept(), kept(), kept(), kept());
     let tick = |ms: u64| (ms > 0).then_some(TickTime(ms));
+    let rest = parts.next();
     Some(JobReport {
         open: tick(open),
         ahead_ms,
@@ -213,7 +215,8 @@ fn report(text: &[u8]) -> Option<JobReport> {
         after: before
             .filter(|_| latest == tick(mark).map(|tick| tick.0))
             .map(TickTime),
-        saved: bytes(parts.next()),
+        saved: bytes(rest),
+        paused: rest.and_then(|rest| Some(format::pause(&String::from_utf8_lossy(rest.strip_prefix(b"!")?)))),
     })
 }
 

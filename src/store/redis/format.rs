@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 
-use crate::protocol::message::{ClaimNumber, GrantNumber, Kind, MAX_RUN_TEXT, Mode, NodeId, Permits};
+use crate::protocol::message::{
+    ClaimNumber, GrantNumber, JobPause, Kind, MAX_RUN_TEXT, Mode, NodeId, Permits,
+};
 use crate::protocol::view::Presence;
 
 /// The bytes that a presence has as they are.
@@ -169,6 +171,25 @@ pub(super) fn encoded_start(value: &[u8]) -> String {
         text.push_str(&char);
     }
     text
+}
+
+/// Reads a pause of a job: `<since> <by> <why>`. A text that is none is a pause, too: the scripts grant no tick while it is there.
+pub(super) fn pause(text: &str) -> Arc<JobPause> {
+    let mut words = text.splitn(3, ' ');
+    let since_ms = words
+        .next()
+        .and_then(|since| since.parse().ok())
+        .unwrap_or_default();
+    let mut word = || {
+        percent_decode_str(words.next().unwrap_or_default())
+            .decode_utf8_lossy()
+            .into()
+    };
+    Arc::new(JobPause {
+        since_ms,
+        by: word(),
+        why: word(),
+    })
 }
 
 /// Returns the fields of a text, each with the bytes of its value. A field without `=` is empty.

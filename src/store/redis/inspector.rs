@@ -10,6 +10,7 @@ use redis::Value;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::Key;
+use crate::protocol::job_act::{JobActReply, JobActRequest};
 use crate::protocol::message::{Kind, Name, NodeId};
 use crate::protocol::steal::{AuditEntry, StealReply, StealRequest};
 use crate::protocol::view::{
@@ -99,6 +100,14 @@ impl Inspect for RedisInspector {
     fn steal(&self, steal: StealRequest) -> BoxFuture<'static, Result<(StealReply, u64), StoreError>> {
         let inner = self.0.clone();
         Box::pin(async move { inner.stealer().steal(&steal).await })
+    }
+
+    fn act_on_job(
+        &self,
+        request: JobActRequest,
+    ) -> BoxFuture<'static, Result<(JobActReply, u64), StoreError>> {
+        let inner = self.0.clone();
+        Box::pin(async move { inner.stealer().act_on_job(&request).await })
     }
 
     fn note(&self, entry: AuditEntry) -> BoxFuture<'static, Result<(), StoreError>> {

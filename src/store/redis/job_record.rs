@@ -10,6 +10,7 @@ use crate::protocol::ledger::{CheckpointRecord, Expression, JobRecord};
 use crate::protocol::message::{
     GrantNumber, JobNode, MAX_RUNS, NodeId, Payload, RunEnding, RunRecord, RunResult, TickTime,
 };
+use crate::store::redis::format;
 
 /// Reads the fields of the hash. A field that cannot be read counts as missing: another version may have written it.
 pub(crate) fn read(fields: HashMap<Vec<u8>, Vec<u8>>) -> JobRecord {
@@ -47,6 +48,10 @@ pub(crate) fn read(fields: HashMap<Vec<u8>, Vec<u8>>) -> JobRecord {
                     data: Payload(data.into()),
                 })
             }),
+        paused: of
+            .0
+            .get("paused")
+            .map(|text| format::pause(&String::from_utf8_lossy(text))),
         run_count,
         runs: (first..=run_count).filter_map(|run| of.run(run)).collect(),
         nodes: fields.keys().filter_map(|field| of.node(field)).collect(),

@@ -68,6 +68,10 @@ pub(super) static VOTE: LazyLock<LuaScript> =
 pub(super) static REVOKE: LazyLock<LuaScript> =
     LazyLock::new(|| LuaScript::new(include_str!("lua/revoke.lua").to_owned()));
 
+/// The script that pauses and resumes a job.
+pub(super) static JOB_ACT: LazyLock<LuaScript> =
+    LazyLock::new(|| LuaScript::new(include_str!("lua/job_act.lua").to_owned()));
+
 impl LuaScript {
     pub(super) fn new(text: String) -> Self {
         let sha = redis::Script::new(&text).get_hash().to_owned();

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use tenure::protocol::ledger::RecordOwner;
 use tenure::protocol::message::{
-    Batch, CallAnswer, ClaimId, ClaimReply, GrantNumber, Kind, Mode, Permits, Reply, WriteAnswer,
+    Batch, CallAnswer, ClaimId, ClaimReply, GrantNumber, Kind, MAX_RUNS, Mode, Permits, Reply, WriteAnswer,
 };
 use tenure::protocol::write::{Action, GuardedWrite, Precondition, WriteBody};
 use tenure::testing::read_job;
@@ -92,6 +92,9 @@ impl Run {
         };
         let real = read_job(real);
         let model = self.ledger.job(&self.names[at]).cloned().unwrap_or_default();
+        if model.run_count > MAX_RUNS as u64 && model.runs.back().is_some_and(|run| run.ending.is_some()) {
+            self.saw("oldest run forgotten");
+        }
         assert_eq!(real, model, "step {step}: the memory of {}", self.names[at]);
     }
 

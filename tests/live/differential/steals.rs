@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use tenure::protocol::job_act::{JobAct, JobActReply, JobActRequest};
 use tenure::protocol::ledger::SharedLease;
 use tenure::protocol::message::{Asking, GrantNumber, InboxEvent, Push};
 use tenure::protocol::steal::{StealAct, StealReply, StealRequest, StealTarget};
@@ -11,6 +12,45 @@ use tenure::store::Inspect;
 use super::{Run, TOLERANCE_MS};
 
 impl Run {
+    /// Pauses a job or resumes it, on the server and in the ledger. Pauses are short: otherwise no tick runs.
+    pub(super) async fn act_on_job(&mut self, step: u64) {
+        let inspector = self.store.inspector().expect("Redis shows its keys");
+        let paused = |at: &usize| {
+            self.ledger
+                .job(&self.names[*at])
+                .is_some_and(|job| job.paused.is_some())
+        };
+        let at = (0..self.busy).find(paused);
+        let at = at.unwrap_or_else(|| self.rng.usize(..self.busy));
+        let is_paused = self
+            .ledger
+            .job(&self.names[at])
+            .is_some_and(|job| job.paused.is_some());
+        let act = match self.rng.u8(..8) {
+            0 => JobAct::Pause,
+            _ if !is_paused && self.rng.bool() => return,
+            _ if !is_paused => JobAct::Pause,
+            1..3 => JobAct::Resume { catch_up: true },
+            _ => JobAct::Resume { catch_up: false },
+        };
+        let request = JobActRequest {
+            name: self.names[at].clone(),
+            act,
+            by: "Zoë & co".into(),
+            why: "100% late\n".into(),
+        };
+        let (real, us) = inspector.act_on_job(request.clone()).await.unwrap();
+        let model = self.ledger.act_on_job(&request, us / 1000);
+        assert_eq!(real, model, "step {step}: {request:?}");
+        if model == JobActReply::Done {
+            self.saw(match act {
+                JobAct::Pause => "paused by an operator",
+                JobAct::Resume { .. } => "resumed by an operator",
+            });
+        }
+        self.compare_memory(at, step);
+    }
+
     /// Takes one step about some lease, and compares reply, pushes and record.
     pub(super) async fn steal(&mut self, step: u64) {
         let inspector = self.store.inspector().expect("Redis shows its keys");

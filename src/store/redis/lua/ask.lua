@@ -13,7 +13,7 @@
 -- returns       U<open tick, or 0>:<ms by which the mark is ahead of the clock>:<1 = another fingerprint was kept>:<now>:
 --               <1 = a tick that is over was open>:<1 = the holder owns the job>:<mark>:<latest tick that went well>:
 --               <`passed`, or 0:0>:<when the store first saw the caller's fingerprint, or 0>: then nothing, or = and the
---               saved data.
+--               saved data; of o in a pause ! and <since> <by> <why>.
 if asks then
   -- Saves data of a run, unless data with a later number of the same run came first.
   local function save(job, tick, to)
@@ -93,6 +93,7 @@ if asks then
       end
     elseif verb == 'o' then
       -- For this verb the word `tick` is the greatest age of a tick, in ms.
+      if job.paused then data = '!' .. job.paused end
       if job.attempt > 0 and not job.done and mark <= ms and mark + tick >= ms then open = mark end
       differs, since = keep(job, print, lease, name, plan)
     elseif verb == 'x' then

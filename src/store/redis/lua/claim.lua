@@ -8,7 +8,8 @@
 -- returns  integer = granted, its number
 --          G<number>:<capacity> = granted, but a current holder of permits recorded another capacity
 --          V<number>:<tick> = granted; the tick in the reply had not ended, and never runs again
---          O = the tick is over; S = the tick was never granted and never will be; F<ms> = the tick is due in so many ms
+--          O = the tick is over; S = the tick was never granted and never will be; F<ms> = the tick is due in so many ms; H =
+--              the job is paused
 --          J<tick>:<1 = it has not ended> = another tick must run first; the reply has the latest tick
 --          Q<ms> or Q = queued, then :<node> of the exclusive owner; P<ms> or P = queued behind a foreign owner
 --          R<ms> = queued if it waits and is for no tick; the server recovers for so many ms; B<ms> or B = busy

@@ -17,6 +17,7 @@
 --                  e<r mod 100>  <r>:<outcome>:<ms>:<retries>:<text> of run r, once its end is known
 --                  w<node>  <until>:<name> of a node that has the job: until when it counts as one, in ms
 --                  plan     <zone>:<expression>: when the job is due
+--                  paused   <since> <by> <why> while an operator has paused the job; see job_act.lua
 --                Names, texts and expressions are percent-encoded, but colons are not.
 -- returns        nothing: the comment above each function says what it returns
 do
@@ -25,9 +26,9 @@ do
     return tick > job.mark and tick > job.skipped or tick == job.mark and not job.done
   end
 
-  -- Returns whether a claim may wait for a tick: the tick is running, or it is due and open.
+  -- Returns whether a claim may wait for a tick: the tick is running, or it is due and open, and the job is not paused.
   local function may_wait(job, tick)
-    return is_open(job, tick) and (tick == job.mark or tick <= ms)
+    return not job.paused and is_open(job, tick) and (tick == job.mark or tick <= ms)
   end
 
   -- Returns the reply for a tick that is not open: S if it came during an earlier run and was never granted, else O. The
@@ -44,6 +45,7 @@ do
   local function judge(job, tick, after)
     if not is_open(job, tick) then return over(job, tick) end
     if tick > ms then return format('F%d', tick - ms) end
+    if job.paused then return 'H' end
     after = tonumber(after)
     if after and job.known and tick ~= job.mark then
       -- A skipped tick never runs, so no tick waits for it.
@@ -79,7 +81,7 @@ do
   -- Reads the memory of the job, and what the node of the holder told, or returns an error.
   function recall(i, holder)
     local key, node = KEYS[2 * n + 2 + i], string.sub(holder, 1, 32)
-    local found = attempt('HMGET', key, 'mark', 'attempt', 'skipped', 'done', 'winner', 'saved', 'runs', 'w' .. node)
+    local found = attempt('HMGET', key, 'mark', 'attempt', 'skipped', 'done', 'winner', 'saved', 'runs', 'w' .. node, 'paused')
     if found.err then return found end
     local numbers = {}
     for j = 1, 3 do
@@ -108,6 +110,7 @@ do
       running = run and tonumber(running) or 0,
       node = node,
       told = found[8],
+      paused = found[9],
     }
   end
 end
