@@ -63,8 +63,18 @@ async fn until_job(locks: &Locks, what: &str, is: impl Fn(&tenure::scheduler::Jo
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_job_is_listed_shown_and_checked_and_has_a_history() {
+async fn a_job_is_listed_shown_checked_and_paused_and_has_a_history() {
     let stage = stage().await;
+    runs_after_a_failure(&stage).await;
+    let list = run_on(&stage.server, &["jobs"]).well();
+    is_listed(&stage, &list);
+    succeeds(&stage).await;
+    is_paused(&stage).await;
+    is_left(&stage).await;
+}
+
+/// The first tick has failed, and the second is being run.
+async fn runs_after_a_failure(stage: &Stage) {
     let on = |args: &[&str]| run_on(&stage.server, args);
     // The look of the node and its first failure may come in any order.
     until_job(&stage.locks, "the second tick runs", |job| {
@@ -113,7 +123,11 @@ async fn a_job_is_listed_shown_and_checked_and_has_a_history() {
     ] {
         assert!(shown.contains(line), "{shown}");
     }
-    let list = on(&["jobs"]).well();
+}
+
+/// The table and the JSON have the job.
+fn is_listed(stage: &Stage, list: &str) {
+    let on = |args: &[&str]| run_on(&stage.server, args);
     let header: Vec<_> = list.lines().next().unwrap().split_whitespace().collect();
     assert_eq!(
         header,
@@ -128,14 +142,17 @@ async fn a_job_is_listed_shown_and_checked_and_has_a_history() {
             "NODES"
         ]
     );
-    assert_eq!(rows(&list)[0][..3], ["reconcile", "running", "web 1"]);
+    assert_eq!(rows(list)[0][..3], ["reconcile", "running", "web 1"]);
     assert_eq!(on(&["jobs", "other:"]).well().lines().count(), 1);
     let json = on(&["jobs", "reco", "--json"]).well();
     let program =
         "import sys,json; job=json.load(sys.stdin); print(job['job'],job['state'],job['nodes'][0]['name'])";
     assert_eq!(python(program, &json).trim(), "reconcile running web 1");
+}
 
-    // A success.
+/// The second tick succeeds, and the check says so.
+async fn succeeds(stage: &Stage) {
+    let on = |args: &[&str]| run_on(&stage.server, args);
     stage.release.send(true).unwrap();
     until_job(&stage.locks, "it succeeds", |job| job.last_success.is_some()).await;
     let checked = on(&["jobs", "check", "reconcile", "--within", "1h"]).well();
@@ -143,7 +160,11 @@ async fn a_job_is_listed_shown_and_checked_and_has_a_history() {
         checked.starts_with("`reconcile` had its last success for "),
         "{checked}"
     );
-    // A pause.
+}
+
+/// Operators pause the job and resume it.
+async fn is_paused(stage: &Stage) {
+    let on = |args: &[&str]| run_on(&stage.server, args);
     let act = |args: &[&str]| on(&[&["jobs"], args, &["--by", "ann", "--why", "INC-7"]].concat());
     act(&["pause", "reconcile"]).refuses_after_a_table(2, "without a terminal the command needs --yes");
     let paused = act(&["pause", "reconcile", "--yes"]).well();
@@ -173,8 +194,11 @@ async fn a_job_is_listed_shown_and_checked_and_has_a_history() {
     );
     let audit = on(&["audit"]).well();
     assert!(audit.contains("resumed") && audit.contains("paused"), "{audit}");
+}
 
-    // The node goes, and its job has no next tick.
+/// The node goes, its job has no next tick, and its last success gets too old.
+async fn is_left(stage: &Stage) {
+    let on = |args: &[&str]| run_on(&stage.server, args);
     stage.locks.drain(Duration::from_secs(5)).await.unwrap();
     until("the node has withdrawn", async || {
         let shown = on(&["jobs", "show", "reconcile"]).well();
