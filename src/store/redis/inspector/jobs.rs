@@ -16,7 +16,7 @@ use crate::store::redis::inspector::answers::{has_other_type, is_refused_with, n
 use crate::store::redis::inspector::keys::KeyReader;
 use crate::store::redis::{job_record, names};
 
-/// The number of jobs that one pipeline reads. A job has 15 kB, and with a checkpoint 80 kB.
+/// The number of jobs that one pipeline reads. A job has about 15 kB of text, and with a checkpoint 80 kB.
 const CHUNK: usize = 20;
 
 impl Inner {
