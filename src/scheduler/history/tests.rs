@@ -221,6 +221,8 @@ fn ticks_of_a_pause_are_paused_and_acts_are_entries() {
     let acts = [
         act(17, "paused", "job"),
         act(9, "resumed", "other"),
+        // A steal of the lease of a run ends no pause.
+        act(5, "revoked", "job"),
         act(8, "resumed", "job"),
         act(2, "paused", "job"),
     ];
@@ -230,6 +232,7 @@ fn ticks_of_a_pause_are_paused_and_acts_are_entries() {
         .iter()
         .filter_map(|entry| match entry {
             HistoryEntry::NoRun(none) => Some((none.count, none.why)),
+            HistoryEntry::Act(act) if act.what == "revoked" => None,
             HistoryEntry::Act(act) => Some((
                 0,
                 if act.what == "paused" {
@@ -241,16 +244,16 @@ fn ticks_of_a_pause_are_paused_and_acts_are_entries() {
             HistoryEntry::Run(_) => None,
         })
         .collect();
-    use WhyNoRun::{None as No, Paused, Skipped};
+    use WhyNoRun::{None as No, Paused};
+    // A tick that came less than a second before the pause was not claimed in time.
     let expected = [
         (1, No),
-        (1, Skipped),
         (0, Paused),
-        (6, Paused),
+        (7, Paused),
         (0, No),
-        (8, No),
+        (7, No),
         (0, Paused),
-        (4, Paused),
+        (5, Paused),
     ];
     assert_eq!(without, expected);
 }
