@@ -6,7 +6,7 @@ use std::sync::Arc;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::driver::node::Node;
-use crate::error::{StoreError, StoreErrorKind};
+use crate::error::{Error, StoreError, StoreErrorKind};
 #[cfg(feature = "scheduler")]
 use crate::protocol::job_act::{JobActReply, JobActRequest};
 use crate::protocol::steal::{AuditEntry, StealReply, StealRequest};
@@ -63,6 +63,14 @@ impl Inspector {
 
     pub(crate) async fn audit(&self) -> Result<Vec<AuditEntry>, StoreError> {
         self.answer(self.inspector()?.audit()).await
+    }
+
+    /// Returns the error of a question that the store did not answer.
+    pub(crate) fn unavailable(&self, source: StoreError) -> Error {
+        Error::Connect {
+            store: self.node.servers.text().to_string(),
+            source,
+        }
     }
 
     /// Returns whether every node of the store is in this process.

@@ -8,8 +8,9 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use crate::key::Key;
 #[cfg(feature = "serde")]
 use crate::primitives::inspect::json;
+use crate::protocol::job_act::JobAct;
 use crate::protocol::message::{
-    Fence, GrantNumber, Kind, MAX_RUNS, MIN_POLL_MS, NodeId, RunOutcome, RunRecord, RunResult, TickTime,
+    Fence, Kind, MAX_RUNS, MIN_POLL_MS, NodeId, RunOutcome, RunRecord, RunResult, TickTime,
 };
 use crate::protocol::steal::AuditEntry;
 use crate::protocol::view::JobView;
@@ -260,7 +261,7 @@ impl JobRun {
             attempt: run.attempt,
             node: run.node,
             node_name,
-            began: began(view, run.number),
+            began: UNIX_EPOCH + Duration::from_micros(run.number.date_us(view.now_us, 1_000 * view.now_ms)),
             took: result.map(|result| Duration::from_millis(result.took_ms)),
             retries: result.map_or(0, |result: RunResult| result.retries),
             fence: Fence::new(run.number, 0),
@@ -275,13 +276,6 @@ impl JobRun {
     fn position(&self) -> SystemTime {
         self.began.max(self.tick)
     }
-}
-
-/// Returns the date of a grant. The clock of the numbers may be another one than the date, and a number may be ahead of it.
-fn began(view: &JobView, number: GrantNumber) -> SystemTime {
-    let age = Duration::from_micros(view.now_us.saturating_sub(number.0));
-    let now = time(TickTime(view.now_ms));
-    now.checked_sub(age).unwrap_or(UNIX_EPOCH)
 }
 
 impl JobHistory {
@@ -322,12 +316,13 @@ impl JobHistory {
 
 /// Returns the pauses of a job, as far as the audit list goes back: the first and the last moment of each.
 fn pauses(view: &JobView, acts: &[&AuditEntry]) -> Vec<(SystemTime, SystemTime)> {
+    let resumes = [false, true].map(|catch_up| JobAct::Resume { catch_up }.word());
     let (mut pauses, mut since) = (Vec::new(), None);
     for act in acts {
-        match &*act.what {
-            "paused" => since = Some(act.time()),
-            "resumed" | "resumed_to_catch_up" => pauses.extend(since.take().map(|since| (since, act.time()))),
-            _ => {}
+        if act.what == JobAct::Pause.word() {
+            since = Some(act.time());
+        } else if resumes.contains(&&*act.what) {
+            pauses.extend(since.take().map(|since| (since, act.time())));
         }
     }
     let now = time(TickTime(view.now_ms));

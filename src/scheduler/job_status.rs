@@ -33,7 +33,7 @@ impl TickRunner {
         let name = self.handle.options().node_name.as_deref().unwrap_or_default();
         let look = LookData {
             name: start_of(name),
-            plan: &self.plan,
+            plan: &self.schedule.plan(),
         };
         let look = Some(look.payload());
         let answer = ask_about_job(&self.handle, &self.name, self.settings.lease, (call, look)).await;

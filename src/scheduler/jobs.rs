@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use crate::driver::handle::Handle;
-use crate::driver::node::Node;
+use crate::driver::inspector::Inspector;
 use crate::driver::waiter::lock;
 use crate::error::{Error, StoreError};
 use crate::key::Key;
@@ -86,29 +86,26 @@ impl Jobs {
         let Some(view) = found.jobs.first() else {
             return Ok(None);
         };
-        let acts = self.check()?.inspector().audit().await;
-        let acts = acts.map_err(|source| self.unavailable(source))?;
+        let inspector = self.inspector()?;
+        let acts = inspector.audit().await;
+        let acts = acts.map_err(|source| inspector.unavailable(source))?;
         Ok(Some(JobHistory::new(view, since, &acts)))
     }
 
     async fn read(&self, query: JobQuery) -> Result<JobAnswer, Error> {
-        let answer = self.check()?.inspector().jobs(query).await;
-        answer.map_err(|source| self.unavailable(source))
+        let inspector = self.inspector()?;
+        let answer = inspector.jobs(query).await;
+        answer.map_err(|source| inspector.unavailable(source))
     }
 
-    /// Returns the node, if its store serves jobs.
-    fn check(&self) -> Result<&Arc<Node>, Error> {
+    /// Returns what reads the store, if the store serves jobs.
+    fn inspector(&self) -> Result<Inspector, Error> {
         self.0.not_forked(&Key::from("jobs"))?;
-        let node = self.0.node();
-        let refused = node.servers.refusal(Primitive::Job);
-        refused.map_or(Ok(node), |refused| Err(self.unavailable(refused)))
-    }
-
-    fn unavailable(&self, source: StoreError) -> Error {
-        Error::Connect {
-            store: self.0.node().servers.text().to_string(),
-            source,
-        }
+        let inspector = self.0.node().inspector();
+        let refused = self.0.node().servers.refusal(Primitive::Job);
+        refused.map_or(Ok(inspector.clone()), |refused| {
+            Err(inspector.unavailable(refused))
+        })
     }
 
     /// Pauses a job, for all replicas and over deploys: no tick begins, nor a further attempt at a tick that has begun. A run that
@@ -157,16 +154,22 @@ impl Jobs {
             by: start_of(by).into(),
             why: start_of(why).into(),
         };
-        let node = self.check()?;
-        let acted = node.inspector().act_on_job(request.clone()).await;
-        let (reply, time_us) = acted.map_err(|source| self.unavailable(source))?;
+        let inspector = self.inspector()?;
+        let acted = inspector.act_on_job(request.clone()).await;
+        let (reply, time_us) = acted.map_err(|source| inspector.unavailable(source))?;
         match reply {
             JobActReply::Unknown => return Ok(JobActOutcome::Unknown),
             JobActReply::Unchanged => return Ok(JobActOutcome::Unchanged),
             JobActReply::Done => {}
         }
-        observe::job_acted(node.events.label(), &request.name.key, act.word(), by, why);
-        let unwritten = node.inspector().note(request.audit(time_us / 1000)).await.err();
+        observe::job_acted(
+            self.0.node().events.label(),
+            &request.name.key,
+            act.word(),
+            by,
+            why,
+        );
+        let unwritten = inspector.note(request.audit(time_us / 1000)).await.err();
         Ok(JobActOutcome::Done { unwritten })
     }
 

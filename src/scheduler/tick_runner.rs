@@ -88,8 +88,6 @@ pub(crate) struct TickRunner {
     /// Cancelled when the scheduler removes the job.
     pub(super) removed: CancellationToken,
     pub(super) schedule: Schedule,
-    /// The schedule, as the store is told.
-    pub(super) plan: String,
     /// Locked while this node runs all ticks one after the other.
     pub(super) run_all_lock: AsyncMutex<()>,
     /// The number of skipped ticks in a row.
@@ -180,7 +178,6 @@ impl TickRunner {
             newest: watch::Sender::new(TickTime(0)),
             in_progress: watch::Sender::default(),
             removed: registration.removal_token(),
-            plan: schedule.plan(),
             schedule,
             run_all_lock: AsyncMutex::default(),
             consecutive_skips: AtomicU32::new(0),

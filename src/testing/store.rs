@@ -17,7 +17,7 @@ use crate::protocol::message::{
     Verb,
 };
 use crate::protocol::session::step::Opened;
-use crate::protocol::steal::{AuditEntry, StealReply, StealRequest};
+use crate::protocol::steal::{AuditEntry, MAX_AUDIT, StealReply, StealRequest};
 use crate::protocol::view::{InspectAnswer, InspectQuery, JobAnswer, JobQuery};
 use crate::protocol::write::Action;
 use crate::store::{Abilities, BoxFuture, Inbox, Inspect, Link, Ping, ServerId, Sink, Store, sealed};
@@ -219,6 +219,19 @@ impl Reached {
         }
         Ok(Open { to: self, state })
     }
+
+    /// Asks the server itself, beside the connections.
+    fn look<T: Send + 'static>(
+        &self,
+        ask: impl FnOnce(&SimulatedStore, &mut SimulatedServer) -> T + Send + 'static,
+    ) -> BoxFuture<'static, Result<T, StoreError>> {
+        let reached = self.clone();
+        Box::pin(async move {
+            reached.process.running().await;
+            let store = reached.open()?.to.store;
+            Ok(ask(&store, &mut lock(&store.server)))
+        })
+    }
 }
 
 impl sealed::Sealed for Reached {}
@@ -306,19 +319,15 @@ impl Inspect for Reached {
     }
 
     fn jobs(&self, query: JobQuery) -> BoxFuture<'static, Result<JobAnswer, StoreError>> {
-        let reached = self.clone();
-        Box::pin(async move {
-            reached.process.running().await;
-            let store = reached.open()?.to.store;
-            let server = lock(&store.server);
-            let date_ms = store.date_ms(&server);
+        self.look(|store, server| {
+            let date_ms = store.date_ms(server);
             let mut answer = server.ledger.view_jobs(query, store.now_us(), date_ms);
             // While nothing happens, replicas ask nothing. Those that live have their jobs nevertheless.
             let nodes = answer.jobs.iter_mut().flat_map(|job| &mut job.record.nodes);
             for (_, told) in nodes.filter(|(node, _)| server.inboxes.contains_key(node)) {
                 told.until_ms = date_ms;
             }
-            Ok(answer)
+            answer
         })
     }
 
@@ -334,36 +343,22 @@ impl Inspect for Reached {
         &self,
         request: JobActRequest,
     ) -> BoxFuture<'static, Result<(JobActReply, u64), StoreError>> {
-        let reached = self.clone();
-        Box::pin(async move {
-            reached.process.running().await;
-            let store = reached.open()?.to.store;
-            let mut server = lock(&store.server);
-            let date_ms = store.date_ms(&server);
-            let reply = server.ledger.act_on_job(&request, date_ms);
-            drop(server);
+        self.look(move |store, server| {
+            let date_ms = store.date_ms(server);
             store.world.note_news();
-            Ok((reply, date_ms * 1000))
+            (server.ledger.act_on_job(&request, date_ms), 1_000 * date_ms)
         })
     }
 
     fn note(&self, entry: AuditEntry) -> BoxFuture<'static, Result<(), StoreError>> {
-        let reached = self.clone();
-        Box::pin(async move {
-            reached.process.running().await;
-            lock(&reached.open()?.to.store.server).audit.push_front(entry);
-            Ok(())
+        self.look(|_, server| {
+            server.audit.push_front(entry);
+            server.audit.truncate(MAX_AUDIT);
         })
     }
 
     fn audit(&self) -> BoxFuture<'static, Result<Vec<AuditEntry>, StoreError>> {
-        let reached = self.clone();
-        Box::pin(async move {
-            reached.process.running().await;
-            let store = reached.open()?.to.store;
-            let audit = lock(&store.server).audit.iter().cloned().collect();
-            Ok(audit)
-        })
+        self.look(|_, server| server.audit.iter().cloned().collect())
     }
 }
 

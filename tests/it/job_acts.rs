@@ -25,11 +25,21 @@ struct Stage {
 
 /// Two replicas with a job that is due each hour, and runs for ten minutes. It is a minute past noon.
 async fn stage(job: &'static str, misfire: Option<Misfire>) -> Stage {
-    let sim = Simulation::at("2026-10-22T12:01:00Z");
-    let runs = Runs::default();
-    let mut replicas = Vec::new();
+    let mut stage = Stage {
+        sim: Simulation::at("2026-10-22T12:01:00Z"),
+        replicas: Vec::new(),
+        runs: Runs::default(),
+        job,
+    };
     for name in ["a", "b"] {
-        let runs = runs.clone();
+        stage.start(name, misfire).await;
+    }
+    stage
+}
+
+impl Stage {
+    async fn start(&mut self, name: &str, misfire: Option<Misfire>) {
+        let (runs, job) = (self.runs.clone(), self.job);
         let setup = async move |locks: tenure::Locks, scheduler: tokio_cron_scheduler::JobScheduler| {
             let mut job = locks.cron(job, "0 0 * * * *");
             if let Some(misfire) = misfire {
@@ -43,17 +53,9 @@ async fn stage(job: &'static str, misfire: Option<Misfire>) -> Stage {
             locks.add_job(&scheduler, job).await?;
             Ok::<(), JobError>(())
         };
-        replicas.push(sim.replica(name).start(setup).await);
+        self.replicas.push(self.sim.replica(name).start(setup).await);
     }
-    Stage {
-        sim,
-        replicas,
-        runs,
-        job,
-    }
-}
 
-impl Stage {
     /// Goes on until so many minutes after noon.
     async fn until(&self, minutes: u64) {
         let now = self.sim.now().duration_since(std::time::UNIX_EPOCH).unwrap();
@@ -157,28 +159,12 @@ async fn a_run_ends_in_a_pause_and_a_new_replica_knows_the_pause() {
     for replica in stage.replicas.drain(..) {
         replica.crash();
     }
-    let after = self::stage_beside(&stage).await;
-    stage.replicas.push(after);
+    stage.start("c", None).await;
     stage.until(60 * 3 + 30).await;
     assert_eq!(stage.runs(), [(1, 1)]);
     stage.resume(false).await;
     stage.until(60 * 4 + 30).await;
     assert_eq!(stage.runs(), [(1, 1), (4, 1)]);
-}
-
-/// Starts one more replica.
-async fn stage_beside(stage: &Stage) -> Replica {
-    let runs = stage.runs.clone();
-    let setup = async move |locks: tenure::Locks, scheduler: tokio_cron_scheduler::JobScheduler| {
-        let job = locks.cron("deployed", "0 0 * * * *").run(move |tick: Tick| {
-            let hour = (tick.nominal_unix() - NOON) / 3_600;
-            runs.lock().unwrap().push((hour, tick.attempt()));
-            async {}
-        })?;
-        locks.add_job(&scheduler, job).await?;
-        Ok::<(), JobError>(())
-    };
-    stage.sim.replica("c").start(setup).await
 }
 
 #[tokio::test(start_paused = true)]

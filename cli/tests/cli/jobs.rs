@@ -130,17 +130,8 @@ fn is_listed(stage: &Stage, list: &str) {
     let on = |args: &[&str]| run_on(&stage.server, args);
     let header: Vec<_> = list.lines().next().unwrap().split_whitespace().collect();
     assert_eq!(
-        header,
-        [
-            "JOB",
-            "STATE",
-            "NODE",
-            "LAST",
-            "TOOK",
-            "LAST-SUCCESS",
-            "NEXT",
-            "NODES"
-        ]
+        header.join(" "),
+        "JOB STATE NODE LAST TOOK LAST-SUCCESS NEXT NODES"
     );
     assert_eq!(rows(list)[0][..3], ["reconcile", "running", "web 1"]);
     assert_eq!(on(&["jobs", "other:"]).well().lines().count(), 1);

@@ -114,7 +114,7 @@ impl Inspection {
             }
             // A node tells each master of a quorum, so one answer is enough.
             return match failures.into_iter().next() {
-                Some((_, source)) if !has_answer => Err(self.unavailable(source)),
+                Some((_, source)) if !has_answer => Err(self.inspector.unavailable(source)),
                 _ => Ok(found.into_values().collect()),
             };
         }
@@ -129,7 +129,9 @@ impl Inspection {
     pub async fn recovering(&self) -> Result<Vec<(Arc<str>, Duration)>, Error> {
         self.handle.not_forked(&Key::from("inspect"))?;
         let recovering = self.inspector.recovering().await;
-        let recovering = recovering.map_err(|source| self.unavailable(source))?.into_iter();
+        let recovering = recovering
+            .map_err(|source| self.inspector.unavailable(source))?
+            .into_iter();
         let servers = recovering.map(|(server, left)| (server, Duration::from_millis(left)));
         Ok(servers.collect())
     }
@@ -146,14 +148,7 @@ impl Inspection {
     async fn ask(&self, query: InspectQuery) -> Result<InspectAnswer, Error> {
         self.handle.not_forked(&Key::from("inspect"))?;
         let answer = self.inspector.read(query).await;
-        answer.map_err(|source| self.unavailable(source))
-    }
-
-    pub(super) fn unavailable(&self, source: StoreError) -> Error {
-        Error::Connect {
-            store: self.handle.node().servers.text().to_string(),
-            source,
-        }
+        answer.map_err(|source| self.inspector.unavailable(source))
     }
 }
 
@@ -531,19 +526,16 @@ fn entry(server: &ServerView, key: &KeyView) -> Entry {
 }
 
 fn holder_entry(server: &ServerView, holder: &HolderView) -> HolderEntry {
-    // The clock of the numbers may be another one than the date. The number of a grant may also be ahead of its clock.
-    let now = after_epoch(Duration::from_micros(server.date_us));
-    let since = holder.number.map(|number| {
-        let age = Duration::from_micros(server.now_us.saturating_sub(number.0));
-        now.checked_sub(age).unwrap_or(SystemTime::UNIX_EPOCH)
-    });
+    let since = holder
+        .number
+        .map(|number| number.date_us(server.now_us, server.date_us));
     HolderEntry {
         node: node_entry(server, holder.node),
         claim: holder.claim.0,
         mode: holder.mode,
         number: holder.number.map(|number| number.0),
         fence: holder.number.map(|number| Fence::new(number, 0)),
-        since,
+        since: since.map(|since| after_epoch(Duration::from_micros(since))),
         is_revoked: holder.is_revoked,
         remaining: holder.left_ms.map(Duration::from_millis),
     }

@@ -92,7 +92,7 @@ impl Inspection {
     pub async fn audit(&self) -> Result<Vec<AuditEntry>, Error> {
         self.handle.not_forked(&Key::from("inspect"))?;
         let acts = self.inspector.audit().await;
-        acts.map_err(|source| self.unavailable(source))
+        acts.map_err(|source| self.inspector.unavailable(source))
     }
 }
 
@@ -526,7 +526,7 @@ impl StealRun<'_> {
             tells: self.tells,
         };
         let done = self.inspection.inspector.steal(request.clone()).await;
-        let (reply, time_us) = done.map_err(|source| self.inspection.unavailable(source))?;
+        let (reply, time_us) = done.map_err(|source| self.inspection.inspector.unavailable(source))?;
         if let (StealReply::Done(_), true) = (&reply, is_noted) {
             let record = request.audit(time_us / 1000, &self.asking(0));
             let node = self.inspection.handle.node();

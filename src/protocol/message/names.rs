@@ -222,6 +222,14 @@ pub(crate) fn append_number(text: &mut Vec<u8>, number: u64) {
     text.extend_from_slice(itoa::Buffer::new().format(number).as_bytes());
 }
 
+impl GrantNumber {
+    /// Returns the date of the grant in microseconds since 1970, by what the clock of the numbers and the date show now. The two
+    /// may differ, and a number may be ahead of its clock.
+    pub(crate) fn date_us(self, now_us: u64, date_us: u64) -> u64 {
+        date_us.saturating_sub(now_us.saturating_sub(self.0))
+    }
+}
+
 #[cfg(feature = "redis")]
 impl ClaimId {
     /// Appends the text that [`Display`](fmt::Display) writes, without the formatting machinery: every request

@@ -76,12 +76,12 @@ impl Inspect for RedisInspector {
                 InspectQuery::List(prefix, from) => {
                     let prefix = [&*inner.config.names.prefix, &prefix].concat();
                     let page = |server, cursor| inner.list(server, cursor, &prefix);
-                    inner.page(from, page).await
+                    Ok(inner.page(from, page).await?.into())
                 }
                 InspectQuery::Show(key) => inner.show(&key).await,
                 InspectQuery::Nodes(from) => {
                     let page = |server, cursor| inner.list_nodes(server, cursor);
-                    inner.page(from, page).await
+                    Ok(inner.page(from, page).await?.into())
                 }
             }
         })
@@ -107,7 +107,7 @@ impl Inspect for RedisInspector {
         request: JobActRequest,
     ) -> BoxFuture<'static, Result<(JobActReply, u64), StoreError>> {
         let inner = self.0.clone();
-        Box::pin(async move { inner.stealer().act_on_job(&request).await })
+        Box::pin(async move { inner.act_on_job(&request).await })
     }
 
     fn note(&self, entry: AuditEntry) -> BoxFuture<'static, Result<(), StoreError>> {
@@ -118,6 +118,24 @@ impl Inspect for RedisInspector {
     fn audit(&self) -> BoxFuture<'static, Result<Vec<AuditEntry>, StoreError>> {
         let inner = self.0.clone();
         Box::pin(async move { inner.stealer().audit().await })
+    }
+}
+
+/// A page of one server.
+struct ServerPage<V> {
+    /// What it shows. `None`: there is no such server any more, or it does not answer.
+    view: Option<V>,
+    next: Option<Position>,
+    failures: Vec<(Arc<str>, StoreError)>,
+}
+
+impl From<ServerPage<ServerView>> for InspectAnswer {
+    fn from(page: ServerPage<ServerView>) -> InspectAnswer {
+        InspectAnswer {
+            views: page.view.into_iter().collect(),
+            next: page.next,
+            failures: page.failures,
+        }
     }
 }
 
@@ -147,18 +165,18 @@ impl Inner {
     }
 
     /// Reads a page of the server at the position. The servers follow each other.
-    async fn page<P: Future<Output = Result<(ServerView, u64), StoreError>>>(
+    async fn page<V, P: Future<Output = Result<(V, u64), StoreError>>>(
         &self,
         from: Option<Position>,
         page: impl FnOnce(ServerId, u64) -> P,
-    ) -> Result<InspectAnswer, StoreError> {
+    ) -> Result<ServerPage<V>, StoreError> {
         let mut servers = self.servers().await?.into_iter().peekable();
         let (at, cursor) = match from {
             Some(Position::Scan(at, cursor)) => (ServerId(at), cursor),
             _ => (ServerId(0), 0),
         };
-        let mut read = InspectAnswer {
-            views: Vec::new(),
+        let mut read = ServerPage {
+            view: None,
             next: None,
             failures: Vec::new(),
         };
@@ -170,12 +188,12 @@ impl Inner {
         let cursor = if server == at { cursor } else { 0 };
         match page(server, cursor).await {
             Ok((view, cursor)) => {
-                read.views.push(view);
+                read.view = Some(view);
                 if cursor > 0 {
                     read.next = Some(Position::Scan(server.0, cursor));
                 }
             }
-            Err(error) => self.note_failure(server, error, &mut read)?,
+            Err(error) => self.note_failure(server, error, &mut read.failures)?,
         }
         Ok(read)
     }
@@ -185,13 +203,12 @@ impl Inner {
         &self,
         server: ServerId,
         error: StoreError,
-        page: &mut InspectAnswer,
+        failures: &mut Vec<(Arc<str>, StoreError)>,
     ) -> Result<(), StoreError> {
         if self.config.topology.masters().is_none() {
             return Err(error);
         }
-        page.failures
-            .push((self.config.master(server).server().into(), error));
+        failures.push((self.config.master(server).server().into(), error));
         Ok(())
     }
 
@@ -276,7 +293,7 @@ impl Inner {
             match self.view_moving(server, &names).await {
                 Ok((_, unread)) if !unread.is_empty() => return Err(self.changes(key)),
                 Ok((views, _)) => page.views.extend(views),
-                Err(error) => self.note_failure(server, error, &mut page)?,
+                Err(error) => self.note_failure(server, error, &mut page.failures)?,
             }
         }
         match page.failures.first() {

@@ -1,19 +1,21 @@
-//! What a server keeps of jobs, in pipelines of plain reads.
+//! What a server keeps of jobs, in pipelines of plain reads, and what operators do about them.
 
 use std::collections::{BTreeSet, HashMap};
 
 use redis::Value;
 
 use crate::error::StoreError;
+use crate::protocol::job_act::{JobAct, JobActReply, JobActRequest};
 use crate::protocol::message::{GrantNumber, Name};
-use crate::protocol::view::{JobAnswer, JobQuery, JobView, PAGE, Position};
+use crate::protocol::view::{JobAnswer, JobQuery, JobView, Position};
 use crate::store::ServerId;
 use crate::store::redis::connection::{failure, read_time};
-use crate::store::redis::decode::result;
+use crate::store::redis::decode::{malformed, result};
 use crate::store::redis::format;
 use crate::store::redis::inspector::Inner;
 use crate::store::redis::inspector::answers::{has_other_type, is_refused_with, next, optional, read};
 use crate::store::redis::inspector::keys::KeyReader;
+use crate::store::redis::script::JOB_ACT;
 use crate::store::redis::{job_record, names};
 
 /// The number of jobs that one pipeline reads. A job has about 15 kB of text, and with a checkpoint 80 kB.
@@ -48,38 +50,62 @@ impl Inner {
         }
     }
 
-    /// Reads a page of the server at the position. The servers follow each other.
     async fn page_of_jobs(&self, prefix: &[u8], from: Option<Position>) -> Result<JobAnswer, StoreError> {
-        let (at, cursor) = match from {
-            Some(Position::Scan(at, cursor)) => (ServerId(at), cursor),
-            _ => (ServerId(0), 0),
-        };
-        let mut servers = self.servers().await?.into_iter().filter(|server| *server >= at);
-        // A cluster may have lost this server since the last page. New servers have higher ids.
-        let Some(server) = servers.next() else {
-            return Ok(JobAnswer::default());
-        };
+        let page = |server, cursor| self.list_jobs(server, cursor, prefix);
+        let page = self.page(from, page).await?;
+        Ok(JobAnswer {
+            jobs: page.view.unwrap_or_default(),
+            next: page.next,
+        })
+    }
+
+    async fn list_jobs(
+        &self,
+        server: ServerId,
+        cursor: u64,
+        prefix: &[u8],
+    ) -> Result<(Vec<JobView>, u64), StoreError> {
         let names = &self.config.names;
         let mut pattern = names::MEMORIES_OF_JOBS.as_bytes().to_vec();
         format::escape_pattern(&[&*names.prefix, prefix].concat(), &mut pattern);
         pattern.push(b'*');
         let mut found = BTreeSet::new();
-        let cursor = if server == at { cursor } else { 0 };
-        let cursor = self
+        let next = self
             .scan(server, cursor, &pattern, |key| {
                 found.extend(names.job_of_memory(key));
                 found.len()
             })
             .await?;
-        debug_assert!(found.len() <= 2 * PAGE);
         let found: Vec<Name> = found.into_iter().collect();
         // A job whose slot leaves this server is listed by the other one.
         let (jobs, _) = self.read_jobs(server, &found, false).await?;
-        let next = match cursor {
-            0 => servers.next().map(|next| Position::Scan(next.0, 0)),
-            cursor => Some(Position::Scan(server.0, cursor)),
+        Ok((jobs, next))
+    }
+
+    /// Executes an act of an operator about a job. Returns the server's date in microseconds, too.
+    pub(super) async fn act_on_job(&self, request: &JobActRequest) -> Result<(JobActReply, u64), StoreError> {
+        let (names, stealer) = (&self.config.names, self.stealer());
+        let server = stealer.server_of(names.slot(&request.name)).await?;
+        self.connections.check_reign(server).await?;
+        let mut memory = Vec::new();
+        names.push_memory(&request.name, &mut memory);
+        let act = match request.act {
+            JobAct::Pause => "p",
+            JobAct::Resume { catch_up: false } => "r",
+            JobAct::Resume { catch_up: true } => "c",
         };
-        Ok(JobAnswer { jobs, next })
+        let text = |text: &str| format::encoded_start(text.as_bytes());
+        let mut call = redis::cmd("EVALSHA");
+        call.arg(&*JOB_ACT.sha).arg(1).arg(memory).arg(act);
+        call.arg(format!("{} {}", text(&request.by), text(&request.why)));
+        let (time, reply): (u64, String) = read(Ok(stealer.run(server, &JOB_ACT, call).await?))?;
+        let reply = match &*reply {
+            "0" => JobActReply::Done,
+            "U" => JobActReply::Unknown,
+            "N" => JobActReply::Unchanged,
+            _ => return Err(malformed("the script's answer to an act about a job").error),
+        };
+        Ok((reply, time))
     }
 
     /// Reads what a server keeps of these jobs. Also returns the jobs that another server has.

@@ -4,7 +4,6 @@ use redis::{Pipeline, Value};
 
 use crate::error::{StoreError, StoreRefusal};
 use crate::key::Key;
-use crate::protocol::job_act::{JobAct, JobActReply, JobActRequest};
 use crate::protocol::message::{ClaimId, Kind, NodeId};
 use crate::protocol::primitive::Primitive;
 use crate::protocol::steal::{AuditEntry, MAX_AUDIT, StealAct, StealReply, StealRequest, StealTarget};
@@ -12,7 +11,7 @@ use crate::store::redis::decode::{self, malformed, result};
 use crate::store::redis::inspector::answers::{is_refused_with, read};
 use crate::store::redis::inspector::connections::Connections;
 use crate::store::redis::link::is_master_of_quorum;
-use crate::store::redis::script::{JOB_ACT, LuaScript, REVOKE};
+use crate::store::redis::script::{LuaScript, REVOKE};
 use crate::store::redis::{encode, format, names};
 use crate::store::{ServerId, StoreKind};
 
@@ -102,34 +101,13 @@ impl Stealer<'_> {
         call
     }
 
-    /// Executes an act of an operator about a job. Returns the server's date in microseconds, too.
-    pub(super) async fn act_on_job(&self, request: &JobActRequest) -> Result<(JobActReply, u64), StoreError> {
-        let names = &self.connections.config.names;
-        let server = self.server_of(names.slot(&request.name)).await?;
-        self.connections.check_reign(server).await?;
-        let mut memory = Vec::new();
-        names.push_memory(&request.name, &mut memory);
-        let act = match request.act {
-            JobAct::Pause => "p",
-            JobAct::Resume { catch_up: false } => "r",
-            JobAct::Resume { catch_up: true } => "c",
-        };
-        let text = |text: &str| format::encoded_start(text.as_bytes());
-        let mut call = redis::cmd("EVALSHA");
-        call.arg(&*JOB_ACT.sha).arg(1).arg(memory).arg(act);
-        call.arg(format!("{} {}", text(&request.by), text(&request.why)));
-        let (time, reply): (u64, String) = read(Ok(self.run(server, &JOB_ACT, call).await?))?;
-        let reply = match &*reply {
-            "0" => JobActReply::Done,
-            "U" => JobActReply::Unknown,
-            "N" => JobActReply::Unchanged,
-            _ => return Err(malformed("the script's answer to an act about a job").error),
-        };
-        Ok((reply, time))
-    }
-
     /// Loads a script and calls it.
-    async fn run(&self, server: ServerId, script: &LuaScript, call: redis::Cmd) -> Result<Value, StoreError> {
+    pub(super) async fn run(
+        &self,
+        server: ServerId,
+        script: &LuaScript,
+        call: redis::Cmd,
+    ) -> Result<Value, StoreError> {
         let mut pipe = redis::pipe();
         pipe.add_command(script.load_command()).add_command(call);
         self.last_answer(server, &pipe).await
@@ -182,7 +160,7 @@ impl Stealer<'_> {
     }
 
     /// Returns the server of a slot.
-    async fn server_of(&self, slot: u16) -> Result<ServerId, StoreError> {
+    pub(super) async fn server_of(&self, slot: u16) -> Result<ServerId, StoreError> {
         let Some(cluster) = self.connections.config.topology.cluster() else {
             return Ok(ServerId(0));
         };
