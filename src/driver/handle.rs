@@ -3,7 +3,11 @@
 
 use std::fmt;
 use std::sync::Arc;
+#[cfg(feature = "scheduler")]
+use std::time::Duration;
 
+#[cfg(feature = "scheduler")]
+use tokio::time::timeout;
 #[cfg(feature = "tower")]
 use tokio_util::task::TaskTracker;
 
@@ -78,6 +82,17 @@ impl Handle {
     #[cfg(feature = "scheduler")]
     pub(crate) fn jobs(&self) -> &Arc<NodeJobs> {
         &self.0.jobs
+    }
+
+    /// Waits until the store was told that this node has no jobs, but no longer than that. Runs on the driver, which has timers: the
+    /// caller's runtime may have none, or be blocked. A store without a driver is told at once.
+    #[cfg(feature = "scheduler")]
+    pub(crate) async fn jobs_withdrawn(&self, at_most: Duration) {
+        let withdrawals = self.jobs().withdrawals.clone();
+        if let Some(runtime) = self.node().runtime.get().filter(|_| !withdrawals.is_empty()) {
+            let withdrawn = async move { timeout(at_most, withdrawals.wait()).await };
+            let _ = runtime.spawn(withdrawn).await;
+        }
     }
 
     /// Returns the tasks that continue even if their caller leaves.

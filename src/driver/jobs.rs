@@ -10,10 +10,7 @@ use std::pin::Pin;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
-use tokio::runtime::Handle as Runtime;
-use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
@@ -101,14 +98,6 @@ impl NodeJobs {
         self.pursuits.close();
         self.threads.close();
         self.withdrawals.close();
-    }
-
-    /// Resolves when the store was told that this node has no jobs, after a [`close`](Self::close), or after `at_most`. Without a
-    /// tokio runtime it waits for nothing: it could not bound the wait.
-    pub(crate) async fn withdrawn(&self, at_most: Duration) {
-        if !self.withdrawals.is_empty() && Runtime::try_current().is_ok() {
-            let _ = timeout(at_most, self.withdrawals.wait()).await;
-        }
     }
 
     /// Resolves when no run goes on, after a [`close`](Self::close).

@@ -260,7 +260,7 @@ impl Locks {
         }
         #[cfg(feature = "scheduler")]
         {
-            self.handle.jobs().withdrawn(Duration::from_secs(1)).await;
+            self.handle.jobs_withdrawn(Duration::from_secs(1)).await;
             // A run may wait for a lock of this process.
             self.handle.close();
             self.handle.jobs().ended().await;

@@ -52,7 +52,7 @@ fn is_end(outcome: TickOutcome) -> bool {
 
 impl TickRunner {
     /// Returns whether the store refused this tick because the job is paused.
-    fn is_paused(&self, tick: TickTime) -> bool {
+    pub(super) fn is_paused(&self, tick: TickTime) -> bool {
         lock(&self.paused).contains(&tick)
     }
 

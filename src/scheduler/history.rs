@@ -291,7 +291,8 @@ impl JobHistory {
             .iter()
             .filter(|act| act.kind == Some(Kind::Job) && act.key == view.key)
             .collect();
-        acts.reverse();
+        // Two operators may write their entries in another order than they acted.
+        acts.sort_by_key(|act| act.time_ms);
         let (without, is_cut) = ticks_without_run(view, (&runs, &pauses(view, &acts)), since);
         let runs = runs.into_iter().filter(|run| run.tick >= since);
         let mut entries: Vec<(SystemTime, HistoryEntry)> =

@@ -113,7 +113,8 @@ impl Jobs {
     /// [`JobActOutcome::Unchanged`] if the job is paused already.
     ///
     /// # Errors
-    /// As [`list`](Self::list). After a lost answer the job may be paused.
+    /// As [`list`](Self::list). After a lost answer the job may be paused. A second call then returns
+    /// [`JobActOutcome::Unchanged`], and the audit list lacks the act.
     ///
     /// # Cancel safety
     /// If the future is dropped, the job may be paused.
@@ -162,6 +163,8 @@ impl Jobs {
             JobActReply::Unchanged => return Ok(JobActOutcome::Unchanged),
             JobActReply::Done => {}
         }
+        // First the list: a subscriber of events may block.
+        let unwritten = inspector.note(request.audit(time_us / 1000)).await.err();
         observe::job_acted(
             self.0.node().events.label(),
             &request.name.key,
@@ -169,7 +172,6 @@ impl Jobs {
             by,
             why,
         );
-        let unwritten = inspector.note(request.audit(time_us / 1000)).await.err();
         Ok(JobActOutcome::Done { unwritten })
     }
 

@@ -258,7 +258,7 @@ impl Locks {
         let last = GRACE.min(whole / 3);
         let patience = timeout.min(whole - last);
         if tokio::time::timeout(patience, jobs.ended()).await.is_ok() {
-            jobs.withdrawn(last).await;
+            self.handle().jobs_withdrawn(last).await;
             return Ok(());
         }
         jobs.cancel();

@@ -283,6 +283,8 @@ impl TickRunner {
         let outcome = match outcome {
             // The tick was not run here in time, but another node may have run it.
             TickOutcome::Missed if ran.is_none() => self.resolve_missed(mark).await,
+            // It was reported when it was refused. The pause that passed over it is over.
+            TickOutcome::Paused if !self.is_paused(mark) => outcome,
             _ => {
                 observe::tick(self.label(), &self.name, mark, outcome.word(), ran);
                 outcome

@@ -143,7 +143,11 @@ async fn no_tick_begins_in_a_pause_and_none_of_it_after() {
     ));
     stage.until(60 * 7 + 30).await;
     assert_eq!(stage.runs(), [(1, 1), (6, 1), (7, 1)]);
-    assert_eq!((outcomes("skipped"), outcomes("missed")), (0, 0));
+    // The pause that is over is told of no tick again.
+    assert_eq!(
+        (outcomes("paused"), outcomes("skipped"), outcomes("missed")),
+        (8, 0, 0)
+    );
 }
 
 #[tokio::test(start_paused = true)]

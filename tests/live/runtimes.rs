@@ -50,6 +50,29 @@ fn run_elsewhere<F: Future>(future: F) -> F::Output {
     }
 }
 
+/// A node with an idle job tells the store of its end. Its runtime may be blocked meanwhile, or be of another kind than that of the
+/// caller.
+#[test]
+fn a_shutdown_waits_for_no_runtime_of_an_idle_job() {
+    let server = RedisServer::start();
+    let idle = |runtime: &Runtime| {
+        runtime.block_on(async {
+            let locks = locks(&server.url(), ms(10_000)).await;
+            let job = locks.cron("idle", "0 0 0 1 1 *").run(|_| async {}).unwrap();
+            (locks, job)
+        })
+    };
+    let blocked = one_thread();
+    let (locks, _job) = idle(&blocked);
+    let entered = blocked.enter();
+    run_elsewhere(locks.shutdown());
+    drop(entered);
+
+    let (locks, _job) = idle(&blocked);
+    let without_time = Builder::new_current_thread().build().unwrap();
+    without_time.block_on(locks.shutdown());
+}
+
 /// A caller learns at once, without a round trip, that its own process holds the key. A loop of such calls must let the
 /// holder run.
 #[test]

@@ -220,6 +220,20 @@ async fn is_left(stage: &Stage) {
     let program =
         "import sys,json; said=json.load(sys.stdin); print(said['is_recent'],said['job']['last_success'])";
     assert_eq!(python(program, &json).trim(), "False 2096-10-02T07:06:40.000Z");
+    // A key of another type is no job, and hides no other.
+    for command in ["DEL", "SET"] {
+        let arguments = if command == "SET" {
+            &[&*memory[0], "x"][..]
+        } else {
+            &[&*memory[0]]
+        };
+        let changed = redis::cmd(command)
+            .arg(arguments)
+            .exec(&mut stage.server.client());
+        changed.unwrap();
+    }
+    assert_eq!(on(&["jobs"]).well().lines().count(), 1);
+    on(&["jobs", "show", "reconcile"]).refuses(3, "holds a value");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

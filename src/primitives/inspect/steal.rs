@@ -529,6 +529,9 @@ impl StealRun<'_> {
         let (reply, time_us) = done.map_err(|source| self.inspection.inspector.unavailable(source))?;
         if let (StealReply::Done(_), true) = (&reply, is_noted) {
             let record = request.audit(time_us / 1000, &self.asking(0));
+            // First the list: a subscriber of events may block.
+            let written = self.inspection.inspector.note(record.clone()).await;
+            self.unwritten = written.err().or(self.unwritten.take());
             let node = self.inspection.handle.node();
             observe::stolen(
                 node.events.label(),
@@ -538,9 +541,6 @@ impl StealRun<'_> {
                 &record.by,
                 &record.why,
             );
-            if let Err(error) = self.inspection.inspector.note(record).await {
-                self.unwritten = Some(error);
-            }
         }
         Ok(reply)
     }

@@ -21,6 +21,17 @@ use crate::store::redis::{job_record, names};
 /// The number of jobs that one pipeline reads. A job has about 15 kB of text, and with a checkpoint 80 kB.
 const CHUNK: usize = 20;
 
+/// How jobs are read.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum JobReading {
+    /// One job, at its server.
+    One,
+    /// One job, at a server to which its slot may be on its way.
+    Moving,
+    /// Names that SCAN found. A key of another type is left out.
+    Listed,
+}
+
 impl Inner {
     pub(super) async fn jobs(&self, query: JobQuery) -> Result<JobAnswer, StoreError> {
         match query {
@@ -34,13 +45,15 @@ impl Inner {
         let at = cluster.map_or(ServerId(0), |cluster| {
             cluster.server(self.config.names.slot(&name))
         });
-        let (mut jobs, mut unread) = self.read_jobs(at, std::slice::from_ref(&name), false).await?;
+        let (mut jobs, mut unread) = self
+            .read_jobs(at, std::slice::from_ref(&name), JobReading::One)
+            .await?;
         if cluster.is_some() && !unread.is_empty() {
             // Only the server that takes over its slot reads it.
             let others = self.servers().await?.into_iter();
             for server in others.filter(|server| *server != at) {
                 if !unread.is_empty() {
-                    (jobs, unread) = self.read_jobs(server, &unread, true).await?;
+                    (jobs, unread) = self.read_jobs(server, &unread, JobReading::Moving).await?;
                 }
             }
         }
@@ -78,7 +91,7 @@ impl Inner {
             .await?;
         let found: Vec<Name> = found.into_iter().collect();
         // A job whose slot leaves this server is listed by the other one.
-        let (jobs, _) = self.read_jobs(server, &found, false).await?;
+        let (jobs, _) = self.read_jobs(server, &found, JobReading::Listed).await?;
         Ok((jobs, next))
     }
 
@@ -113,12 +126,12 @@ impl Inner {
         &self,
         server: ServerId,
         names: &[Name],
-        is_asking: bool,
+        reading: JobReading,
     ) -> Result<(Vec<JobView>, Vec<Name>), StoreError> {
         let reader = KeyReader {
             connections: &self.connections,
             server,
-            is_asking,
+            is_asking: reading == JobReading::Moving,
         };
         let (mut views, mut unread) = (Vec::new(), Vec::new());
         for names in names.chunks(CHUNK) {
@@ -142,7 +155,7 @@ impl Inner {
                     unread.push(name.clone());
                     continue;
                 }
-                if has_other_type(&fields) && names.len() > 1 {
+                if has_other_type(&fields) && reading == JobReading::Listed {
                     // It is no job's. The others are listed.
                     continue;
                 }
