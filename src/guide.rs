@@ -17,8 +17,10 @@
 //! |---|---|
 //! | [`operations`] | start, probes, SIGTERM, deploys, logs and metrics |
 //! | [`troubleshooting`] | what you see, its cause, and what to do |
+//! | [`alerts`] | rules and a dashboard for Prometheus and Grafana, and what to do about each alert |
 //! | [`jobs`] | did it run on Saturday, where, how long: history and alarms |
 //! | [`command`] | look, steal, audit: a key is stuck at night |
+//! | [`run`] | crontabs, CI and deploy scripts: a command that ends before its lease does |
 //! | [`how_it_works`] | claims, bursts, batches and renewals, and what they cost |
 //!
 //! The first lock, the layer and the first job are on the [front page](crate). The files are `docs/*.md` of the repository, and
@@ -35,6 +37,7 @@ macro_rules! guides {
 }
 
 guides! {
+    alerts: "alerts",
     choosing: "choosing",
     cluster: "cluster",
     coming_from: "coming-from",
@@ -46,6 +49,7 @@ guides! {
     other_clients: "other-clients",
     quorum: "quorum",
     redis: "redis",
+    run: "run",
     sentinel: "sentinel",
     troubleshooting: "troubleshooting",
     writes: "writes",

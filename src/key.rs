@@ -33,6 +33,15 @@ impl Key {
         &self.0
     }
 
+    /// Returns the whole key as a text that no other key has.
+    #[cfg(all(feature = "metrics", feature = "scheduler"))]
+    pub(crate) fn unique_text(&self) -> String {
+        let mut text = String::with_capacity(self.0.len());
+        // A backslash begins an escape, so it needs one itself. Exporters take two backslashes for an escape of their own.
+        let _ = write_text(&self.0, r"\u{5c}", &mut text);
+        text
+    }
+
     /// Joins a prefix and a value that may come from outside. The value is escaped, so that it is one part of the key.
     #[cfg(feature = "tower")]
     pub(crate) fn prefixed(prefix: &str, value: &[u8]) -> Key {
@@ -197,18 +206,24 @@ impl Hash for Key {
     }
 }
 
+/// Writes printable text as it is and escapes other bytes.
+fn write_text(bytes: &[u8], backslash: &str, to: &mut dyn Write) -> fmt::Result {
+    bytes.utf8_chunks().try_for_each(|chunk| {
+        chunk.valid().chars().try_for_each(|c| match c {
+            '\\' => to.write_str(backslash),
+            c if c.is_control() => write!(to, "{}", c.escape_default()),
+            c => to.write_char(c),
+        })?;
+        write!(to, "{}", chunk.invalid().escape_ascii())
+    })
+}
+
 impl fmt::Display for Key {
     /// Writes printable text as it is and escapes other bytes. Cuts keys of more than 128 bytes.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 128;
         let shown = &self.0[..self.0.len().min(SHOWN)];
-        match std::str::from_utf8(shown) {
-            Ok(text) => text.chars().try_for_each(|c| match c {
-                c if c.is_control() => write!(f, "{}", c.escape_default()),
-                c => write!(f, "{c}"),
-            })?,
-            Err(_) => write!(f, "{}", shown.escape_ascii())?,
-        }
+        write_text(shown, r"\", f)?;
         if self.0.len() > SHOWN {
             write!(f, "… ({} bytes)", self.0.len())?;
         }

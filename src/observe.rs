@@ -1,5 +1,5 @@
-//! Observability: events through [`tracing`], and with the feature `metrics` counters and histograms through the
-//! `metrics` facade. Two tables define them: that of [`EVENTS`] and that of [`METRICS`].
+//! Observability: events and spans through [`tracing`], and with the feature `metrics` counters, gauges and histograms through
+//! the `metrics` facade. Two tables define them: that of [`EVENTS`] and that of [`METRICS`].
 //!
 //! ```
 //! # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
@@ -48,6 +48,13 @@
 //! the `Locks` were built, which may be a scoped one; if there was none, to the current global subscriber. If the queue is
 //! full, events are dropped, and `events_dropped` says how many. Losses have extra room in the queue.
 //!
+//! # Spans
+//!
+//! | span | level | fields | from, to |
+//! |---|---|---|---|
+//! | `tick` | INFO | `job`, `tick` by RFC 3339, `attempt`, `retry`, `fence` | around each try of a run: each line of the job is within it, also with [`run_blocking`](crate::scheduler::LeasedJob::run_blocking). Tasks that the job spawns are not, as usual |
+//! | `lock` | DEBUG | `kind`, `key`, `outcome` as in `tenure_wait_seconds` | from the first poll that waits for a lock to the answer. A child of the caller's span. A lock that is granted at once has none |
+//!
 //! # Alerts
 //!
 //! Each event of level ERROR needs a person. These are worth an alert of their own:
@@ -62,26 +69,50 @@
 //! | `job_differs` | two services, or two expressions for long, use one job's name | give the job another name, or end the old release |
 //! | `process_paused` | the process stood still for long, and its leases may have ended | more CPU, or no suspend |
 //!
-//! The same as metrics: `tenure_losses_total` with the cause `deadline` or `gone`, `tenure_store_errors_total`,
-//! `tenure_ticks_total` with the outcome `missed`, `tenure_job_alarms_total`, `tenure_unlocked_total`, and as the only early warning
-//! `tenure_renewal_slack_seconds` near zero.
+//! The same as metrics: `tenure_losses_total` with the cause `deadline` or `gone`, `tenure_store_failing`, `tenure_ticks_total` with
+//! the outcome `missed`, `tenure_job_alarms_total`, `tenure_unlocked_total`, and as the only early warning
+//! `tenure_renewal_slack_ratio` below a third. That a job has had no success since it was due: `time()` minus
+//! `tenure_job_success_due_timestamp_seconds`. The folder `ops` has rules for Prometheus and a dashboard for Grafana, which were
+//! tried; the guide on [alerts](crate::guide::alerts) says what to do.
 //!
 //! # Metrics
 //!
-//! [`METRICS`] lists all metrics, with all values of their labels. Neither keys nor nodes are labels. The metrics need
+//! [`METRICS`] lists all metrics, with all values of their labels. Neither the keys of locks nor nodes are labels. The metrics need
 //! `features = ["metrics"]`, and go to any recorder that you install. Install it before you build `Locks`, so that it also
-//! gets the units and the texts. What happens in the background is counted at once, and the thread `tenure-events` passes
-//! it to the global recorder within a tenth of a second. A recorder that is local to a thread gets what the callers of that
-//! thread see.
+//! gets the units and the texts, and each counter and gauge exists at 0 from the start. What happens in the background is counted
+//! at once, and the thread `tenure-events` passes it to the global recorder within a tenth of a second. A recorder that is local to
+//! a thread gets what the callers of that thread see. On all threads but `tenure-events`, a recorder that blocks or panics stops
+//! the caller or the job that it counts.
+//!
+//! An exporter for Prometheus makes a summary of a histogram whose buckets it does not know, and summaries of replicas cannot be
+//! added up:
+//!
+//! ```
+//! use metrics_exporter_prometheus::{Matcher, PrometheusBuilder};
+//!
+//! let mut builder = PrometheusBuilder::new();
+//! for metric in tenure::observe::METRICS.iter().filter(|metric| !metric.bounds.is_empty()) {
+//!     builder = builder.set_buckets_for_metric(Matcher::Full(metric.name.into()), metric.bounds)?;
+//! }
+//! // let handle = builder.install_recorder()?; and serve `handle.render()` at /metrics
+//! # Ok::<(), metrics_exporter_prometheus::BuildError>(())
+//! ```
+//!
+//! A gauge is that of the process: several `Locks` add up. Of one job in two `Locks` the timestamps are those of the latest answer.
 
 mod event;
 mod events;
 mod foreign_code;
 mod metrics;
+mod spans;
 
 pub(crate) use event::{Event, Label};
 pub use events::EVENTS;
 pub(crate) use events::*;
 pub(crate) use foreign_code::catch_foreign_panic;
-pub(crate) use metrics::{Began, answered, describe, gave_up, held, pending};
+#[cfg(feature = "scheduler")]
+pub(crate) use metrics::jobs::{JobGauge, JobSeries};
+pub(crate) use metrics::start::describe;
+pub(crate) use metrics::{Began, answered, gave_up, held, outcome, pending};
 pub use metrics::{METRICS, Metric, MetricKind};
+pub(crate) use spans::*;

@@ -27,6 +27,10 @@ pub(crate) const MAX_BURST: u32 = 1023;
 pub(crate) const JOB_LEASE: Duration = Duration::from_secs(30);
 /// The default of other leases.
 const DEFAULT_LEASE: Duration = Duration::from_secs(10);
+/// The lease of a trial of the locks. A third of it, after which a waiter looks by itself, is longer than [`TRIAL_PATIENCE`].
+const TRIAL_LEASE: Duration = Duration::from_secs(30);
+/// How long each step of a trial may take.
+pub(crate) const TRIAL_PATIENCE: Duration = Duration::from_secs(5);
 /// The default lag behind Sentinels.
 #[cfg(feature = "redis")]
 const DEFAULT_LAG: Duration = Duration::from_secs(3);
@@ -206,6 +210,18 @@ impl Options {
             ));
         }
         Ok(())
+    }
+
+    /// Returns the options of a node that tries the locks: it is in no contract with other processes, and tells nothing of itself.
+    pub(crate) fn for_trial(&self) -> Options {
+        Options {
+            prefix: self.prefix.clone(),
+            node_name: self.node_name.clone(),
+            request_timeout: self.request_timeout,
+            lease: Some(TRIAL_LEASE),
+            presence: false,
+            ..Options::default()
+        }
     }
 
     /// Returns how long a server that may have lost grants grants nothing.

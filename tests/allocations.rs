@@ -97,6 +97,30 @@ async fn the_layer_over_memory_allocates_at_most_eight_times_a_request() {
     assert!(all <= MOST, "{all:.2} allocations a request, {MOST} at most");
 }
 
+/// A note is text, and has a place in memory. Without presence there is neither.
+#[tokio::test]
+async fn a_note_allocates_only_if_operators_can_see_it() {
+    let _alone = ALONE.lock().await;
+    let bare = service_fn(async |_: Request<String>| Ok::<_, Infallible>(Response::new(String::new())));
+    let mut more = Vec::new();
+    for tells in [false, true] {
+        let locks = Locks::builder().presence(tells).memory().unwrap();
+        let layer = || LockLayer::by(&locks, |_| "a");
+        let (plain, noted) = (layer().layer(bare), layer().noted().layer(bare));
+        more.push(allocations(|| call(&noted)).await - allocations(|| call(&plain)).await);
+    }
+    println!(
+        "{:5.2} allocations for a note, {:5.2} without presence",
+        more[1], more[0]
+    );
+    assert!(more[0].abs() < 0.5, "{:.2} allocations without presence", more[0]);
+    assert!(
+        (1.0..=4.0).contains(&more[1]),
+        "{:.2} allocations for a note",
+        more[1]
+    );
+}
+
 /// A body that comes in chunks of one byte, without a known length.
 struct Chunks(usize);
 

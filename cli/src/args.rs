@@ -11,6 +11,7 @@ use tenure::inspect::{Entry, Kind, NodeEntry};
 
 use crate::failure::Failure;
 use crate::jobs::JobsArgs;
+use crate::run_args::RunArgs;
 use crate::terminal::{ask, warn};
 use crate::text::{shown, unhex};
 
@@ -50,10 +51,26 @@ pub(crate) enum Command {
     /// A revoked lease is lost to its holder, and the next one gets it when the holder has left, or when the lease has ended. So no
     /// two hold it at once, except after --now. Exits with 1 if the lease was not taken.
     Steal(StealArgs),
+    /// Runs a command while the key is held: it ends before its lease does
+    ///
+    /// CMD has TENURE_KEY and TENURE_FENCE. The exit code is the one of CMD, or 128 and its signal; 123 if the lease was lost or asked
+    /// for; 124 if the key was not had in time; 125 after any other failure; 126 if CMD cannot be executed; 127 if there is none.
+    Run(RunArgs),
     /// Lists jobs, and shows what one did
     Jobs(JobsArgs),
+    /// Checks each server, and tries the locks under keys that no process has; exits with 1 if one check fails
+    ///
+    /// The URL is that of the services. The trial is in no contract with them, and leaves nothing but the last grant numbers.
+    Doctor(DoctorArgs),
     /// Prints the audit list: what operators did by `steal`, the latest first
     Audit,
+}
+
+#[derive(clap::Args)]
+pub(crate) struct DoctorArgs {
+    /// Checks the servers only, and writes nothing
+    #[arg(long = "read-only")]
+    pub(crate) is_read_only: bool,
 }
 
 #[derive(clap::Args)]
@@ -85,12 +102,19 @@ pub(crate) struct OperatorArgs {
     /// Your name, as the reason; $USER by default, else the name of the process's user
     #[arg(long, value_name = "NAME")]
     by: Option<String>,
+    #[command(flatten)]
+    confirmation: ConfirmArgs,
+}
+
+/// Whether the operator is asked.
+#[derive(clap::Args)]
+pub(crate) struct ConfirmArgs {
     /// Does not ask for a confirmation
     #[arg(long = "yes")]
     is_confirmed: bool,
 }
 
-impl OperatorArgs {
+impl ConfirmArgs {
     /// Asks the operator, who must be at a terminal. Returns whether the act is confirmed.
     pub(crate) fn confirms(&self, question: &str) -> Result<bool, Failure> {
         if self.is_confirmed {
@@ -105,6 +129,12 @@ impl OperatorArgs {
             warn("nothing was done");
         }
         Ok(is_confirmed)
+    }
+}
+
+impl OperatorArgs {
+    pub(crate) fn confirms(&self, question: &str) -> Result<bool, Failure> {
+        self.confirmation.confirms(question)
     }
 
     /// Returns the name of the operator. Services and containers often lack the variables, and an entry of the audit list needs a
@@ -140,6 +170,9 @@ pub(crate) struct ListArgs {
     /// How many keys to list; 0 for all
     #[arg(long, value_name = "N", default_value_t = 1000)]
     limit: usize,
+    /// Shows what the holder noted, such as its request
+    #[arg(long = "notes")]
+    pub(crate) has_notes: bool,
     /// Lists again after this time, such as 2s, until Ctrl-C
     #[arg(long, value_name = "TIME", value_parser = parse_period)]
     pub(crate) watch: Option<Duration>,

@@ -9,12 +9,13 @@ use chrono::DateTime;
 use chrono_tz::Tz;
 use clap::Subcommand;
 use serde_json::json;
-use tenure::scheduler::{HistoryEntry, JobActOutcome, JobEntry, JobHistory, JobPlan, JobRun};
+use tenure::scheduler::{HistoryEntry, JobEntry, JobHistory, JobPlan, JobRun};
 use tenure::{Key, Locks, NodeId};
 
 use crate::NO;
-use crate::args::{OperatorArgs, OutputArgs};
+use crate::args::OutputArgs;
 use crate::failure::Failure;
+use crate::job_acts::{self, JobActCommand};
 use crate::table::{NONE, View, or_none, short, table};
 use crate::terminal::{print, warn};
 use crate::text::{self, age, duration, shown};
@@ -52,16 +53,8 @@ enum JobCommand {
         #[arg(long, value_name = "ZONE", value_parser = parse_zone)]
         zone: Option<Tz>,
     },
-    /// Pauses jobs: no tick begins until they are resumed. A run that goes on ends as always. Exits with 1 if nothing was done
-    Pause(ActArgs),
-    /// Resumes jobs. No tick of the pause runs, unless with --catch-up. Exits with 1 if nothing was done
-    Resume {
-        #[command(flatten)]
-        act: ActArgs,
-        /// The job's misfire policy decides about the ticks of the pause, as after an outage
-        #[arg(long)]
-        catch_up: bool,
-    },
+    #[command(flatten)]
+    Act(JobActCommand),
     /// Says whether the last success is recent enough; exits with 1 if it is not
     Check {
         /// The name of the job
@@ -70,18 +63,6 @@ enum JobCommand {
         #[arg(long, value_name = "TIME", value_parser = humantime::parse_duration)]
         within: Duration,
     },
-}
-
-#[derive(clap::Args)]
-struct ActArgs {
-    /// The name of the job; with --all what the names begin with
-    #[arg(required_unless_present = "all", default_value = "")]
-    name: OsString,
-    /// All jobs whose names begin with NAME; without NAME all jobs
-    #[arg(long)]
-    all: bool,
-    #[command(flatten)]
-    operator: OperatorArgs,
 }
 
 fn parse_zone(text: &str) -> Result<Tz, String> {
@@ -101,21 +82,18 @@ pub(crate) async fn run(locks: &Locks, wanted: &JobsArgs, output: &OutputArgs) -
             }
             history(locks, &key(output, name)?, (*since, *zone), output, &view).await
         }
-        Some(JobCommand::Pause(act)) => self::act(locks, act, None, output, &view).await,
-        Some(JobCommand::Resume { act, catch_up }) => {
-            self::act(locks, act, Some(*catch_up), output, &view).await
-        }
+        Some(JobCommand::Act(act)) => job_acts::run(locks, act, output, &view).await,
         Some(JobCommand::Check { name, within }) => {
             check(locks, &key(output, name)?, *within, output, &view).await
         }
     }
 }
 
-fn key(output: &OutputArgs, name: &OsStr) -> Result<Key, Failure> {
+pub(crate) fn key(output: &OutputArgs, name: &OsStr) -> Result<Key, Failure> {
     Ok(Key::from(output.bytes(name)?))
 }
 
-fn unknown(view: &View, name: &Key) -> ExitCode {
+pub(crate) fn unknown(view: &View, name: &Key) -> ExitCode {
     warn(&format!("the store knows no job `{}`", view.key(name)));
     ExitCode::from(NO)
 }
@@ -132,7 +110,7 @@ async fn list(locks: &Locks, prefix: &OsStr, output: &OutputArgs, view: &View) -
     Ok(ExitCode::SUCCESS)
 }
 
-fn jobs_table(view: &View, jobs: &[JobEntry]) -> String {
+pub(crate) fn jobs_table(view: &View, jobs: &[JobEntry]) -> String {
     let header = [
         "JOB",
         "STATE",
@@ -186,31 +164,18 @@ async fn show(locks: &Locks, name: &Key, output: &OutputArgs, view: &View) -> Re
         line("paused", shown(format!("by {}: {}", pause.by, pause.why)));
         line("", format!("since {}", date(pause.since, zone)));
     }
+    if let Some(wanted) = &job.wanted {
+        let (tick, by, why) = (date(wanted.tick, zone), &wanted.act.by, &wanted.act.why);
+        line("wanted", shown(format!("for {tick} by {by}: {why}")));
+    }
     let plan = job.plan.as_ref();
     line("plan", or_none(plan.map(|plan| shown(&plan.expression))));
     line("zone", or_none(plan.map(|plan| shown(&plan.zone))));
     line("next", or_none(job.next.map(|next| date(next, zone))));
     line("success", or_none(job.last_success.map(|tick| date(tick, zone))));
-    if let Some(run) = &job.latest {
-        line(
-            "latest",
-            format!("{} of {}", run.state.word(), date(run.tick, zone)),
-        );
-        let took = run
-            .took
-            .map_or(String::new(), |time| format!(", took {}", took(time)));
-        line(
-            "",
-            format!(
-                "attempt {} on {}, began {}{took}",
-                run.attempt,
-                node(run),
-                date(run.began, zone)
-            ),
-        );
-        if !run.text.is_empty() {
-            line("", shown(&*run.text));
-        }
+    let latest = job.latest.iter().flat_map(|run| latest_lines(run, zone));
+    for (label, text) in ["latest", "", ""].into_iter().zip(latest) {
+        line(label, text);
     }
     line("nodes", job.nodes.len().to_string());
     for node in &job.nodes {
@@ -218,6 +183,23 @@ async fn show(locks: &Locks, name: &Key, output: &OutputArgs, view: &View) -> Re
     }
     print(&lines)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Returns what is shown of the latest run, on two lines or three.
+fn latest_lines(run: &JobRun, zone: Tz) -> Vec<String> {
+    let triggered = if run.is_triggered { ", triggered" } else { "" };
+    let took = run
+        .took
+        .map_or(String::new(), |time| format!(", took {}", took(time)));
+    let attempt = format!("attempt {} on {}", run.attempt, node(run));
+    let mut lines = vec![
+        format!("{} of {}{triggered}", run.state.word(), date(run.tick, zone)),
+        format!("{attempt}, began {}{took}", date(run.began, zone)),
+    ];
+    if !run.text.is_empty() {
+        lines.push(shown(&*run.text));
+    }
+    lines
 }
 
 async fn history(
@@ -246,7 +228,12 @@ async fn history(
 
 fn history_table(history: &JobHistory, zone: Option<Tz>) -> String {
     let zone = zone.unwrap_or_else(|| zone_of(history.plan.as_ref()));
-    let rows = history.entries.iter().map(|entry| match entry {
+    history_rows(&history.entries, zone)
+}
+
+/// Returns the table of these entries, with times in a zone.
+pub(crate) fn history_rows(entries: &[HistoryEntry], zone: Tz) -> String {
+    let rows = entries.iter().map(|entry| match entry {
         HistoryEntry::Run(run) => [
             date(run.tick, zone),
             run.state.word().to_owned(),
@@ -255,7 +242,7 @@ fn history_table(history: &JobHistory, zone: Option<Tz>) -> String {
             date(run.began, zone),
             or_none(run.took.map(took)),
             run.fence.to_string(),
-            shown(&*run.text),
+            run_text(run),
         ],
         HistoryEntry::NoRun(none) => {
             let mut row = [const { String::new() }; 8].map(|_| NONE.to_owned());
@@ -270,7 +257,8 @@ fn history_table(history: &JobHistory, zone: Option<Tz>) -> String {
             let mut row = [const { String::new() }; 8].map(|_| NONE.to_owned());
             row[0] = date(act.time(), zone);
             row[1] = shown(&act.what);
-            row[7] = shown(format!("by {}: {}", act.by, act.why));
+            let tick = act.tick().map(|tick| format!("{}, ", date(tick, zone)));
+            row[7] = shown(format!("{}by {}: {}", tick.unwrap_or_default(), act.by, act.why));
             row
         }
         _ => [const { String::new() }; 8],
@@ -279,59 +267,6 @@ fn history_table(history: &JobHistory, zone: Option<Tz>) -> String {
         "TICK", "OUTCOME", "ATTEMPT", "NODE", "BEGAN", "TOOK", "FENCE", "TEXT",
     ];
     table(header, rows.collect())
-}
-
-/// Pauses jobs, or resumes them if `catch_up` is given.
-async fn act(
-    locks: &Locks,
-    wanted: &ActArgs,
-    catch_up: Option<bool>,
-    output: &OutputArgs,
-    view: &View,
-) -> Result<ExitCode, Failure> {
-    let name = key(output, &wanted.name)?;
-    let jobs = match wanted.all {
-        true => locks.jobs().list(name.as_bytes()).await?,
-        false => locks.jobs().show(&name).await?.into_iter().collect(),
-    };
-    if jobs.is_empty() {
-        return Ok(unknown(view, &name));
-    }
-    let verb = if catch_up.is_some() { "Resume" } else { "Pause" };
-    if !output.is_json {
-        print(&jobs_table(view, &jobs))?;
-    }
-    if !wanted
-        .operator
-        .confirms(&format!("{verb} {} jobs?", jobs.len()))?
-    {
-        return Ok(ExitCode::from(NO));
-    }
-    let (by, why) = (wanted.operator.by(), &wanted.operator.why);
-    let mut is_done = false;
-    for job in &jobs {
-        let outcome = match catch_up {
-            None => locks.jobs().pause(&job.job, &by, why).await?,
-            Some(catch_up) => locks.jobs().resume(&job.job, catch_up, &by, why).await?,
-        };
-        let word = match outcome {
-            JobActOutcome::Done { unwritten } => {
-                is_done = true;
-                if let Some(error) = unwritten {
-                    warn(&shown(format!("the audit list could not be written: {error}")));
-                }
-                if catch_up.is_some() { "resumed" } else { "paused" }
-            }
-            JobActOutcome::Unknown => "unknown",
-            _ if catch_up.is_some() => "was not paused",
-            _ => "was paused already",
-        };
-        print(&match output.is_json {
-            true => text::json(Ok(json!({ "job": job.job, "outcome": word }).to_string()))?,
-            false => format!("{}: {word}\n", view.key(&job.job)),
-        })?;
-    }
-    Ok(ExitCode::from(if is_done { 0 } else { NO }))
 }
 
 async fn check(
@@ -373,12 +308,22 @@ async fn check(
     Ok(ExitCode::from(if is_recent { 0 } else { NO }))
 }
 
-fn zone_of(plan: Option<&JobPlan>) -> Tz {
+/// Returns the text of a run: whether it was triggered, and its error.
+fn run_text(run: &JobRun) -> String {
+    let text = shown(&*run.text);
+    match (run.is_triggered, text.is_empty()) {
+        (false, _) => text,
+        (true, true) => "triggered".to_owned(),
+        (true, false) => format!("triggered: {text}"),
+    }
+}
+
+pub(crate) fn zone_of(plan: Option<&JobPlan>) -> Tz {
     plan.and_then(|plan| plan.zone.parse().ok()).unwrap_or(Tz::UTC)
 }
 
 /// Returns a time in a zone, with its offset: the clocks of a zone may show a time twice.
-fn date(time: SystemTime, zone: Tz) -> String {
+pub(crate) fn date(time: SystemTime, zone: Tz) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     let time = i64::try_from(since.as_secs())
         .ok()

@@ -46,7 +46,7 @@ async fn list(locks: &Locks, wanted: &ListArgs, output: &OutputArgs) -> Result<(
     // After a failover the connections of an earlier inspection lead to the old master.
     let inspection = locks.inspect();
     let mut listing = Listing::new(wanted);
-    let view = View::new(output.is_hex);
+    let view = View::with_notes(output.is_hex, wanted.has_notes);
     let mut rows = Vec::new();
     let mut from = None;
     loop {
@@ -67,7 +67,7 @@ async fn list(locks: &Locks, wanted: &ListArgs, output: &OutputArgs) -> Result<(
         }
     }
     if !output.is_json {
-        let table = View::keys(rows);
+        let table = view.keys(rows);
         if wanted.watch.is_some() {
             terminal::replace(&table)?;
         } else {

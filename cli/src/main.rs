@@ -1,20 +1,27 @@
 //! The command `tenure`: which node holds which lease, since when, and which nodes wait, what jobs did, and a steal. Looking changes
-//! nothing: the command takes no lock, and does not appear as a node.
+//! nothing: only `doctor` takes locks, under keys of its own, and the command does not appear as a node.
 //!
 //!     tenure ls account:
 //!     tenure show account:42
 //!     tenure nodes
 //!     tenure jobs history reconcile
 //!     tenure steal account:42 --why 'stuck since the deploy'
+//!     tenure doctor
 //!
-//! It exits with 0; with 1 if the answer is no; with 2 after wrong usage; with 3 if the store is unavailable or refuses.
+//! It exits with 0; with 1 if the answer is no; with 2 after wrong usage; with 3 if the store is unavailable or refuses. `run` has
+//! the codes of `timeout(1)`.
 
 #![forbid(unsafe_code)]
 
 mod args;
+mod doctor;
 mod failure;
+mod job_acts;
 mod jobs;
 mod list;
+#[cfg(target_os = "linux")]
+mod run;
+mod run_args;
 mod steal;
 mod store;
 mod table;
@@ -24,29 +31,61 @@ mod text;
 use std::ffi::OsStr;
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, Parser};
 use tenure::Locks;
 use tenure::inspect::Inspection;
 
 use args::{Args, Command, OutputArgs};
 use failure::Failure;
+use run_args::RunArgs;
 use table::View;
 
 /// The exit code if the answer is no.
 const NO: u8 = 1;
+/// The exit code of `run` if the command was not begun. 1 to 122 are the command's own.
+const NOT_RUN: u8 = 125;
 
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> ExitCode {
-    let args = Args::parse();
-    match run(&args).await {
+fn main() -> ExitCode {
+    let args = match Args::try_parse() {
+        Ok(args) => args,
+        Err(error) => return refuse(&error),
+    };
+    if let Command::Run(wanted) = &args.command {
+        return run(wanted, &args);
+    }
+    match answer(&args) {
         Ok(code) => code,
         Err(failure) => failure.report(),
     }
 }
 
-async fn run(args: &Args) -> Result<ExitCode, Failure> {
+#[cfg(target_os = "linux")]
+fn run(wanted: &RunArgs, args: &Args) -> ExitCode {
+    run::run(wanted, &args.store, &args.output)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn run(_: &RunArgs, _: &Args) -> ExitCode {
+    terminal::warn("`run` finds the processes of a command by /proc: it needs Linux");
+    ExitCode::from(NOT_RUN)
+}
+
+/// Prints why the arguments are refused, or the help that they ask for.
+fn refuse(error: &clap::Error) -> ExitCode {
+    let _ = error.print();
+    let words = Args::command().ignore_errors(true).try_get_matches();
+    let is_run = words.is_ok_and(|words| words.subcommand_name() == Some("run"));
+    match error.exit_code() {
+        0 => ExitCode::SUCCESS,
+        _ if is_run => ExitCode::from(NOT_RUN),
+        code => ExitCode::from(code as u8),
+    }
+}
+
+#[tokio::main(flavor = "current_thread")]
+async fn answer(args: &Args) -> Result<ExitCode, Failure> {
     let locks = store::connect(&args.store).await?;
-    if !matches!(args.command, Command::Ls(_)) {
+    if !matches!(args.command, Command::Ls(_) | Command::Doctor(_)) {
         warn_of_recovery(&locks.inspect()).await?;
     }
     match &args.command {
@@ -54,7 +93,9 @@ async fn run(args: &Args) -> Result<ExitCode, Failure> {
         Command::Show { key } => return show(&locks, key, &args.output).await,
         Command::Nodes => nodes(&locks, &args.output).await?,
         Command::Steal(wanted) => return steal::run(&locks, wanted, &args.output).await,
+        Command::Run(_) => unreachable!("it forks before there is a runtime"),
         Command::Jobs(wanted) => return jobs::run(&locks, wanted, &args.output).await,
+        Command::Doctor(wanted) => return doctor::run(&locks.inspect(), wanted, &args.output).await,
         Command::Audit => steal::audit(&locks, &args.output).await?,
     }
     Ok(ExitCode::SUCCESS)

@@ -12,7 +12,7 @@ use crate::NO;
 use crate::args::{OutputArgs, StealArgs};
 use crate::failure::Failure;
 use crate::table::View;
-use crate::terminal::{print, warn};
+use crate::terminal::{print, tell, warn};
 use crate::text::{self, duration, shown};
 
 pub(crate) async fn run(locks: &Locks, wanted: &StealArgs, output: &OutputArgs) -> Result<ExitCode, Failure> {
@@ -60,15 +60,6 @@ pub(crate) async fn run(locks: &Locks, wanted: &StealArgs, output: &OutputArgs) 
             warn(&shown(error.to_string()));
             Ok(ExitCode::from(NO))
         }
-    }
-}
-
-/// Writes to stdout. A reader that is gone neither stops a steal nor changes its exit code.
-fn tell(text: &str) {
-    if let Err(error) = print(text)
-        && error.kind() != io::ErrorKind::BrokenPipe
-    {
-        warn(&format!("cannot write the answer: {error}"));
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Duration;
 
-use tenure::Locks;
+use tenure::{Builder, Locks};
 use tenure::{ClientTlsConfig, TlsCertificates};
 
 use crate::args::StoreArgs;
@@ -16,18 +16,23 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// Returns locks that connect when they are asked, and do not tell the store of themselves.
 pub(crate) async fn connect(args: &StoreArgs) -> Result<Locks, Failure> {
-    let builder = Locks::builder();
-    let mut builder = builder
-        .prefix(args.prefix.as_encoded_bytes())
-        .request_timeout(PATIENCE)
-        .lazy()
-        .presence(false);
-    if let Some(certificates) = certificates(args)? {
-        builder = builder.tls(certificates);
-    }
+    let builder = builder(args)?.request_timeout(PATIENCE);
+    Ok(builder.lazy().presence(false).connect(url(args)).await?)
+}
+
+/// Returns a builder with the prefix and the certificates.
+pub(crate) fn builder(args: &StoreArgs) -> Result<Builder, Failure> {
+    let builder = Locks::builder().prefix(args.prefix.as_encoded_bytes());
+    Ok(match certificates(args)? {
+        Some(certificates) => builder.tls(certificates),
+        None => builder,
+    })
+}
+
+pub(crate) fn url(args: &StoreArgs) -> &str {
     // An empty variable counts as unset.
     let url = args.url.as_deref().filter(|url| !url.is_empty());
-    Ok(builder.connect(url.unwrap_or(DEFAULT_URL)).await?)
+    url.unwrap_or(DEFAULT_URL)
 }
 
 fn usage<T>(text: &str) -> Result<T, Failure> {

@@ -20,15 +20,25 @@ pub(crate) const NONE: &str = "-";
 /// How values are shown, and the time that ages are counted from.
 pub(crate) struct View {
     is_hex: bool,
+    has_notes: bool,
     now: SystemTime,
 }
 
 impl View {
     /// Creates a view of this moment.
     pub(crate) fn new(is_hex: bool) -> View {
+        View::with_notes(is_hex, false)
+    }
+
+    /// Creates a view of this moment. `has_notes`: its tables of keys have a column for notes.
+    pub(crate) fn with_notes(is_hex: bool, has_notes: bool) -> View {
         #[expect(clippy::disallowed_methods, reason = "judges no lease: ages are for a reader")]
         let now = SystemTime::now();
-        View { is_hex, now }
+        View {
+            is_hex,
+            has_notes,
+            now,
+        }
     }
 
     /// Returns the time that ages are counted from.
@@ -46,12 +56,18 @@ impl View {
     }
 
     /// Returns the table of these rows.
-    pub(crate) fn keys(rows: Vec<[String; 7]>) -> String {
-        table(["KIND", "KEY", "STATE", "NODE", "SINCE", "LEFT", "WAITING"], rows)
+    pub(crate) fn keys(&self, rows: Vec<[String; 8]>) -> String {
+        let header = ["KIND", "KEY", "STATE", "NODE", "SINCE", "LEFT", "WAITING", "NOTE"];
+        if self.has_notes {
+            return table(header, rows);
+        }
+        let [header @ .., _] = header;
+        let rows = rows.into_iter().map(|[row @ .., _]| row);
+        table::<7>(header, rows.collect())
     }
 
     /// Returns the row of a key. Of several holders it shows the one that has held the key for the longest time.
-    pub(crate) fn row(&self, entry: &Entry) -> [String; 7] {
+    pub(crate) fn row(&self, entry: &Entry) -> [String; 8] {
         let holders = entry.holders.iter();
         let oldest = holders.min_by_key(|holder| (holder.since.is_none(), holder.since));
         let node = oldest.map(|holder| match entry.holder_count {
@@ -66,6 +82,7 @@ impl View {
             or_none(oldest.and_then(|holder| Some(age(holder.since?, self.now)))),
             or_none(entry.remaining.map(duration)),
             entry.waiter_count.to_string(),
+            or_none(oldest.and_then(|holder| Some(shown(&*holder.notes.first()?.text)))),
         ]
     }
 
@@ -159,6 +176,18 @@ impl View {
             .map(|since| format!("since {} ({}), ", date(since), age(since, self.now)));
         let revoked = if holder.is_revoked { "revoked, " } else { "" };
         let _ = write!(text, "{BREAK}{}{revoked}{left}", since.unwrap_or_default());
+        for note in &holder.notes {
+            // The callers of a node hand a lease on to each other: the fence tells which of them wrote the note.
+            let _ = match holder.fence == Some(note.fence) {
+                true => write!(text, "{BREAK}note: {}", shown(&*note.text)),
+                false => write!(
+                    text,
+                    "{BREAK}note of fence {}: {}",
+                    note.fence,
+                    shown(&*note.text)
+                ),
+            };
+        }
         text
     }
 }

@@ -17,6 +17,15 @@ pub(crate) fn print(text: &str) -> io::Result<()> {
     out.flush()
 }
 
+/// Writes to stdout. A reader that is gone neither stops an act nor changes its exit code.
+pub(crate) fn tell(text: &str) {
+    if let Err(error) = print(text)
+        && error.kind() != io::ErrorKind::BrokenPipe
+    {
+        warn(&format!("cannot write the answer: {error}"));
+    }
+}
+
 /// Writes a text to stdout, in the place of everything that a terminal shows.
 pub(crate) fn replace(text: &str) -> io::Result<()> {
     let clear = if io::stdout().is_terminal() { CLEAR } else { "" };

@@ -294,6 +294,8 @@ impl World {
                 push,
             } if self.is_alive(slot, life) => self.push_arrives(slot, sub, *push),
             Event::TickFires { slot, key } => self.fire_tick(slot, key),
+            Event::JobActed { slot, key } if !self.draining => self.look_for_open_tick(slot, key),
+            Event::JobActed { .. } => {}
             Event::AskForOpenTick { slot, key } => self.ask_for_open_tick(slot, key),
             Event::ClaimTick {
                 slot,

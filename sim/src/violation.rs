@@ -31,6 +31,10 @@ pub enum Violation {
     TickOrder,
     /// A tick was granted in a pause of its job, or a tick of a pause after it.
     PausedTickGranted,
+    /// A triggered tick was granted that no operator wants, or it is wanted after its end.
+    TriggerRunAgain,
+    /// A tick was skipped because of a triggered run.
+    TickSkippedForTrigger,
     /// The history of a job does not show its grants, or an end that another request wrote.
     HistoryWrong,
     /// A tick is pursued and not run.

@@ -61,7 +61,7 @@ fn explores() {
 
 /// Seeds of worlds that violated a law once: with code of that time, each a fault of the code or of the law. The tests of
 /// `tests/it` and of the laws rebuild what these worlds showed, because a change of the machines changes the worlds.
-const FAILED_SEEDS: [u64; 29] = [
+const FAILED_SEEDS: [u64; 33] = [
     1_094_275_965_846,
     961_729_131_060,
     692_776_112_942,
@@ -91,6 +91,10 @@ const FAILED_SEEDS: [u64; 29] = [
     710_615_342_615,
     1_070_615_343_673,
     1_070_615_345_523,
+    449_734_357_779,
+    176_124_168_678,
+    319_197_333_327,
+    515_095_124_553,
 ];
 
 #[test]
@@ -456,6 +460,30 @@ fn finds_a_tick_of_a_pause_that_runs_after_it() {
 }
 
 #[test]
+fn finds_a_trigger_that_is_judged_by_the_mark() {
+    finds(with(Flaw::TriggerJudgedByMark), Violation::TriggerRunAgain, 1);
+}
+
+#[test]
+fn finds_a_trigger_that_runs_again_after_its_end() {
+    finds(with(Flaw::TriggerOutlivesRun), Violation::TriggerRunAgain, 1);
+}
+
+#[test]
+fn finds_a_tick_that_is_skipped_for_a_trigger() {
+    finds(
+        with(Flaw::TickSkippedForTrigger),
+        Violation::TickSkippedForTrigger,
+        1,
+    );
+}
+
+#[test]
+fn finds_a_cancelled_tick_that_is_granted_again() {
+    finds(with(Flaw::CancelledTickOpen), Violation::TickRunAgain, 1);
+}
+
+#[test]
 fn finds_a_run_that_another_claim_ends() {
     finds(with(Flaw::RunEndedByAnother), Violation::HistoryWrong, 1);
 }
@@ -528,6 +556,11 @@ fn finds_a_job_that_waits_for_a_skipped_tick() {
 #[test]
 fn finds_a_checkpoint_of_a_run_that_was_lost() {
     finds(with(Flaw::CheckpointOfLoser), Violation::CheckpointOfNonOwner, 1);
+}
+
+#[test]
+fn finds_a_checkpoint_that_is_not_kept() {
+    finds(with(Flaw::CheckpointNotKept), Violation::CheckpointForgotten, 1);
 }
 
 #[test]

@@ -48,6 +48,7 @@ pub(crate) fn start(
         // The timers of this task are those of the simulation.
         tokio::spawn(process.task(async move { drive(&driven).await }));
         observe::describe();
+        node.events.push(None);
         return Ok(node);
     }
     let failed = |error: std::io::Error| OptionsError(format!("cannot start the driver's thread: {error}"));
@@ -100,6 +101,8 @@ pub(crate) fn start(
         node.exchange(node.clock.now());
     }
     observe::describe();
+    // The event thread sets the gauges.
+    node.events.push(None);
     Ok(node)
 }
 

@@ -5,6 +5,8 @@
 //! atomics and, if its level is on, queued for the event thread of the process. What a caller itself sees is emitted
 //! on its own thread, by [`observe`].
 
+#[cfg(feature = "metrics")]
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Waker;
 use std::time::Duration;
 
@@ -15,7 +17,8 @@ use tracing::subscriber::NoSubscriber;
 
 use crate::driver::events::queue::{EventQueue, QueuedEvent};
 use crate::error::LostCause;
-use crate::observe::{self, Event, Label, catch_foreign_panic, pending};
+use crate::observe::pending::{self, Gauge};
+use crate::observe::{self, Event, Label, catch_foreign_panic};
 use crate::protocol::message::Name;
 use crate::protocol::step::KeyEvent;
 
@@ -75,7 +78,7 @@ impl EventSink {
                 observe::taken_over(name)
             }
             KeyEvent::Inherited { from } => observe::inherited(name, from),
-            KeyEvent::Renewed { slack } => observe::renewed(name, slack),
+            KeyEvent::Renewed { slack, lease } => observe::renewed(name, slack, lease),
             KeyEvent::RenewFailed { left, error } => observe::renew_failed(name, left, error),
             KeyEvent::WaitFailed { error } => observe::wait_failed(name, error),
             KeyEvent::LeaveFailed { error } => observe::leave_failed(name, error),
@@ -114,6 +117,30 @@ impl EventSink {
         }
     }
 
+    /// Notes how long the store took to answer a batch.
+    pub(crate) fn note_answer(&self, took: Duration) {
+        if cfg!(feature = "metrics") {
+            pending::store_answered(took);
+            self.queue.note_count();
+        }
+    }
+
+    /// Counts one in a gauge, until what is returned ends or is dropped.
+    #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
+    pub(crate) fn counted(&self, gauge: Gauge) -> Counted {
+        #[cfg(feature = "metrics")]
+        {
+            gauge.add(1);
+            self.queue.note_count();
+        }
+        Counted {
+            #[cfg(feature = "metrics")]
+            counting: (gauge, self.queue),
+            #[cfg(feature = "metrics")]
+            is_over: AtomicBool::new(false),
+        }
+    }
+
     /// Returns the label of the node.
     pub(crate) fn label(&self) -> &Label {
         &self.label
@@ -125,6 +152,33 @@ impl EventSink {
             dispatch: self.dispatch.clone(),
             event,
         }
+    }
+}
+
+/// Counts one in a gauge while it lives, so that no path forgets to subtract.
+#[derive(Debug)]
+pub(crate) struct Counted {
+    #[cfg(feature = "metrics")]
+    counting: (Gauge, &'static EventQueue),
+    #[cfg(feature = "metrics")]
+    is_over: AtomicBool,
+}
+
+impl Counted {
+    /// Ends the count. Later calls do nothing.
+    pub(crate) fn end(&self) {
+        #[cfg(feature = "metrics")]
+        if !self.is_over.swap(true, Ordering::AcqRel) {
+            let (gauge, queue) = self.counting;
+            gauge.add(-1);
+            queue.note_count();
+        }
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.end();
     }
 }
 

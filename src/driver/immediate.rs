@@ -151,7 +151,8 @@ impl Node {
     fn sink(self: &Arc<Self>) -> Sink {
         let node: Weak<Node> = Arc::downgrade(self);
         Arc::new(move |event| {
-            if let (Some(node), Ok(pushed)) = (node.upgrade(), inbox::key_input(event)) {
+            let Some(node) = node.upgrade() else { return };
+            if let Some(pushed) = inbox::key_input(&node, event) {
                 lock(&node.pushed).push(pushed);
                 node.has_pushed.store(true, Ordering::Release);
                 if IS_EXCHANGING.get() {

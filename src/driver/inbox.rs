@@ -13,6 +13,8 @@ use crate::driver::servers::{OpenInbox, Server};
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind};
 use crate::observe;
+#[cfg(feature = "scheduler")]
+use crate::protocol::message::Kind;
 use crate::protocol::message::{InboxEvent, Name, Push};
 use crate::protocol::session::step::{Attempt, SessionInput};
 use crate::protocol::step::Input;
@@ -26,14 +28,8 @@ pub(crate) fn open(node: &Arc<Node>, server: &Arc<Server>, attempt: Attempt) {
         let node = weak.clone();
         Arc::new(move |event| {
             let Some(node) = node.upgrade() else { return };
-            match key_input(event) {
-                Ok((name, input)) => node.drive(&name, input),
-                Err(Some(text)) => node.events.push(observe::server_warning(text)),
-                Err(None) => {
-                    if let Some(count) = node.count_unknown_push() {
-                        node.events.push(observe::unknown_pushes(count));
-                    }
-                }
+            if let Some((name, input)) = key_input(&node, event) {
+                node.drive(&name, input);
             }
         })
     };
@@ -72,16 +68,27 @@ pub(crate) fn open(node: &Arc<Node>, server: &Arc<Server>, attempt: Attempt) {
     );
 }
 
-/// Returns the input for the key machine. A warning for the operator is an error here; `None` is a push of an unknown format.
-pub(crate) fn key_input(event: InboxEvent) -> Result<(Name, Input), Option<String>> {
+/// Returns the input for the key machine, if the event is one for it. News of jobs wake their tasks, and a warning becomes an event.
+pub(crate) fn key_input(node: &Node, event: InboxEvent) -> Option<(Name, Input)> {
     match event {
-        InboxEvent::Pushed(Push::Granted(grant)) => Ok((grant.name.clone(), Input::Pushed(grant))),
-        InboxEvent::Pushed(Push::Changed(_, name)) => Ok((name, Input::Changed)),
-        InboxEvent::Pushed(Push::Asked(name, claim_id, asking)) => Ok((name, Input::Asked(claim_id, asking))),
-        InboxEvent::Pushed(Push::Revoked(name, claim_id, mode)) => Ok((name, Input::Revoked(claim_id, mode))),
-        InboxEvent::Unknown => Err(None),
-        InboxEvent::Warning(text) => Err(Some(text)),
+        #[cfg(feature = "scheduler")]
+        InboxEvent::Pushed(Push::Changed(_, name)) if name.kind == Kind::Job => node.job_news.tell(&name.key),
+        InboxEvent::Pushed(Push::Granted(grant)) => return Some((grant.name.clone(), Input::Pushed(grant))),
+        InboxEvent::Pushed(Push::Changed(_, name)) => return Some((name, Input::Changed)),
+        InboxEvent::Pushed(Push::Asked(name, claim_id, asking)) => {
+            return Some((name, Input::Asked(claim_id, asking)));
+        }
+        InboxEvent::Pushed(Push::Revoked(name, claim_id, mode)) => {
+            return Some((name, Input::Revoked(claim_id, mode)));
+        }
+        InboxEvent::Unknown => {
+            if let Some(count) = node.count_unknown_push() {
+                node.events.push(observe::unknown_pushes(count));
+            }
+        }
+        InboxEvent::Warning(text) => node.events.push(observe::server_warning(text)),
     }
+    None
 }
 
 async fn serve(

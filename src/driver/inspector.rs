@@ -5,8 +5,12 @@ use std::sync::Arc;
 
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::driver::driver;
+use crate::driver::handle::Handle;
 use crate::driver::node::Node;
-use crate::error::{Error, StoreError, StoreErrorKind};
+use crate::error::{Error, OptionsError, StoreError, StoreErrorKind};
+use crate::key::Key;
+use crate::protocol::finding::Finding;
 #[cfg(feature = "scheduler")]
 use crate::protocol::job_act::{JobActReply, JobActRequest};
 use crate::protocol::steal::{AuditEntry, StealReply, StealRequest};
@@ -45,6 +49,31 @@ impl Inspector {
     pub(crate) async fn recovering(&self) -> Result<Vec<(Arc<str>, u64)>, StoreError> {
         let recovering = self.inspector()?.recovering();
         self.answer(Box::pin(async { Ok(recovering.await) })).await
+    }
+
+    /// Checks each server, without a change.
+    pub(crate) async fn check(&self) -> Result<Vec<Finding>, StoreError> {
+        self.answer(self.inspector()?.check()).await
+    }
+
+    /// Starts a node of its own for a trial of the locks. `None`: the store has no servers.
+    pub(crate) fn start_trial(&self) -> Result<Option<Handle>, OptionsError> {
+        let node = &self.node;
+        let Some(store) = node.servers.store.for_trial() else {
+            return Ok(None);
+        };
+        let started = driver::start(store, node.options.for_trial(), node.clock.clone())?;
+        Ok(Some(Handle::new(started)))
+    }
+
+    /// Returns why pushes do not arrive.
+    pub(crate) async fn try_push(&self, key: Key) -> Result<(), StoreError> {
+        self.answer(self.inspector()?.try_push(key)).await
+    }
+
+    /// Removes what a trial has left of a key.
+    pub(crate) async fn remove(&self, key: Key) -> Result<(), StoreError> {
+        self.answer(self.inspector()?.remove(key)).await
     }
 
     /// Executes a step of a steal, and returns the server's date in microseconds since 1970, too.

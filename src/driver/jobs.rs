@@ -6,11 +6,10 @@ use std::collections::hash_map::Entry;
 use std::future::Future;
 #[cfg(feature = "testing")]
 use std::pin::Pin;
-#[cfg(feature = "testing")]
-use std::sync::Weak;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
@@ -44,6 +43,8 @@ pub(crate) struct NodeJobs {
     pub(crate) withdrawals: TaskTracker,
     /// The tasks that claim and run ticks.
     pub(crate) pursuits: TaskTracker,
+    /// The functions that programs have for the ends of runs. They keep no lease.
+    pub(crate) ends: TaskTracker,
     /// The threads of runs that block. A thread may outlive the task of its run, and keeps the lease.
     pub(crate) threads: TaskTracker,
 }
@@ -65,6 +66,27 @@ pub(crate) struct Fired(pub(crate) Mutex<HashMap<Key, Weak<dyn Fire>>>);
 impl std::fmt::Debug for Fired {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_set().entries(lock(&self.0).keys()).finish()
+    }
+}
+
+/// The jobs of a node that look at the store at once when an operator acted on them.
+#[derive(Debug, Default)]
+pub(crate) struct JobNews(Mutex<HashMap<Key, Weak<Notify>>>);
+
+impl JobNews {
+    /// Returns what is notified when an operator acted on the job, and while it is kept.
+    pub(crate) fn subscribe(&self, job: &Key) -> Arc<Notify> {
+        let news = Arc::new(Notify::new());
+        let mut known = lock(&self.0);
+        known.retain(|_, news| news.strong_count() > 0);
+        known.insert(job.clone(), Arc::downgrade(&news));
+        news
+    }
+
+    /// Tells the job that an operator acted on it.
+    pub(crate) fn tell(&self, job: &Key) {
+        let known = lock(&self.0).get(job).and_then(Weak::upgrade);
+        known.iter().for_each(|news| news.notify_one());
     }
 }
 
@@ -97,6 +119,7 @@ impl NodeJobs {
         self.closing.cancel();
         self.pursuits.close();
         self.threads.close();
+        self.ends.close();
         self.withdrawals.close();
     }
 

@@ -9,7 +9,7 @@ use crate::driver::waiter::{Waiter, lock};
 use crate::error::StoreError;
 use crate::protocol::claim::held_lease::Holding;
 use crate::protocol::key::shard::Shard;
-use crate::protocol::message::{ClaimId, Name};
+use crate::protocol::message::{ClaimId, ClaimNumber, Name};
 use crate::protocol::step::Ticket;
 use crate::protocol::time::Instant;
 use crate::store::ServerId;
@@ -27,6 +27,11 @@ impl Node {
     pub(crate) fn held_alone(&self, name: &Name) -> Option<ClaimId> {
         let holding = self.query_unless_forked(name, |shard, now| shard.held_alone(now, name));
         holding.map(|holding| holding.claim)
+    }
+
+    /// Returns the claim by which a caller holds, and since when it holds; `None` after a step has ended that.
+    pub(crate) fn held_since(&self, name: &Name, ticket: Ticket) -> Option<(ClaimNumber, Instant)> {
+        self.query_unless_forked(name, |shard, _| shard.held_since(name, ticket))
     }
 
     fn query_unless_forked<T>(

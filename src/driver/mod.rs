@@ -3,7 +3,7 @@
 //! Reading order: [`node`] (the operations of callers), [`steps`] (of keys, on any thread), [`lookups`] (without a
 //! step), [`driver`] (the thread), [`servers`], [`inbox`], [`immediate`] (stores in memory), [`waiter`], [`events`],
 //! [`outage`] and [`session_events`] (a server that fails, and its events), [`pulse`] and [`pause`] (a process that
-//! stood still), `jobs`, [`presence`] and
+//! stood still), `jobs`, [`presence`], [`notes`] and
 //! [`inspector`] (for operators), [`clock`], [`handle`], [`throttle`]. `process` is part of simulations.
 
 pub(crate) mod clock;
@@ -18,6 +18,7 @@ pub(crate) mod inspector;
 pub(crate) mod jobs;
 pub(crate) mod lookups;
 pub(crate) mod node;
+pub(crate) mod notes;
 pub(crate) mod outage;
 pub(crate) mod pause;
 pub(crate) mod presence;

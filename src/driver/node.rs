@@ -19,6 +19,8 @@ use tokio::sync::{Notify, oneshot, watch};
 
 use crate::driver::clock::Clock;
 use crate::driver::events::EventSink;
+#[cfg(feature = "scheduler")]
+use crate::driver::jobs::JobNews;
 use crate::driver::outage::FailureKind;
 use crate::driver::presence_state::PresenceState;
 use crate::driver::pulse::Pulse;
@@ -74,6 +76,8 @@ pub(crate) struct Node {
     pub(crate) pushed: Mutex<Vec<(Name, Input)>>,
     /// Set when `pushed` may have entries.
     pub(crate) has_pushed: AtomicBool,
+    #[cfg(feature = "scheduler")]
+    pub(crate) job_news: JobNews,
 }
 
 /// A shard, and the callers that wait for it.
@@ -262,6 +266,8 @@ impl Node {
             longest_ms: AtomicU64::new(0),
             pushed: Mutex::default(),
             has_pushed: AtomicBool::new(false),
+            #[cfg(feature = "scheduler")]
+            job_news: JobNews::default(),
             options,
         })
     }
@@ -558,7 +564,6 @@ impl Node {
     }
 
     /// Returns a watch on whether grants are pushed to this node.
-    #[cfg(feature = "redis")]
     pub(crate) fn inbox(&self) -> watch::Receiver<InboxState> {
         self.inbox.subscribe()
     }

@@ -10,6 +10,7 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use crate::driver::events::Counted;
 use crate::driver::throttle::Throttle;
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
@@ -63,6 +64,8 @@ struct InboxHistory {
     doubt: Option<InboxDoubt>,
     /// Since when the inbox is away, if its loss had an event of its own.
     away: Option<Instant>,
+    /// Counts the inbox as lost until it is open.
+    counted: Option<Counted>,
 }
 
 #[derive(Debug)]
@@ -111,6 +114,8 @@ struct OngoingOutage {
     is_user_refused: bool,
     /// What is reported when the outage ends. Its length is known then.
     recovery: StoreRecovery,
+    /// Counts the outage until it ends.
+    counted: Option<Counted>,
 }
 
 impl Outage {
@@ -155,12 +160,37 @@ impl Outage {
             by_connection: false,
             is_user_refused: refuses_user,
             recovery: StoreRecovery::default(),
+            counted: None,
         };
         outage.count(what);
         state.ongoing = Some(outage);
         state.inbox.away = None;
         self.is_on.store(true, Ordering::Release);
         (true, doubt.map(|doubt| doubt.error))
+    }
+
+    /// Counts the outage, if it goes on, until it ends.
+    pub(crate) fn count_outage(&self, counted: Counted) {
+        if let Some(outage) = &mut lock(&self.state).ongoing {
+            outage.counted = Some(counted);
+        }
+    }
+
+    /// Counts the inbox as lost until it is open, if it is not.
+    pub(crate) fn count_lost_inbox(&self, counted: Counted) {
+        let inbox = &mut lock(&self.state).inbox;
+        if !inbox.is_open {
+            inbox.counted.get_or_insert(counted);
+        }
+    }
+
+    /// Ends the counts. No caller needs this server any more.
+    pub(crate) fn end_counts(&self) {
+        let mut state = lock(&self.state);
+        state.inbox.counted = None;
+        if let Some(outage) = &mut state.ongoing {
+            outage.counted = None;
+        }
     }
 
     /// Counts a lost lease.
@@ -253,6 +283,7 @@ impl Outage {
     pub(crate) fn inbox_open(&self, now: Instant) -> Option<Option<Duration>> {
         let mut state = lock(&self.state);
         state.inbox.is_open = true;
+        state.inbox.counted = None;
         if let Some(doubt) = &mut state.inbox.doubt {
             doubt.lasted = Some(now.since(doubt.since));
             return None;

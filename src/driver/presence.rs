@@ -1,37 +1,54 @@
 //! The presence of a node: what it tells operators of itself, once it has asked for a lease.
 //!
-//! Presence decides nothing. It costs one SET every 20 s, and expires a minute after the node has ended. A node that shuts down
-//! removes it.
+//! Presence decides nothing. It costs one SET every 20 s, and one every 2 s while its notes change. It expires a minute after the
+//! node has ended. A node that shuts down removes it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use crate::driver::node::Node;
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::observe;
 use crate::protocol::session::step::SessionRole;
-use crate::protocol::view::Presence;
+use crate::protocol::view::{NoteView, Presence};
 use crate::store::Link;
 
 /// How often a node tells of itself. The store keeps it for three times as long.
 const INTERVAL: Duration = Duration::from_secs(20);
+/// The pause before each look at the notes, while there are any.
+const NOTES_INTERVAL: Duration = Duration::from_secs(2);
 /// The pause after an attempt without a connection.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long a shutdown waits for the removal.
-const MAX_REMOVAL: Duration = Duration::from_millis(500);
+/// How long a shutdown waits for the removal. A busy machine needs some time.
+const MAX_REMOVAL: Duration = Duration::from_secs(2);
 
-/// Tells of the node again and again, from the first request for a lease to the shutdown.
+/// Tells of the node again and again, from the first request for a lease to the shutdown. Tells earlier if the notes differ from
+/// those that a server has.
 pub(crate) async fn keep(node: Arc<Node>) {
     let state = &node.presence;
     state.wanted.notified().await;
+    let (mut told, mut due) = (Vec::new(), Instant::now());
     while !state.is_over.load(Ordering::Acquire) {
-        let told = node.tell(true).await;
-        sleep(if told { INTERVAL } else { RETRY }).await;
+        let notes = state.notes.notes_to_tell(node.clock.now());
+        if notes != told || due <= Instant::now() {
+            let has_answer = node.tell(Some(notes.clone())).await;
+            due = Instant::now() + if has_answer { INTERVAL } else { RETRY };
+            if has_answer {
+                told = notes;
+            }
+        }
+        if told.is_empty() && state.notes.is_empty() {
+            tokio::select! {
+                () = sleep_until(due) => continue,
+                () = state.notes.first_note.notified() => {}
+            }
+        }
+        sleep(NOTES_INTERVAL).await;
     }
 }
 
@@ -43,17 +60,17 @@ impl Node {
             return;
         }
         let node = self.clone();
-        let removal = async move { timeout(MAX_REMOVAL, node.tell(false)).await };
+        let removal = async move { timeout(MAX_REMOVAL, node.tell(None)).await };
         if let Some(runtime) = self.runtime.get() {
             let _ = runtime.spawn(removal).await;
         }
     }
 
-    /// Tells the store of this node, or removes what was told. Returns whether a server answered.
-    async fn tell(&self, is_there: bool) -> bool {
-        let presence = is_there.then(|| self.presence());
+    /// Tells the store of this node, with these notes, or removes what was told. Returns whether a server answered.
+    async fn tell(&self, notes: Option<Vec<NoteView>>) -> bool {
+        let presence = notes.map(|notes| self.presence(notes));
         // A shutdown that comes first sees this, or this sees the shutdown.
-        if is_there {
+        if presence.is_some() {
             self.presence.may_be_told.store(true, Ordering::SeqCst);
             if self.presence.is_over.load(Ordering::SeqCst) {
                 return true;
@@ -111,7 +128,7 @@ impl Node {
         links.take(count).collect()
     }
 
-    fn presence(&self) -> Presence {
+    fn presence(&self, notes: Vec<NoteView>) -> Presence {
         let options = &self.options;
         Presence {
             name: options.node_name.clone().unwrap_or_default(),
@@ -123,6 +140,7 @@ impl Node {
             prefix: options.prefix.clone(),
             keys: self.keys() as u64,
             waiting: self.waiting() as u64,
+            notes,
         }
     }
 }

@@ -1,15 +1,20 @@
 //! What a node remembers of telling operators of itself.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::SystemTime;
 
 use tokio::sync::Notify;
+
+use crate::driver::notes::Notes;
 
 /// Whether this node tells of itself.
 #[derive(Debug, Default)]
 pub(crate) struct PresenceState {
     /// Notified when a caller asks for a lease.
     pub(crate) wanted: Notify,
+    /// What callers noted on their leases.
+    pub(crate) notes: Arc<Notes>,
     /// A server may have been told.
     pub(super) may_be_told: AtomicBool,
     /// Set at the shutdown.

@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{AbortHandle, JoinSet};
+use uuid::Uuid;
 
 use crate::driver::outage::Outage;
 use crate::driver::waiter::lock;
 use crate::error::StoreError;
+use crate::key::Key;
 use crate::options::Options;
 use crate::protocol::message::Name;
 use crate::protocol::primitive::Primitive;
@@ -17,6 +19,9 @@ use crate::protocol::session::Session;
 use crate::protocol::session::step::{Attempt, Probe, SessionInput, SessionOptions, SessionRole};
 use crate::protocol::step::Outgoing;
 use crate::store::{Immediate, Link, ServerId, Store, StoreKind};
+
+/// How many keys are tried to find one of a server. A server with one slot in a thousand is missed once in e^100.
+const MAX_FRESH_KEYS: usize = 100_000;
 
 /// Every server that was looked up, in the order of the first lookups.
 #[derive(Debug)]
@@ -159,6 +164,20 @@ impl Servers {
             }
             _ => None,
         }
+    }
+
+    /// Returns a key that no process uses, for each server that answers for names, with the server's name.
+    pub(crate) fn fresh_keys(&self) -> Vec<(Arc<str>, Key)> {
+        let fresh = || Key::from(format!("doctor:{}", Uuid::new_v4()));
+        if self.is_quorum() {
+            return vec![(self.text(), fresh())];
+        }
+        let key_at = |id| {
+            let mut keys = std::iter::repeat_with(fresh).take(MAX_FRESH_KEYS);
+            let key = keys.find(|key| self.store.server(&Name::lock(key.clone())) == id)?;
+            Some((self.get(id).text.clone(), key))
+        };
+        self.store.servers().into_iter().filter_map(key_at).collect()
     }
 
     /// Returns the server of the inbox.

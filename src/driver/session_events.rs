@@ -8,6 +8,7 @@ use crate::driver::servers::Server;
 use crate::driver::waiter::lock;
 use crate::error::{StoreError, StoreErrorKind, Trouble};
 use crate::observe;
+use crate::observe::pending::Gauge;
 use crate::protocol::message::{Executed, Reply};
 use crate::protocol::session::step::{SessionEvent, SessionRole};
 use crate::protocol::step::{InboxState, Input};
@@ -46,10 +47,30 @@ impl Node {
                 error.clone(),
                 self.is_built(),
             ));
+            if !self.is_closed() {
+                let counted = self.events.counted(Gauge::of_failing(&server.text));
+                server.outage.count_outage(counted);
+                // The map may have dropped the server meanwhile.
+                self.note_left(server);
+            }
         }
         if let Some(error) = inbox {
-            self.events.push(observe::inbox_lost(error, false));
+            self.tell_inbox_lost(server, error, false);
         }
+    }
+
+    /// Reports that the inbox is lost, and counts it until it is open.
+    fn tell_inbox_lost(&self, server: &Server, error: StoreError, is_news: bool) {
+        self.events.push(observe::inbox_lost(error, is_news));
+        if !self.is_closed() {
+            let counted = self.events.counted(Gauge::of_lost_inboxes());
+            server.outage.count_lost_inbox(counted);
+        }
+    }
+
+    /// Ends the counts of the outages. No caller of this node needs the servers any more.
+    pub(crate) fn end_outage_counts(&self) {
+        self.servers.all().for_each(|server| server.outage.end_counts());
     }
 
     /// Notes a failure if the input of a key reports one.
@@ -86,6 +107,7 @@ impl Node {
         if !self.servers.is_named(server) {
             let ended = server.outage.left(self.clock.now());
             self.push_outage_end(server, ended);
+            server.outage.end_counts();
         }
     }
 
@@ -93,7 +115,7 @@ impl Node {
         self.events.push(match ended {
             Some(OutageEnd::Outage(recovery)) => observe::store_recovered(server.text.clone(), recovery),
             Some(OutageEnd::InboxOnly(error, lasted)) => {
-                self.events.push(observe::inbox_lost(error, true));
+                self.tell_inbox_lost(server, error, true);
                 match lasted {
                     Some(_) => observe::inbox_open(lasted),
                     None => return,
@@ -119,7 +141,7 @@ impl Node {
             || !self.servers.store.abilities().remote
             || server.role == SessionRole::Inbox;
         if self.pause_until_now().is_some() {
-            return self.events.push(observe::inbox_lost(error, false));
+            return self.tell_inbox_lost(server, error, false);
         }
         let is_news = match server.outage.inbox_lost(now, &error, is_decided) {
             _ if self.is_abandoned() => false,
@@ -132,7 +154,7 @@ impl Node {
                 return;
             }
         };
-        self.events.push(observe::inbox_lost(error, is_news));
+        self.tell_inbox_lost(server, error, is_news);
     }
 
     /// Handles an event of a session, at the time of the session's step. The session may have sent a request in that
@@ -147,9 +169,12 @@ impl Node {
                 }
                 self.events.push(observe::connection_lost(error));
             }
-            SessionEvent::Answered { refused: false, sent } => {
-                let ended = server.outage.answered(now, sent);
-                self.push_outage_end(server, ended);
+            SessionEvent::Answered { refused, sent } => {
+                self.events.note_answer(now.since(sent));
+                if !refused {
+                    let ended = server.outage.answered(now, sent);
+                    self.push_outage_end(server, ended);
+                }
             }
             SessionEvent::Recovering(left, why) => {
                 self.events
@@ -166,10 +191,7 @@ impl Node {
             }
             SessionEvent::InboxLost(error) => self.inbox_lost(server, error, now),
             // The keys report these failures one by one, and the outage reports all of them.
-            SessionEvent::Answered { .. }
-            | SessionEvent::TimedOut(_)
-            | SessionEvent::Bystanders(_)
-            | SessionEvent::Down(_) => {}
+            SessionEvent::TimedOut(_) | SessionEvent::Bystanders(_) | SessionEvent::Down(_) => {}
         }
     }
 }

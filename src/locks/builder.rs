@@ -327,10 +327,11 @@ impl Builder {
     }
 
     /// Sets whether this node tells operators of itself; default `true`. Its presence has its name, host, process, version,
-    /// service and prefix, and how many keys and waiters it has. [`Inspection`](crate::inspect::Inspection) shows it.
+    /// service and prefix, how many keys and waiters it has, and the [notes](crate::Lease::note) of the leases that it has held for
+    /// longest. [`Inspection`](crate::inspect::Inspection) shows it.
     ///
-    /// It costs one `SET` when the first lease is asked for, and every 20 s after that. It expires after a minute, and a
-    /// [`shutdown`](Locks::shutdown) removes it.
+    /// It costs one `SET` when the first lease is asked for, and every 20 s after that; while notes change, at most every 2 s. It
+    /// expires after a minute, and a [`shutdown`](Locks::shutdown) removes it.
     pub fn presence(mut self, tells: bool) -> Self {
         self.options.presence = tells;
         self

@@ -267,6 +267,7 @@ impl Locks {
         }
         drop(close);
         self.idle().await;
+        self.handle.node().end_outage_counts();
         self.handle.node().end_presence().await;
     }
 

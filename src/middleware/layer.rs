@@ -63,6 +63,8 @@ pub(super) struct LayerSettings {
     pub(super) dry_run: bool,
     /// Whether a response reports how long its request waited.
     pub(super) server_timing: bool,
+    /// Whether operators see which request holds a lease.
+    pub(super) noted: bool,
     /// The response header that contains the fence.
     fence_header: Option<HeaderName>,
     pub(super) refusals: RefusalPolicy,
@@ -415,6 +417,17 @@ impl<K> LockLayer<K> {
     /// show it beside the request. Pages of other origins see it only if `Timing-Allow-Origin` permits it.
     pub fn server_timing(self) -> Self {
         self.set(|settings| settings.server_timing = true)
+    }
+
+    /// Notes on each lease which request holds it, for operators: method, route and trace id, as
+    /// `POST /accounts/{id} trace 4bf92f3577b34da6a3ce929d0e0e4736`. `tenure show` prints the notes of requests that take longer than
+    /// 1 s; [`Lease::note`](crate::Lease::note) says which and when. The handler may write another note.
+    ///
+    /// The route is that of axum, as it was declared; other services have none. The trace id is that of a valid `traceparent`
+    /// (W3C Trace Context). A method that is not known is `other`. The note has neither the path nor the query, and nothing else of
+    /// the headers.
+    pub fn noted(self) -> Self {
+        self.set(|settings| settings.noted = true)
     }
 
     /// Sends the fence in this header of the handler's responses, for clients that pass it on with their writes.

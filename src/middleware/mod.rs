@@ -233,6 +233,7 @@ mod key;
 pub mod keys;
 mod layer;
 mod leases;
+mod note;
 mod refusal;
 mod request_guard;
 mod route;

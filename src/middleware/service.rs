@@ -8,7 +8,8 @@
 //! 3. If the request already holds a key, the layer uses that lease (`middleware/leases.rs` `held`). Otherwise the layer
 //!    acquires the lock with its options (`middleware/acquire.rs` `acquire`): one key by its mutex, reader or permit,
 //!    several by a multi-lock.
-//! 4. The lease is added to the extensions of the request (`middleware/leases.rs` `insert`).
+//! 4. The lease is added to the extensions of the request (`middleware/leases.rs` `insert`). If the layer is set to do so,
+//!    the request is noted for operators (`middleware/note.rs` `note`).
 //! 5. Only now the future makes the inner service ready and calls the handler (`middleware/future.rs` `poll`).
 //! 6. The future watches for the loss of the lease while the handler runs (`middleware/request_guard.rs` `poll_lost`). If
 //!    the layer runs handlers to completion, the handler runs in a task of its own and is not cancelled
@@ -43,6 +44,7 @@ use crate::middleware::future::{Admission, BoxedFuture, EnterResult, LockReport,
 use crate::middleware::key::{Choice, IntoLockKey, KeySource};
 use crate::middleware::layer::{LockLayer, Unlocked};
 use crate::middleware::leases::{self, WithoutLock};
+use crate::middleware::note::note;
 use crate::middleware::refusal::{Answer, Refused};
 use crate::middleware::request_guard::{DryRun, RequestGuard};
 use crate::middleware::route::route;
@@ -172,7 +174,7 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
             Ok(_) if is_closing(&parts) => refuse(Refused::Closed, None, &parts),
             Ok(guard) => {
                 let guard = RequestGuard::new(guard, layer.settings.releases_before_answer(wait));
-                leases::insert(&mut parts, &guard.held());
+                show_lease(&mut parts, &guard, layer.settings.noted);
                 let report = LockReport {
                     waited,
                     fence: guard.fence(),
@@ -201,6 +203,14 @@ fn enter<K: KeySource>(layer: Arc<LockLayer<K>>, mut parts: Parts) -> impl Futur
             }
             Err((why, error)) => refuse(why, error.as_ref(), &parts),
         }
+    }
+}
+
+/// Shows the handler its lease, and operators which request holds it if the layer `notes` requests.
+fn show_lease(parts: &mut Parts, guard: &RequestGuard, notes: bool) {
+    leases::insert(parts, &guard.held());
+    if notes {
+        guard.all().iter().for_each(|held| note(held, parts));
     }
 }
 

@@ -53,7 +53,8 @@ node now {
         "a lease was granted because its owner let it expire";
 
     /// A lease was renewed. `slack_ms` of it were left.
-    TRACE renewed(slack: Duration): [slack_ms = ms(slack)] "a lease was renewed", counts pending::renewed(slack);
+    TRACE renewed(slack: Duration, lease: Duration):
+        [slack_ms = ms(slack)] "a lease was renewed", counts pending::renewed(slack, lease);
 
     /// A renewal failed. The node retries while time is left.
     DEBUG renew_failed(left: Duration, error: StoreError): [left_ms = ms(left), %error] "a renewal failed; retrying",
@@ -249,7 +250,9 @@ request now {
 
 (job: &Key) now {
     /// A run of a tick starts here. With an `attempt` above 1, another node began the tick and did not end it.
-    INFO tick_starts(mark: TickTime, attempt: u32): [tick = date(mark), tick_ms = mark.0, attempt]
+    /// `triggered` is given if an operator triggered the run.
+    INFO tick_starts(mark: TickTime, attempt: u32):
+        [tick = date(mark), tick_ms = mark.nominal_ms(), attempt, triggered = mark.is_triggered().then_some(true)]
         "running a tick{}" (if attempt > 1 { " that another node began and did not end" } else { "" });
 
     /// A tick is over for this node. `outcome` says how; of a run here, `took_ms`, `attempt` and `fence` are given.
@@ -257,32 +260,33 @@ request now {
     /// granted it. The store knows the latest two ticks that were granted; an earlier tick counts as run elsewhere.
     INFO (DEBUG if outcome == "elsewhere") (WARN if outcome == "missed")
         tick(mark: TickTime, outcome: &'static str, ran: Option<Ran>):
-        [tick = date(mark), tick_ms = mark.0, outcome, took_ms = ran.map(|ran| ms(ran.took)),
-         attempt = ran.map(|ran| ran.attempt), fence = ran.map(|ran| ran.fence)]
+        [tick = date(mark), tick_ms = mark.nominal_ms(), outcome, triggered = mark.is_triggered().then_some(true),
+         took_ms = ran.map(|ran| ms(ran.took)),
+         attempt = ran.map(|ran| ran.attempt), fence = ran.map(|ran| ran.fence.get())]
         "{}" (if outcome == "missed" { "a tick was missed: no node ran it to its end, and none will" }
             else { "a tick is over" }),
-        counts metrics::ticked(outcome);
+        counts metrics::jobs::ticked(job, outcome, ran.map(|ran| ran.took));
 
     /// A job failed, panicked or reached its timeout: "try 2 of 4, again in 3 s". INFO if the job is tried again after
     /// another failure than a timeout.
     WARN (INFO if failed.again.is_some() && !is_timeout)
         tick_failed(mark: TickTime, why: &str, failed: FailedTry, is_timeout: bool):
-        [tick = date(mark), tick_ms = mark.0, why] "a job failed: {failed}";
+        [tick = date(mark), tick_ms = mark.nominal_ms(), why] "a job failed: {failed}";
 
     /// The store is unreachable, so no node runs the tick. The node retries.
-    DEBUG tick_waits(mark: TickTime, error: &Error): [tick_ms = mark.0, %error] "no node runs the tick; retrying";
+    DEBUG tick_waits(mark: TickTime, error: &Error): [tick_ms = mark.nominal_ms(), %error] "no node runs the tick; retrying";
 
     /// A tick has ended, but the store could not be told.
-    WARN tick_untold(mark: TickTime, error: &Error): [tick_ms = mark.0, %error]
+    WARN tick_untold(mark: TickTime, error: &Error): [tick_ms = mark.nominal_ms(), %error]
         "a tick has ended, but the store could not be told";
 
     /// By the store's clock, the tick is due in `early_ms`.
-    DEBUG tick_early(mark: TickTime, left: Duration): [tick_ms = mark.0, early_ms = ms(left)]
+    DEBUG tick_early(mark: TickTime, left: Duration): [tick_ms = mark.nominal_ms(), early_ms = ms(left)]
         "by the store's clock the tick is not due yet", counts metrics::alarmed("early");
 
     /// The next tick overtook a tick that had not ended, which never runs again. Not emitted if the next tick had
     /// waited for it (`Overlap::QueueOne`).
-    WARN tick_overtaken(mark: TickTime): [tick_ms = mark.0]
+    WARN tick_overtaken(mark: TickTime): [tick_ms = mark.nominal_ms()]
         "a tick that had not ended was overtaken by the next tick, and never runs again",
         counts metrics::alarmed("overtaken");
 
@@ -291,7 +295,7 @@ request now {
         "ticks are too old or too many to catch up on, and never run", counts metrics::alarmed("passed_over");
 
     /// A tick was begun as often as allowed and never ended. The tick does not run again.
-    WARN tick_given_up(mark: TickTime, attempts: u32): [tick_ms = mark.0, attempts]
+    WARN tick_given_up(mark: TickTime, attempts: u32): [tick_ms = mark.nominal_ms(), attempts]
         "a tick was begun as often as allowed and never ended; it does not run again",
         counts metrics::alarmed("given_up");
 
@@ -300,7 +304,7 @@ request now {
         counts metrics::alarmed("skips");
 
     /// A run reached no await for a third of its lease: it blocks its runtime, and cannot be cancelled.
-    WARN job_blocks(mark: TickTime, lasts: Duration): [tick_ms = mark.0, blocked_ms = ms(lasts)]
+    WARN job_blocks(mark: TickTime, lasts: Duration): [tick_ms = mark.nominal_ms(), blocked_ms = ms(lasts)]
         "a job reaches no await: it blocks its runtime, and cannot be cancelled; its lease is renewed",
         counts metrics::alarmed("blocks");
 
@@ -314,7 +318,7 @@ request now {
         "the clocks of this node and of the store differ", counts metrics::alarmed("skewed");
 
     /// The store came back with an older copy of its data. This node told it which ticks of the job are over.
-    ERROR store_went_back(mark: TickTime): [tick_ms = mark.0]
+    ERROR store_went_back(mark: TickTime): [tick_ms = mark.nominal_ms()]
         "the store lost acknowledged data: up to this tick, this node told it which ticks are over, so they do not run \
          again. Ticks that no living node knows may run again: check the server's persistence and failover",
         counts metrics::alarmed("went_back");
@@ -324,15 +328,20 @@ request now {
         "another service or another expression uses the name of this job, and each runs the ticks of the other",
         counts metrics::alarmed("differs");
 
-    /// An operator paused or resumed a job in this process. `what` is `paused`, `resumed` or `resumed_to_catch_up`.
+    /// An operator acted on a job in this process. `what` is `paused`, `resumed`, `resumed_to_catch_up`, `triggered` or
+    /// `cancelled`.
     INFO job_acted(what: &str, by: &str, why: &str): [what, by, why] "an operator acted on a job";
+
+    /// The function that a job has for the ends of its runs panicked, or was dropped because it took longer than 10 s.
+    WARN on_end_failed(mark: TickTime, why: &str): [tick_ms = mark.nominal_ms(), why]
+        "the function for the ends of a job's runs {}" (why);
 
     /// An operator has paused the job. Each node reports a pause once. `since_ms` is the store's time.
     WARN job_paused(by: &str, why: &str, since_ms: u64): [by, why, since_ms]
         "an operator has paused this job: no tick begins until it is resumed";
 
     /// The scheduler did not fire a tick within a second. The node starts the tick itself.
-    WARN engine_missed(mark: TickTime): [tick_ms = mark.0]
+    WARN engine_missed(mark: TickTime): [tick_ms = mark.nominal_ms()]
         "the scheduler did not fire a tick; starting it without the scheduler",
         counts metrics::alarmed("engine_missed");
 
@@ -397,7 +406,7 @@ pub(crate) struct Refusal<'a> {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Ran {
     pub(crate) attempt: u32,
-    pub(crate) fence: u64,
+    pub(crate) fence: Fence,
     pub(crate) took: Duration,
 }
 
@@ -427,9 +436,9 @@ fn ms(span: Duration) -> u64 {
 
 /// Returns the nominal time of a tick as RFC 3339.
 #[cfg(feature = "scheduler")]
-fn date(mark: TickTime) -> impl tracing::Value {
+pub(super) fn date(mark: TickTime) -> impl tracing::Value {
     use chrono::{DateTime, Utc};
-    let ms = i64::try_from(mark.0).unwrap_or(i64::MAX);
+    let ms = i64::try_from(mark.nominal_ms()).unwrap_or(i64::MAX);
     tracing::field::debug(DateTime::from_timestamp_millis(ms).unwrap_or(DateTime::<Utc>::MAX_UTC))
 }
 

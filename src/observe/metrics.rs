@@ -1,4 +1,4 @@
-//! Counters and histograms: the table of metrics, and the functions that feed them. Without the feature `metrics`
+//! Counters, gauges and histograms: the table of metrics, and the functions that feed them. Without the feature `metrics`
 //! these functions do nothing.
 //!
 //! A recorder is foreign code. What a caller sees goes to the recorder on the caller's thread. What happens in the
@@ -10,9 +10,14 @@ use crate::error::{Error, LostCause, StoreError, StoreErrorKind, StoreRefusal};
 use crate::observe::foreign_code::catch_foreign_panic;
 use crate::protocol::message::Name;
 
+#[cfg(feature = "scheduler")]
+pub(super) mod jobs;
+#[cfg(feature = "metrics")]
+mod named;
 pub(crate) mod pending;
+pub(super) mod start;
 
-/// A counter or a histogram.
+/// A counter, a gauge or a histogram.
 ///
 /// ```
 /// use tenure::observe::{METRICS, Metric};
@@ -22,7 +27,7 @@ pub(crate) mod pending;
 /// assert!(label == "cause" && causes.contains(&"deadline"));
 /// println!("{}, in {}: {}", losses.name, losses.unit, losses.text);
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 #[non_exhaustive]
 pub struct Metric {
     /// The name, which begins with `tenure_`. Counters end with `_total`, spans of time with `_seconds`.
@@ -31,9 +36,13 @@ pub struct Metric {
     pub kind: MetricKind,
     /// What one unit is. Recorders know seconds; all other units are counts.
     pub unit: &'static str,
-    /// The labels, each with all its values. A label whose values are the routes of the service has an empty list.
-    /// Keys and nodes are never labels.
+    /// The labels, each with all its values. The list is empty for `route` (the routes of the service), `server`, `job_name`
+    /// and `version`. Of servers the first 64 have series of their own, and of jobs the first 100; later ones share `other`.
+    /// The keys of locks and nodes are never labels.
     pub labels: &'static [(&'static str, &'static [&'static str])],
+    /// The upper bounds of the buckets of a histogram; empty for counters and gauges. A recorder that has no buckets for a
+    /// histogram may make a summary of it, whose quantiles cannot be added up over replicas.
+    pub bounds: &'static [f64],
     /// What the metric measures.
     pub text: &'static str,
 }
@@ -46,6 +55,7 @@ pub struct Metric {
 /// for metric in METRICS {
 ///     let query = match metric.kind {
 ///         MetricKind::Counter => format!("rate({}[5m])", metric.name),
+///         MetricKind::Gauge => format!("sum({})", metric.name),
 ///         MetricKind::Histogram => format!("histogram_quantile(0.99, rate({}_bucket[5m]))", metric.name),
 ///         _ => continue, // kinds of later versions
 ///     };
@@ -57,6 +67,8 @@ pub struct Metric {
 pub enum MetricKind {
     /// A sum that only grows.
     Counter,
+    /// A value that goes up and down. It is that of the process: several `Locks` add up.
+    Gauge,
     /// A distribution of values.
     Histogram,
 }
@@ -65,12 +77,15 @@ pub enum MetricKind {
 ///
 /// ```text
 /// /// What the metric says, and what the values of its labels mean.
-/// STATIC: Kind "name", "unit", {label: values; label: values} "text for the recorder";
+/// STATIC: Kind "name", "unit", {label: values; label: values} "text for the recorder", BOUNDS;
 /// ```
+///
+/// Only a histogram has bounds. A label without values has those of the process.
 macro_rules! metrics {
     ($(
         $(#[doc = $doc:literal])+
-        $series:ident: $kind:ident $name:literal, $unit:literal, {$($label:ident: $($value:ident)*);*} $text:literal;
+        $series:ident: $kind:ident $name:literal, $unit:literal, {$($label:ident: $($value:ident)*);*} $text:literal
+            $(, $bounds:ident)?;
     )+) => {
         /// Every metric of this crate.
         ///
@@ -82,15 +97,40 @@ macro_rules! metrics {
         )])+
         pub static METRICS: &[&Metric] = &[$(&$series.metric),+];
 
+        #[cfg(feature = "metrics")]
+        static SERIES: &[&Series] = &[$(&$series),+];
+
         $(static $series: Series = Series::of(Metric {
             name: $name,
             kind: MetricKind::$kind,
             unit: $unit,
             labels: &[$((stringify!($label), &[$(stringify!($value)),*])),*],
+            bounds: metrics!(@ $($bounds)?),
             text: $text,
         });)+
     };
+    (@) => { &[] };
+    (@ $bounds:ident) => { $bounds };
 }
+
+/// Bounds in seconds, from the answer of a near server to the longest wait of a request.
+const WAITS: &[f64] = &[
+    0.000_1, 0.000_25, 0.000_5, 0.001, 0.002_5, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0,
+    10.0, 30.0, 60.0,
+];
+
+/// Bounds in seconds of what may last for hours.
+const RUNS: &[f64] = &[
+    0.001, 0.01, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 1_800.0, 3_600.0, 7_200.0, 14_400.0, 28_800.0,
+];
+
+/// Bounds of a part of a lease. A third is worth a warning, two thirds are normal.
+const PARTS: &[f64] = &[
+    0.0, 0.05, 0.1, 0.2, 0.3, 0.333, 0.4, 0.5, 0.6, 0.65, 0.7, 0.8, 0.9, 1.0,
+];
+
+/// Bounds in requests. A batch has at most 128.
+const SIZES: &[f64] = &[1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0];
 
 metrics! {
     /// Callers that got a lock. Of kind `job`: ticks.
@@ -101,12 +141,18 @@ metrics! {
     WAIT: Histogram "tenure_wait_seconds", "seconds", {
         kind: lock job semaphore election;
         outcome: granted busy queue_full store closed invalid not_due gave_up
-    } "From asking for a lock to the answer";
+    } "From asking for a lock to the answer", WAITS;
 
     /// The time from the grant of a lock to its release, or to the drop of the guard. `lost`: the guard had learned before
     /// that the lease was lost.
     HOLD: Histogram "tenure_hold_seconds", "seconds", {kind: lock job semaphore election; outcome: released lost}
-        "From getting a lock to giving it back";
+        "From getting a lock to giving it back", RUNS;
+
+    /// Leases that callers hold now: from where `tenure_hold_seconds` begins to where it ends. Of kind `job`: runs of ticks.
+    HELD: Gauge "tenure_held", "leases", {kind: lock job semaphore election} "Leases that callers hold now";
+
+    /// Callers that wait for a lock now, and were not answered at once. Of kind `job`: standbys.
+    WAITING: Gauge "tenure_waiting", "callers", {kind: lock job semaphore election} "Callers that wait for a lock now";
 
     /// Leases that passed from a holder to the next waiter. `local`: to a caller of the same process. `remote`: from
     /// another process, through the store's queue.
@@ -121,12 +167,25 @@ metrics! {
         cause: deadline gone revoked overdue unfetched ended shutdown
     } "Leases that ended before their guard did";
 
-    /// How much of a lease was left when the answer to its renewal came. Two thirds of the lease are normal. If the value
-    /// is near zero, leases will be lost soon.
-    SLACK: Histogram "tenure_renewal_slack_seconds", "seconds", {} "What was left of a lease when it was renewed";
+    /// The part of a lease that was left when the answer to its renewal came. Two thirds are normal. If the value is near
+    /// zero, leases will be lost soon.
+    SLACK: Histogram "tenure_renewal_slack_ratio", "parts", {} "The part of a lease that was left when it was renewed", PARTS;
+
+    /// The time from sending requests to the store until their answer.
+    ANSWER: Histogram "tenure_store_seconds", "seconds", {} "From sending requests to the store to their answer", WAITS;
+
+    /// The `Locks` of this process for which the server fails now: between the events `store_failing` and `store_recovered`.
+    FAILING: Gauge "tenure_store_failing", "locks", {server:} "Locks of this process for which a server fails now";
+
+    /// The inboxes of this process that are lost now: between the events `inbox_lost` and `inbox_open`. Meanwhile waiters use
+    /// timers.
+    INBOX_LOST: Gauge "tenure_inbox_lost", "inboxes", {} "Inboxes of this process that are lost now";
+
+    /// 1, with the version of this crate.
+    VERSION: Gauge "tenure_build_info", "builds", {version:} "The version of tenure";
 
     /// Requests that travelled to the store together.
-    BATCH: Histogram "tenure_batch_requests", "requests", {} "Requests that travelled to the store together";
+    BATCH: Histogram "tenure_batch_requests", "requests", {} "Requests that travelled to the store together", SIZES;
 
     /// Errors of the store. `lock` and `release`: a caller got the error. `wait` and `renew`: the node retries. `withdraw`:
     /// the node gave up, and the claim expires by itself. The errors after `interrupted` are refusals of the store.
@@ -137,10 +196,31 @@ metrics! {
     } "Errors of the store";
 
     /// Ticks that are over for this process. The module `scheduler` explains the outcomes. If a run loses its lease, that
-    /// is a loss of a `job`. Its tick is over when this process knows which node ended it.
+    /// is a loss of a `job`. Its tick is over when this process knows which node ended it. Each replica counts `missed` and
+    /// `skipped` ticks: a sum over replicas is too high.
     TICKS: Counter "tenure_ticks_total", "ticks", {
-        outcome: done failed panicked timed_out given_up elsewhere skipped missed drained paused removed
+        job_name:;
+        outcome: done failed panicked timed_out given_up elsewhere skipped missed drained paused cancelled removed
     } "Ticks of jobs that are over for this process";
+
+    /// The nominal time of the latest tick that was run with success, on any node; 0 without one. In seconds since 1970. It is there
+    /// after the first answer of the store, and NaN once this process has the job no more.
+    JOB_SUCCESS: Gauge "tenure_job_last_success_timestamp_seconds", "seconds", {job_name:}
+        "The nominal time of the latest tick that was run with success";
+
+    /// The first tick after the latest of these: the latest success, the end of the latest pause, and when the store first saw the
+    /// schedule. `time()` minus this value is for how long a success is overdue. In seconds since 1970. It is there after the first
+    /// answer of the store, and NaN without a further tick, or once this process has the job no more.
+    JOB_DUE: Gauge "tenure_job_success_due_timestamp_seconds", "seconds", {job_name:} "Since when a success of the job is due";
+
+    /// 1 while an operator has paused the job.
+    JOB_PAUSED: Gauge "tenure_job_paused", "pauses", {job_name:} "Whether an operator has paused the job";
+
+    /// Runs of the job in this process now.
+    JOB_RUNNING: Gauge "tenure_job_running", "runs", {job_name:} "Runs of the job in this process now";
+
+    /// How long the runs of the job lasted that ended in this process, with all their tries.
+    JOB_RUN: Histogram "tenure_job_run_seconds", "seconds", {job_name:} "How long runs of the job lasted", RUNS;
 
     /// Problems of jobs and clocks. Each has an event with a similar name.
     ALARMS: Counter "tenure_job_alarms_total", "alarms", {
@@ -173,8 +253,10 @@ struct Series {
 #[cfg(feature = "metrics")]
 struct Row {
     key: ::metrics::Key,
-    /// The count that the recorder did not get yet.
+    /// The count that the recorder did not get yet. Of a gauge: above 0 if the recorder did not get the latest value.
     pending: std::sync::atomic::AtomicU64,
+    /// The value of a gauge.
+    value: std::sync::atomic::AtomicI64,
 }
 
 impl Series {
@@ -189,40 +271,44 @@ impl Series {
     /// Returns the row of these values, one for each label, in order.
     #[cfg(feature = "metrics")]
     fn row(&self, values: &[&str]) -> Option<&Row> {
-        let rows = self.rows.get_or_init(|| self.metric.rows());
-        let at = self
-            .metric
-            .labels
-            .iter()
-            .zip(values)
-            .try_fold(0, |at, ((_, all), value)| {
-                let of_this = all.iter().position(|one| one == value)?;
-                Some(at * all.len() + of_this)
-            });
-        debug_assert!(at.is_some(), "{values:?} of {}", self.metric.name);
-        rows.get(at?)
+        self.metric
+            .row(self.rows.get_or_init(|| self.metric.rows(None)), values)
     }
 }
 
 #[cfg(feature = "metrics")]
 impl Metric {
-    fn rows(&self) -> Box<[Row]> {
+    /// Makes the rows of all combinations of values. A label without values has the given one; without it there are no rows.
+    fn rows(&self, open: Option<&str>) -> Box<[Row]> {
         use ::metrics::{Key, Label};
         let mut rows: Vec<Vec<Label>> = vec![Vec::new()];
         for (label, values) in self.labels {
-            let longer = |row: &Vec<Label>, value| {
-                let label = Label::from_static_parts(label, value);
-                row.iter().cloned().chain([label]).collect()
-            };
-            let longer = |row| values.iter().map(move |value| longer(row, value));
+            let known = values.iter().map(|value| Label::from_static_parts(label, value));
+            let given = open.filter(|_| values.is_empty());
+            let given = given.map(|value| Label::new(*label, value.to_owned()));
+            let labels: Vec<_> = known.chain(given).collect();
+            let longer = |row: &Vec<Label>, label: &Label| row.iter().chain([label]).cloned().collect();
+            let longer = |row| labels.iter().map(move |label| longer(row, label));
             rows = rows.iter().flat_map(longer).collect();
         }
         // The labels live as long as the program, so a recorder that clones the key does not allocate.
         let rows = rows.into_iter().map(|row| Row {
             key: Key::from_static_labels(self.name, row.leak()),
             pending: Default::default(),
+            value: Default::default(),
         });
         rows.collect()
+    }
+
+    /// Returns the row of these values, one for each label that has values, in order.
+    fn row<'a>(&self, rows: &'a [Row], values: &[&str]) -> Option<&'a Row> {
+        let labels = self.labels.iter().filter(|(_, all)| !all.is_empty());
+        let at = labels.zip(values).try_fold(0, |at, ((_, all), value)| {
+            let of_this = all.iter().position(|one| one == value)?;
+            Some(at * all.len() + of_this)
+        });
+        debug_assert!(at.is_some(), "{values:?} of {}", self.name);
+        rows.get(at?)
     }
 }
 
@@ -233,6 +319,35 @@ static METADATA: ::metrics::Metadata<'static> =
 #[cfg(feature = "metrics")]
 fn increment(row: &Row, by: u64) {
     ::metrics::with_recorder(|to| to.register_counter(&row.key, &METADATA).increment(by));
+}
+
+/// The value of a timestamp that is not known any more.
+#[cfg(feature = "metrics")]
+const UNKNOWN: i64 = i64::MIN;
+
+/// Tells the recorder the value of a gauge. Some recorders have no increment.
+#[cfg(feature = "metrics")]
+fn set(series: &Series, row: &Row) {
+    let value = match row.value.load(std::sync::atomic::Ordering::SeqCst) {
+        UNKNOWN => f64::NAN,
+        ms if series.metric.unit == "seconds" => ms as f64 / 1_000.0,
+        count => count as f64,
+    };
+    ::metrics::with_recorder(|to| to.register_gauge(&row.key, &METADATA).set(value));
+}
+
+/// Makes each counter and gauge exist at zero, so that a rate sees the first event.
+#[cfg(feature = "metrics")]
+fn exist(series: &Series, row: &Row) {
+    match series.metric.kind {
+        MetricKind::Counter => increment(row, 0),
+        MetricKind::Gauge => {
+            ::metrics::with_recorder(|to| drop(to.register_gauge(&row.key, &METADATA)));
+            // The event thread sets the value.
+            row.pending.store(1, std::sync::atomic::Ordering::SeqCst);
+        }
+        MetricKind::Histogram => {}
+    }
 }
 
 #[cfg_attr(not(feature = "metrics"), allow(unused_variables))]
@@ -258,28 +373,6 @@ fn record_many(series: &Series, values: &[&str], times: usize, value: impl FnOnc
     }
 }
 
-/// Describes all metrics to the recorder. A recorder that is installed later has no units and texts.
-pub(crate) fn describe() {
-    #[cfg(feature = "metrics")]
-    for Metric {
-        name,
-        kind,
-        unit,
-        text,
-        ..
-    } in METRICS
-    {
-        let unit = match *unit {
-            "seconds" => ::metrics::Unit::Seconds,
-            _ => ::metrics::Unit::Count,
-        };
-        match kind {
-            MetricKind::Counter => ::metrics::describe_counter!(*name, unit, *text),
-            MetricKind::Histogram => ::metrics::describe_histogram!(*name, unit, *text),
-        }
-    }
-}
-
 /// When a holding began, in nanoseconds of the node's clock. Without the feature `metrics`, no clock is read, and the
 /// value is 0.
 #[derive(Debug, Clone, Copy)]
@@ -296,9 +389,9 @@ fn kind(name: &Name) -> &'static str {
     name.kind.word()
 }
 
-/// Counts the answer to a caller that asked for a lock. `Err(None)`: the tick is not due.
-pub(crate) fn answered(name: &Name, waited: impl FnOnce() -> Duration, answer: Result<(), Option<&Error>>) {
-    let outcome = match answer {
+/// Returns the word for the answer to a caller that asked for a lock. `Err(None)`: the tick is not due.
+pub(crate) fn outcome(answer: Result<(), Option<&Error>>) -> &'static str {
+    match answer {
         Ok(()) => "granted",
         Err(None) => "not_due",
         Err(Some(Error::Busy { .. })) => "busy",
@@ -321,8 +414,12 @@ pub(crate) fn answered(name: &Name, waited: impl FnOnce() -> Duration, answer: R
             | Error::Unset { .. }
             | Error::Uncertain { .. },
         )) => "invalid",
-    };
-    record(&WAIT, &[kind(name), outcome], || waited().as_secs_f64());
+    }
+}
+
+/// Counts the answer to a caller that asked for a lock, as for [`outcome`].
+pub(crate) fn answered(name: &Name, waited: impl FnOnce() -> Duration, answer: Result<(), Option<&Error>>) {
+    record(&WAIT, &[kind(name), outcome(answer)], || waited().as_secs_f64());
     if answer.is_ok() {
         count(&GRANTS, &[kind(name)]);
     }
@@ -390,11 +487,6 @@ fn word(kind: &StoreErrorKind) -> &'static str {
             StoreRefusal::Other(_) => "other",
         },
     }
-}
-
-#[cfg(feature = "scheduler")]
-pub(super) fn ticked(outcome: &'static str) {
-    count(&TICKS, &[outcome]);
 }
 
 #[cfg(feature = "scheduler")]

@@ -11,12 +11,14 @@ use std::time::Duration;
 
 use tokio::task::coop;
 
+use crate::driver::events::Counted;
 use crate::driver::handle::Handle;
 use crate::driver::node::EnteredCaller;
 use crate::driver::waiter::Waiter;
 use crate::error::{Error, LostCause, OptionsError};
 use crate::key::Key;
-use crate::observe::{self, Label};
+use crate::observe::pending::Gauge;
+use crate::observe::{self, Label, WaitSpan};
 use crate::primitives::denial;
 use crate::primitives::guard::Guard;
 use crate::primitives::held::Held;
@@ -68,6 +70,10 @@ struct WaitingCaller {
     since: Instant,
     /// The caller was not answered in the poll in which it entered.
     waits: bool,
+    /// Counts as waiting until it is answered or gives up.
+    counted: Option<Counted>,
+    /// Shows the wait, for as long.
+    span: WaitSpan,
     /// The caller was answered, and has no place in the queue any more.
     is_answered: bool,
 }
@@ -79,6 +85,8 @@ impl WaitingCaller {
             waiter,
             since,
             waits: false,
+            counted: None,
+            span: WaitSpan::default(),
             is_answered: false,
         }
     }
@@ -286,11 +294,20 @@ impl Acquire {
         let budget = ready!(budget);
         let polled = entry.waiter.poll_decision(cx);
         entry.waits |= polled.is_pending();
+        if polled.is_pending() && entry.counted.is_none() {
+            let events = &self.handle.node().events;
+            entry.counted = Some(events.counted(Gauge::of_waiting(&self.name)));
+            entry.span.begin(&self.name);
+        }
         let decision = ready!(polled);
         budget.made_progress();
         entry.is_answered = true;
+        entry.counted = None;
+        let mut span = std::mem::take(&mut entry.span);
         self.handle.node().answered();
-        Poll::Ready(self.decided(decision))
+        let answer = self.decided(decision);
+        span.end(|| self.outcome(&answer));
+        Poll::Ready(answer)
     }
 
     /// Turns a decision into a guard or a denial. Runs on the caller's own thread, so that its events are in the caller's span.
@@ -370,6 +387,16 @@ impl Acquire {
         observe::answered(name, || self.waited(), Err(Some(&error)));
     }
 
+    /// Returns the outcome of a wait, in the word of the metrics.
+    #[cold]
+    fn outcome(&self, answer: &Result<Guard, WhyDenied>) -> &'static str {
+        match answer {
+            Ok(_) => observe::outcome(Ok(())),
+            Err(WhyDenied::Tick(_)) => observe::outcome(Err(None)),
+            Err(why) => observe::outcome(Err(Some(&self.error(why.clone())))),
+        }
+    }
+
     /// Returns the error of a caller that was denied.
     pub(crate) fn error(&self, why: WhyDenied) -> Error {
         let why = match why {
@@ -433,6 +460,9 @@ impl Drop for Acquire {
             node.answered();
             node.cancel(&self.name, entry.ticket);
             observe::gave_up(&self.name, || self.waited());
+        }
+        if let Some(entry) = &mut self.entry {
+            entry.span.end(|| "gave_up");
         }
     }
 }

@@ -188,6 +188,31 @@ impl Lease {
         async move { held.asked().await }
     }
 
+    /// Says what holds the lease: a request, a customer, a phase of a job. `tenure show` prints it under the holder, and
+    /// [`HolderEntry::notes`](crate::inspect::HolderEntry::notes) has it. The latest text counts.
+    ///
+    /// *Do not write a secret.* Each operator and each client that may read the store can read it. A text longer than 200 bytes is
+    /// cut.
+    ///
+    /// It costs no round trip. The text is kept in memory until the lease ends. The node's
+    /// [presence](crate::Builder::presence) has the notes of the 16 leases that were held for longest, once they are held for 1 s.
+    /// It is written at most every 2 s while they change, so an operator sees a text up to about 3 s late. Without presence
+    /// the text is kept nowhere. A note of a lease that has ended does nothing.
+    ///
+    /// ```
+    /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+    /// # let locks = tenure::Locks::memory();
+    /// let guard = locks.mutex("import").lock().await?;
+    /// for part in 1..=3 {
+    ///     guard.note(format!("part {part} of 3"));
+    ///     // … import this part …
+    /// }
+    /// # guard.release().await }
+    /// ```
+    pub fn note(&self, text: impl AsRef<str>) {
+        self.held.note(text.as_ref());
+    }
+
     /// Returns another guard of the same lease, which is then released with its last guard. For work that continues after the
     /// handler has answered: a stream, an upgraded connection or a task.
     ///
@@ -412,6 +437,7 @@ impl Guard {
     fn record_end(&self, over: Option<LostCause>) {
         let held = &self.lease.held;
         let now = || held.handle.node().clock.now().as_nanos();
+        held.counted.end();
         observe::held(&held.name, held.began, now, || over);
     }
 

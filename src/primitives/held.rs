@@ -8,12 +8,15 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
+use crate::driver::events::Counted;
 use crate::driver::handle::Handle;
 use crate::driver::node::Node;
+use crate::driver::notes::NotePlace;
 use crate::driver::waiter::{Waiter, cancelled};
 use crate::error::{Error, LostCause};
 use crate::key::Key;
 use crate::observe::Began;
+use crate::observe::pending::Gauge;
 use crate::primitives::call::CallFuture;
 #[cfg(feature = "tower")]
 use crate::primitives::offer::Offer;
@@ -61,8 +64,12 @@ pub(crate) struct Held {
     pub(crate) waiter: Arc<Waiter>,
     pub(crate) fence: Fence,
     pub(crate) began: Began,
+    /// Counts as held until the holding ends.
+    pub(crate) counted: Counted,
     /// How many guards there are. The last one gives the lease back.
     guards: AtomicUsize,
+    /// The place of its note; `None` inside if the holding was over at the first note.
+    note: OnceLock<Option<NotePlace>>,
     /// How the run of its tick ended. Set when the run ends, and sent to the store when the last guard ends.
     finished: OnceLock<RunEnding>,
     /// The guard of the layer that acquired this lease alone.
@@ -105,6 +112,7 @@ impl Held {
     ) -> Self {
         Held {
             began: Began::at(|| handle.node().clock.now().as_nanos()),
+            counted: handle.node().events.counted(Gauge::of_held(&name)),
             handle,
             name,
             mode,
@@ -113,6 +121,7 @@ impl Held {
             waiter,
             fence,
             guards: AtomicUsize::new(1),
+            note: OnceLock::new(),
             finished: OnceLock::new(),
             #[cfg(feature = "tower")]
             offer: Offer::default(),
@@ -190,6 +199,27 @@ impl Held {
     /// Removes one guard, and returns whether it was the last one.
     pub(crate) fn remove_guard(&self) -> bool {
         self.guards.fetch_sub(1, Ordering::AcqRel) == 1
+    }
+
+    /// Returns whether operators may be shown notes of this node.
+    pub(crate) fn tells_notes(&self) -> bool {
+        self.handle.options().presence
+    }
+
+    /// Keeps a text about the work of the holder, which operators are shown.
+    pub(crate) fn note(&self, text: &str) {
+        if !self.tells_notes() || self.waiter.is_over() || self.is_forked() {
+            return;
+        }
+        let place = || {
+            let node = self.handle.node();
+            let (claim, since) = node.held_since(&self.name, self.ticket)?;
+            let key = (since, claim, self.fence);
+            Some(NotePlace::new(&node.presence.notes, &self.waiter, key))
+        };
+        if let Some(place) = self.note.get_or_init(place) {
+            place.write(text);
+        }
     }
 
     /// Notes how the run of the tick ended. The first call counts.

@@ -18,10 +18,14 @@ pub use crate::primitives::inspect::inspection::{
     Cursor, Entry, HolderEntry, Inspection, Kind, Mode, NodeEntry, Page, PermitCount, Permits, PresenceEntry,
     State, WaiterEntry,
 };
+pub use crate::primitives::inspect::note::NoteEntry;
 pub use crate::primitives::inspect::steal::{Steal, StealEnd, StealError, StealStep, Stolen};
+pub use crate::protocol::finding::{Finding, FindingLevel};
 pub use crate::protocol::steal::AuditEntry;
 
+mod check;
 mod inspection;
 #[cfg(feature = "serde")]
 pub(crate) mod json;
-mod steal;
+mod note;
+pub(crate) mod steal;

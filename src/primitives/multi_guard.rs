@@ -130,6 +130,12 @@ impl MultiLease {
         })
     }
 
+    /// Says what holds these leases; see [`Lease::note`](crate::Lease::note).
+    pub fn note(&self, text: impl AsRef<str>) {
+        let text = text.as_ref();
+        self.0.all.iter().for_each(|held| held.note(text));
+    }
+
     /// Begins a write to the Redis server of the locks, which is executed only if *each* of these leases is current.
     ///
     /// The server checks the leases and executes the write in one atomic step, as [`Lease::atomically`](crate::Lease::atomically)

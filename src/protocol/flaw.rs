@@ -180,6 +180,8 @@ pub enum Flaw {
     CheckpointOfLoser,
     /// The checkpoint of a tick is shown to the runs of the next tick.
     CheckpointOutlivesTick,
+    /// A checkpoint is acknowledged, and not kept.
+    CheckpointNotKept,
     /// A standby is granted its tick although the job is paused.
     PausedStandbyGranted,
     /// A tick of a pause runs after the resume.
@@ -217,6 +219,15 @@ pub enum Flaw {
     RevokedLeftByAnother,
     /// A revoked lease is passed on or adopted.
     RevokedAdopted,
+
+    /// A triggered tick is compared with the mark of the schedule.
+    TriggerJudgedByMark,
+    /// A triggered tick stays wanted after a run of it has ended.
+    TriggerOutlivesRun,
+    /// A tick that comes during a triggered run is skipped.
+    TickSkippedForTrigger,
+    /// A cancelled tick may be granted again.
+    CancelledTickOpen,
 
     /// A server that recovers grants leases.
     RecoveringGrants,

@@ -18,7 +18,10 @@ pub use reply::{
 };
 #[cfg(feature = "scheduler")]
 pub(crate) use run::start_of;
-pub use run::{JobNode, JobPause, MAX_RUN_TEXT, MAX_RUNS, RunEnding, RunOutcome, RunRecord, RunResult};
+pub(crate) use run::start_within;
+pub use run::{
+    JobNode, MAX_RUN_TEXT, MAX_RUNS, OperatorAct, RunEnding, RunOutcome, RunRecord, RunResult, WantedRun,
+};
 
 mod call;
 mod failure;

@@ -16,6 +16,7 @@ pub mod cluster;
 pub mod context;
 pub(crate) mod exchange;
 pub mod failed_request;
+pub mod finding;
 pub mod flaw;
 pub mod job_act;
 pub mod key;

@@ -83,14 +83,15 @@ pub struct AuditEntry {
     pub time_ms: u64,
     /// The operator, as the steal was told.
     pub by: String,
-    /// What was done: `asked`, `revoked` or `handed_over`; about a job `paused`, `resumed` or `resumed_to_catch_up`.
+    /// What was done: `asked`, `revoked` or `handed_over`; about a job `paused`, `resumed`, `resumed_to_catch_up`,
+    /// `triggered` or `cancelled`.
     pub what: String,
     /// The kind of the key. `None`: a kind that this version does not know.
     pub kind: Option<Kind>,
     /// The key.
     pub key: Key,
     /// The number of the grant, or `<node>:<claim>` of a share that was revoked before, or the digits that identify the value of a
-    /// foreign client.
+    /// foreign client. For an act about a tick: its nominal time, in milliseconds since 1970.
     pub number: String,
     /// The reason.
     pub why: String,

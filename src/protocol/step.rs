@@ -456,6 +456,8 @@ pub enum KeyEvent {
     Renewed {
         /// What was left of the lease when the answer came.
         slack: Duration,
+        /// The lease.
+        lease: Duration,
     },
     /// The holder has reached its `max_hold`, and the lease is not renewed any more.
     Overdue {

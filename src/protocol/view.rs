@@ -8,12 +8,16 @@ use std::sync::Arc;
 use crate::error::StoreError;
 use crate::key::Key;
 use crate::protocol::ledger::JobRecord;
-use crate::protocol::message::{ClaimNumber, GrantNumber, Mode, Name, NodeId};
+use crate::protocol::message::{ClaimNumber, Fence, GrantNumber, Mode, Name, NodeId, RunRecord};
 
 /// The number of holders and of waiters that a view lists. The others are counted.
 pub const MAX_LISTED: usize = 50;
 /// About the number of names that one page has.
 pub const PAGE: usize = 500;
+/// The number of notes that a presence has.
+pub const MAX_NOTES: usize = 16;
+/// The size of a note, in bytes.
+pub const MAX_NOTE: usize = 200;
 
 /// What a store keeps of a name.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -111,6 +115,19 @@ pub struct Presence {
     pub keys: u64,
     /// The number of callers that wait.
     pub waiting: u64,
+    /// The notes of the leases that its callers have held for longest, at most [`MAX_NOTES`].
+    pub notes: Vec<NoteView>,
+}
+
+/// What a holder says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NoteView {
+    /// The claim by which it holds. A claim has one grant in its life, so the note can be of no later grant.
+    pub claim: ClaimNumber,
+    /// Its fence, which differs from those of the other local holders of the grant.
+    pub fence: Fence,
+    /// The text, at most [`MAX_NOTE`] bytes.
+    pub text: Arc<str>,
 }
 
 /// What a store knows of a node.
@@ -169,6 +186,14 @@ pub struct JobView {
     pub now_ms: u64,
     /// The clock of the grant numbers, in microseconds.
     pub now_us: u64,
+}
+
+impl JobView {
+    /// Returns the run that goes on.
+    pub fn running(&self) -> Option<&RunRecord> {
+        let latest = self.record.runs.back();
+        latest.filter(|run| run.ending.is_none() && self.owners.contains(&run.number))
+    }
 }
 
 /// Which jobs are asked for.

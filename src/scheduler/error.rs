@@ -20,7 +20,9 @@ use crate::key::Key;
 /// # }
 /// ```
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{jobs} jobs were cancelled but have not reached an await: they keep their leases until they do")]
+#[error(
+    "runs that were cancelled and have reached no await: {jobs}. A lease that was not revoked is kept until its run ends"
+)]
 #[non_exhaustive]
 pub struct StillRunning {
     /// The number of these jobs.

@@ -115,6 +115,9 @@ pub struct JobRun {
     /// The nominal time of the tick.
     #[cfg_attr(feature = "serde", serde(serialize_with = "json::date"))]
     pub tick: SystemTime,
+    /// Whether an operator triggered it.
+    #[cfg_attr(feature = "serde", serde(rename = "triggered"))]
+    pub is_triggered: bool,
     /// Whether it goes on, or how it ended.
     pub state: RunState,
     /// The number of the attempt at the tick.
@@ -235,6 +238,13 @@ impl WhyNoRun {
 }
 
 impl JobPlan {
+    /// Returns whether the job is due at that time.
+    pub fn is_due(&self, at: SystemTime) -> bool {
+        let plan = Schedule::of_plan(&format!("{}:{}", self.zone, self.expression));
+        plan.and_then(|(schedule, _)| schedule.latest(at).ok())
+            .is_some_and(|latest| time(latest) == at)
+    }
+
     pub(super) fn of(view: &JobView) -> Option<JobPlan> {
         let (zone, expression) = view.record.plan.as_deref()?.split_once(':')?;
         Some(JobPlan {
@@ -257,6 +267,7 @@ impl JobRun {
         let node_name = told.map_or(&run.name, |node| &node.name).clone();
         JobRun {
             tick: time(run.tick),
+            is_triggered: run.tick.is_triggered(),
             state,
             attempt: run.attempt,
             node: run.node,
@@ -294,7 +305,8 @@ impl JobHistory {
         // Two operators may write their entries in another order than they acted.
         acts.sort_by_key(|act| act.time_ms);
         let (without, is_cut) = ticks_without_run(view, (&runs, &pauses(view, &acts)), since);
-        let runs = runs.into_iter().filter(|run| run.tick >= since);
+        // A run may be triggered for an earlier tick.
+        let runs = runs.into_iter().filter(|run| run.position() >= since);
         let mut entries: Vec<(SystemTime, HistoryEntry)> =
             runs.map(|run| (run.position(), HistoryEntry::Run(run))).collect();
         entries.extend(
@@ -315,15 +327,27 @@ impl JobHistory {
     }
 }
 
-/// Returns the pauses of a job, as far as the audit list goes back: the first and the last moment of each.
-fn pauses(view: &JobView, acts: &[&AuditEntry]) -> Vec<(SystemTime, SystemTime)> {
+/// A pause of a job: its first and its last moment.
+struct JobPause {
+    from: SystemTime,
+    to: SystemTime,
+    /// Its ticks may run late.
+    is_caught_up: bool,
+}
+
+/// Returns the pauses of a job, as far as the audit list goes back.
+fn pauses(view: &JobView, acts: &[&AuditEntry]) -> Vec<JobPause> {
     let resumes = [false, true].map(|catch_up| JobAct::Resume { catch_up }.word());
     let (mut pauses, mut since) = (Vec::new(), None);
     for act in acts {
         if act.what == JobAct::Pause.word() {
             since = Some(act.time());
         } else if resumes.contains(&&*act.what) {
-            pauses.extend(since.take().map(|since| (since, act.time())));
+            pauses.extend(since.take().map(|from| JobPause {
+                from,
+                to: act.time(),
+                is_caught_up: act.what == resumes[1],
+            }));
         }
     }
     let now = time(TickTime(view.now_ms));
@@ -332,7 +356,11 @@ fn pauses(view: &JobView, acts: &[&AuditEntry]) -> Vec<(SystemTime, SystemTime)>
         .paused
         .as_ref()
         .map(|pause| time(TickTime(pause.since_ms)));
-    pauses.extend(present.map(|since| (since, now)));
+    pauses.extend(present.map(|from| JobPause {
+        from,
+        to: now,
+        is_caught_up: false,
+    }));
     pauses
 }
 
@@ -340,7 +368,7 @@ fn pauses(view: &JobView, acts: &[&AuditEntry]) -> Vec<(SystemTime, SystemTime)>
 /// plan was known, nor before the oldest run of a full history.
 fn ticks_without_run(
     view: &JobView,
-    (runs, pauses): (&[JobRun], &[(SystemTime, SystemTime)]),
+    (runs, pauses): (&[JobRun], &[JobPause]),
     since: SystemTime,
 ) -> (Vec<TicksWithoutRun>, bool) {
     let record = &view.record;
@@ -349,11 +377,13 @@ fn ticks_without_run(
         return (Vec::new(), false);
     };
     let is_full = record.run_count > MAX_RUNS as u64;
-    let oldest = runs.first().filter(|_| is_full).map(|run| run.tick);
+    let oldest = runs.first().filter(|_| is_full).map(JobRun::position);
     let known_since = time(TickTime(expression.since_ms));
     let now = time(TickTime(view.now_ms));
     let from = since.max(known_since).max(oldest.unwrap_or(since));
-    let ran: BTreeSet<SystemTime> = runs.iter().map(|run| run.tick).collect();
+    // A triggered run is none of the tick for which it was triggered: that one had none, or another.
+    let of_schedule = runs.iter().filter(|run| !run.is_triggered);
+    let ran: BTreeSet<SystemTime> = of_schedule.map(|run| run.tick).collect();
     let positions: BTreeSet<SystemTime> = runs.iter().map(JobRun::position).collect();
     let mut found: Vec<TicksWithoutRun> = Vec::new();
     // From the newest tick back, so that the earliest are left out if there are too many.
@@ -372,11 +402,13 @@ fn ticks_without_run(
         }
         // A claim comes up to a second after its tick.
         let claimed = nominal + Duration::from_secs(1);
-        let is_paused = pauses.iter().any(|(from, to)| *from <= claimed && nominal <= *to);
-        let why = if is_paused {
-            WhyNoRun::Paused
-        } else {
-            why_no_run(view, runs, tick, now)
+        let mut pauses = pauses.iter();
+        let why = match pauses.find(|pause| pause.from <= claimed && nominal <= pause.to) {
+            Some(pause) if pause.is_caught_up && may_run(view, runs, tick, (pause.to, now)) => {
+                WhyNoRun::Pending
+            }
+            Some(_) => WhyNoRun::Paused,
+            None => why_no_run(view, runs, tick, now),
         };
         // A row does not span a run.
         let is_apart = |next: SystemTime| {
@@ -402,12 +434,9 @@ fn ticks_without_run(
     (found, true)
 }
 
-fn why_no_run(view: &JobView, runs: &[JobRun], tick: TickTime, now: SystemTime) -> WhyNoRun {
-    let (record, nominal) = (&view.record, time(tick));
-    let is_later = Some(tick) > record.mark;
-    if is_later && record.is_skipped(Some(tick)) {
-        return WhyNoRun::Skipped;
-    }
+/// Returns whether a tick without a run may still run: it came a moment ago, at `since`, or a run goes on.
+fn may_run(view: &JobView, runs: &[JobRun], tick: TickTime, (since, now): (SystemTime, SystemTime)) -> bool {
+    let record = &view.record;
     // A tick that was handed over runs again first.
     let is_open = |state| match state {
         RunState::Running => true,
@@ -415,8 +444,16 @@ fn why_no_run(view: &JobView, runs: &[JobRun], tick: TickTime, now: SystemTime) 
         _ => false,
     };
     let may_follow = runs.last().is_some_and(|run| is_open(run.state));
-    let is_new = now < nominal + Duration::from_millis(MIN_POLL_MS);
-    if is_later && (may_follow || is_new) {
+    let is_new = now < since + Duration::from_millis(MIN_POLL_MS);
+    Some(tick) > record.mark && !record.is_skipped(Some(tick)) && (may_follow || is_new)
+}
+
+fn why_no_run(view: &JobView, runs: &[JobRun], tick: TickTime, now: SystemTime) -> WhyNoRun {
+    let (record, nominal) = (&view.record, time(tick));
+    if Some(tick) > record.mark && record.is_skipped(Some(tick)) {
+        return WhyNoRun::Skipped;
+    }
+    if may_run(view, runs, tick, (nominal, now)) {
         return WhyNoRun::Pending;
     }
     let mut nexts = runs.iter().skip(1);

@@ -1,5 +1,6 @@
 //! What a node learns from the store about a job: its clock, its open ticks, and the ticks that are over.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -8,7 +9,7 @@ use tokio::time::Instant as Since;
 use crate::driver::waiter::lock;
 use crate::observe;
 use crate::primitives::tick::ask_about_job;
-use crate::protocol::message::{Call, JobReport, LookData, TickTime, start_of};
+use crate::protocol::message::{Call, Fence, JobReport, LookData, TickTime, WantedRun, start_of};
 use crate::scheduler::schedule::{age, time};
 use crate::scheduler::tick_runner::TickRunner;
 
@@ -25,11 +26,10 @@ impl TickRunner {
     /// with clocks and names.
     pub(crate) async fn fetch_report(&self) -> Option<JobReport> {
         let call = Call::Open {
-            within_ms: u64::try_from(self.settings.finish_within.as_millis()).unwrap_or(u64::MAX),
             fingerprint: self.fingerprint(),
             over: self.latest_over(),
         };
-        let before = self.now();
+        let (before, ended_before) = (self.now(), *lock(&self.ended_wanted_run));
         let name = self.handle.options().node_name.as_deref().unwrap_or_default();
         let look = LookData {
             name: start_of(name),
@@ -38,11 +38,20 @@ impl TickRunner {
         let look = Some(look.payload());
         let answer = ask_about_job(&self.handle, &self.name, self.settings.lease, (call, look)).await;
         // The code that needs an answer reports why the store does not answer.
-        let report = answer.ok()?;
+        let mut report = answer.ok()?;
         if report.now_ms > 0 {
             self.note_store_clock(report.now_ms);
         }
         self.since_ms.store(report.since_ms, Ordering::Relaxed);
+        // The run that was wanted then may have ended here meanwhile.
+        let ended = *lock(&self.ended_wanted_run);
+        let is_over =
+            |wanted: &mut Arc<WantedRun>| ended != ended_before && Some(trigger_of(wanted)) == ended;
+        let taken = report.wanted.take_if(is_over);
+        if taken.is_none() {
+            self.note_wanted(report.wanted.as_ref());
+        }
+        self.gauges.note_report(&report, &self.schedule);
         let (label, name) = (self.label(), &self.name);
         if let Some((skew, is_ahead)) = skew(report.now_ms, (before, self.now())) {
             observe::clock_skewed(label, name, skew, is_ahead);
@@ -76,17 +85,51 @@ impl TickRunner {
         Some(report)
     }
 
+    /// Notes the run that operators want. The one before has ended if it is another one.
+    fn note_wanted(&self, wanted: Option<&Arc<WantedRun>>) {
+        let before = std::mem::replace(&mut *lock(&self.wanted), wanted.cloned());
+        if let Some(ended) = before.filter(|before| wanted.map(trigger_of) != Some(trigger_of(before))) {
+            *lock(&self.ended_wanted_run) = Some(trigger_of(&ended));
+        }
+    }
+
+    /// Returns the triggered tick that operators want, unless this node works on it, and whether this node knows that its run has
+    /// ended. A store that came back with an older copy of its data wants it again.
+    pub(super) fn new_wanted_tick(&self, report: &JobReport) -> Option<(TickTime, bool)> {
+        let wanted = report.wanted.as_ref()?;
+        let has_ended = *lock(&self.ended_wanted_run) == Some(trigger_of(wanted));
+        (!self.is_in_progress(wanted.tick)).then_some((wanted.tick, has_ended))
+    }
+
+    /// Returns whether an operator cancelled the run with this fence, whose lease was revoked. A lease may also be stolen. `None`
+    /// if the store does not answer.
+    pub(super) async fn was_cancelled(&self, fence: Fence) -> Option<bool> {
+        let number = fence.number();
+        let call = (Call::Ending { number }, None);
+        let answer = ask_about_job(&self.handle, &self.name, self.settings.lease, call).await;
+        answer.ok().map(|report| report.is_cancelled)
+    }
+
+    /// Returns the tick that was begun and has not ended, and whether it is too old to be run.
+    pub(super) fn open_tick(&self, report: &JobReport) -> Option<(TickTime, bool)> {
+        let open = report.open.filter(|open| !self.is_in_progress(*open))?;
+        let age = Duration::from_millis(report.now_ms.saturating_sub(open.0));
+        Some((open, age > self.settings.finish_within))
+    }
+
     /// Waits until this node has the job no more, and tells the store. Without an answer the store learns it after the time of
     /// two looks. The future keeps nothing of the job's closure.
     pub(super) fn withdrawn(&self) -> impl Future<Output = ()> + Send + use<> {
         let (handle, name, lease) = (self.handle.clone(), self.name.clone(), self.settings.lease);
         let (closing, removed) = (self.jobs.closing.clone(), self.removed.clone());
+        let gauges = self.gauges.clone();
         let withdrawal = self.jobs.withdrawals.token();
         async move {
             tokio::select! {
                 () = closing.cancelled() => {}
                 () = removed.cancelled() => {}
             }
+            gauges.end();
             let _ = ask_about_job(&handle, &name, lease, (Call::Withdraw, None)).await;
             drop(withdrawal);
         }
@@ -134,10 +177,23 @@ impl TickRunner {
 
     /// Records that a tick is over, after the store said so.
     pub(super) fn note_over(&self, mark: TickTime) {
+        if mark.is_triggered() {
+            // The store compares no triggered tick with later ones. A trigger that came during the run is another one.
+            let begun = lock(&self.begun_trigger).take_if(|(tick, _)| *tick == mark);
+            if begun.is_some() {
+                *lock(&self.ended_wanted_run) = begun;
+            }
+            return;
+        }
         let mut over = lock(&self.jobs.over);
         let latest = over.entry(self.name.clone()).or_insert(mark);
         *latest = mark.max(*latest);
     }
+}
+
+/// Returns what names a trigger: its tick, and when it was triggered, in ms.
+pub(super) fn trigger_of(wanted: &Arc<WantedRun>) -> (TickTime, u64) {
+    (wanted.tick, wanted.act.since_ms)
 }
 
 /// Returns by how much this node's clock certainly differs from the store's, and whether it is ahead. Returns `None`

@@ -4,22 +4,29 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use tokio::time::{Instant, sleep};
+
 use crate::driver::handle::Handle;
 use crate::driver::inspector::Inspector;
 use crate::driver::waiter::lock;
 use crate::error::{Error, StoreError};
 use crate::key::Key;
 use crate::observe;
+use crate::options::LONGEST_LEASE;
 use crate::primitives::call::CallFuture;
 #[cfg(feature = "serde")]
 use crate::primitives::inspect::json;
+use crate::primitives::inspect::steal::{ASK_EVERY, GRACE_LOOK_PAUSE};
 use crate::primitives::tick::ask_about_job;
 use crate::protocol::job_act::{JobAct, JobActReply, JobActRequest};
-use crate::protocol::message::{Call, CallAnswer, Name, NodeId, TickTime, start_of};
+use crate::protocol::message::{
+    Asking, Call, CallAnswer, Mode, Name, NodeId, OperatorAct, RunRecord, TickTime, WantedRun, start_of,
+};
 use crate::protocol::primitive::Primitive;
+use crate::protocol::steal::{StealAct, StealReply, StealRequest, StealTarget};
 use crate::protocol::view::{JobAnswer, JobQuery, JobView};
 use crate::protocol::write::Action;
-use crate::scheduler::history::{JobHistory, JobPlan, JobRun, RunState};
+use crate::scheduler::history::{JobHistory, JobPlan, JobRun};
 use crate::scheduler::policy::DEFAULT_LEASE;
 use crate::scheduler::schedule::{Schedule, time};
 
@@ -148,6 +155,121 @@ impl Jobs {
         self.act(name.into(), act, (by.as_ref(), why.as_ref())).await
     }
 
+    /// Triggers one more run, on one of the nodes that have the job. Its nominal time is the present second of the server, or the
+    /// past time `for_tick`: a job that goes by [`Tick::nominal`](crate::Tick::nominal) then does the work of that tick. It has the
+    /// attempts, the timeout and the retries of a tick. `misfire` and `finish_within` do not apply to it; no attempt begins later
+    /// than 24 hours after the trigger.
+    ///
+    /// It changes nothing about the ticks of the schedule. The triggered run waits for a tick that has begun, and a tick that comes
+    /// meanwhile waits for the triggered run. It begins in a pause, too. But in a pause a trigger is refused while a tick has begun
+    /// and has not ended ([`JobActOutcome::TickUnfinished`]).
+    ///
+    /// The run is wanted until a run of it ends, or until it is [cancelled](Self::cancel).
+    ///
+    /// # Errors
+    /// As [`list`](Self::list). After a lost answer the run may be wanted. A second call then returns
+    /// [`JobActOutcome::Unchanged`] or begins a second run.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the run may be wanted.
+    pub async fn trigger(
+        &self,
+        name: impl Into<Key>,
+        for_tick: Option<SystemTime>,
+        by: impl AsRef<str>,
+        why: impl AsRef<str>,
+    ) -> Result<JobActOutcome, Error> {
+        let act = JobAct::Trigger {
+            for_tick: for_tick.map(tick_at),
+        };
+        self.act(name.into(), act, (by.as_ref(), why.as_ref())).await
+    }
+
+    /// Cancels a tick that has begun, or a triggered run: it is over, and neither a standby nor a later attempt runs it. During
+    /// `grace`, at most 30 days, a run that awaits [`asked`](crate::Lease::asked) of its [lease](crate::Tick::lease) can end itself.
+    /// Other runs go on. Then the lease is [revoked](crate::error::LostCause::Revoked). The next run begins when this run was told or
+    /// its lease has ended.
+    ///
+    /// [`JobEntry::current`] names the tick, and of a triggered one the trigger: a later one is not meant. Returns
+    /// [`JobActOutcome::EndedItself`] if the run was asked and the tick ended within the grace, and [`JobActOutcome::OtherTick`] if
+    /// it had ended before.
+    ///
+    /// # Errors
+    /// As [`list`](Self::list). After a lost answer the tick may be cancelled.
+    ///
+    /// # Cancel safety
+    /// If the future is dropped, the tick may be cancelled.
+    pub async fn cancel(
+        &self,
+        name: impl Into<Key>,
+        tick: TickEntry,
+        grace: Duration,
+        by: impl AsRef<str>,
+        why: impl AsRef<str>,
+    ) -> Result<JobActOutcome, Error> {
+        let (key, by, why) = (name.into(), by.as_ref(), why.as_ref());
+        let grace = grace.min(LONGEST_LEASE);
+        let was_asked = self.ask_to_end(&key, tick, (grace, by, why)).await?;
+        let act = JobAct::Cancel {
+            tick: tick.mark(),
+            since_ms: tick.since_ms(),
+        };
+        match self.act(key, act, (by, why)).await? {
+            JobActOutcome::OtherTick if was_asked => Ok(JobActOutcome::EndedItself),
+            outcome => Ok(outcome),
+        }
+    }
+
+    /// Asks the run of a tick to end, again and again, until it has ended or the grace is over. Returns whether it was asked.
+    async fn ask_to_end(
+        &self,
+        key: &Key,
+        tick: TickEntry,
+        (grace, by, why): (Duration, &str, &str),
+    ) -> Result<bool, Error> {
+        let (inspector, until) = (self.inspector()?, Instant::now() + grace);
+        let (mut ask_at, mut was_asked) = (Instant::now(), false);
+        loop {
+            let now = Instant::now();
+            let left = until.saturating_duration_since(now);
+            if left.is_zero() {
+                return Ok(was_asked);
+            }
+            // The act tells whether the store is still unavailable then.
+            let number = match self.read(JobQuery::One(key.clone())).await {
+                Ok(found) => {
+                    let running = found.jobs.first().and_then(|view| tick.running(view));
+                    let Some(run) = running else {
+                        return Ok(was_asked);
+                    };
+                    Some(run.number)
+                }
+                Err(_) => None,
+            };
+            if let Some(number) = number.filter(|_| now >= ask_at) {
+                ask_at = now + ASK_EVERY;
+                let asking = Asking {
+                    grace_ms: left.as_millis() as u64,
+                    by: by.to_owned(),
+                    why: why.to_owned(),
+                };
+                let request = StealRequest {
+                    name: Name::job(key.clone()),
+                    target: StealTarget::Grant(number, Mode::Exclusive),
+                    act: StealAct::Ask(Arc::new(asking.clone())),
+                    tells: true,
+                };
+                if let Ok((StealReply::Done(_), time_us)) = inspector.steal(request.clone()).await
+                    && !std::mem::replace(&mut was_asked, true)
+                {
+                    // A run that ends itself leaves no other trace of the operator.
+                    let _ = inspector.note(request.audit(time_us / 1000, &asking)).await;
+                }
+            }
+            sleep(left.min(GRACE_LOOK_PAUSE)).await;
+        }
+    }
+
     async fn act(&self, key: Key, act: JobAct, (by, why): (&str, &str)) -> Result<JobActOutcome, Error> {
         let request = JobActRequest {
             name: Name::job(key),
@@ -161,6 +283,9 @@ impl Jobs {
         match reply {
             JobActReply::Unknown => return Ok(JobActOutcome::Unknown),
             JobActReply::Unchanged => return Ok(JobActOutcome::Unchanged),
+            JobActReply::TickUnfinished => return Ok(JobActOutcome::TickUnfinished),
+            JobActReply::InFuture => return Ok(JobActOutcome::InFuture),
+            JobActReply::OtherTick => return Ok(JobActOutcome::OtherTick),
             JobActReply::Done => {}
         }
         // First the list: a subscriber of events may block.
@@ -172,17 +297,19 @@ impl Jobs {
             by,
             why,
         );
-        Ok(JobActOutcome::Done { unwritten })
+        let at = time(TickTime(time_us / 1000));
+        Ok(JobActOutcome::Done { at, unwritten })
     }
 
     /// Removes the store's record of a job, and returns whether there was one. The record has the last granted tick, its
     /// result and the history, and has no expiry.
     ///
-    /// Call it when no replica schedules the job any more. A replica that still schedules the job makes a new record with its
-    /// next look. A replica that is late may then run a tick a second time, because the record of that tick is gone.
+    /// Call it when no replica schedules the job any more. A replica that is late makes a new record, and may then run a tick a
+    /// second time, because the record of that tick is gone.
     ///
     /// # Errors
-    /// [`Error::Busy`] if a node runs the job, or stands by for a tick of it; nothing was removed. [`Error::Store`] if the
+    /// [`Error::Busy`] if a node has the job, runs it, or stands by for a tick of it; nothing was removed. A node that died counts as
+    /// one that has the job for [two looks](JobEntry::nodes). [`Error::Store`] if the
     /// store cannot be reached. [`Error::Closed`] in a fork or after a shutdown.
     pub async fn forget(&self, name: impl Into<Key>) -> Result<bool, Error> {
         let name = Name::job(name.into());
@@ -235,21 +362,42 @@ impl Jobs {
 /// }
 /// # Ok(()) }
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, strum::IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 #[non_exhaustive]
 pub enum JobActOutcome {
     /// It was done.
+    #[non_exhaustive]
     Done {
+        /// When, by the clock of the server. A pause or a trigger has it as its [`since`](ActEntry::since).
+        at: SystemTime,
         /// Why the act is missing from the [audit list](crate::inspect::Inspection::audit). `None`: it is in it.
         unwritten: Option<StoreError>,
     },
     /// Nothing was done: the store does not know the job.
     Unknown,
-    /// Nothing was done: the job is in that state already.
+    /// Nothing was done: the job is in that state already, or a triggered run is wanted already.
     Unchanged,
+    /// Nothing was triggered: the job is paused, and a tick has begun and has not ended. It may not run again in the pause. Wait
+    /// for its end, cancel it, or resume the job.
+    TickUnfinished,
+    /// Nothing was triggered: the time for the run lies in the future.
+    InFuture,
+    /// Nothing was cancelled: the tick has ended, or another one has begun.
+    OtherTick,
+    /// Nothing had to be cancelled: the run was asked, and its tick ended within the grace. The history has its outcome.
+    EndedItself,
 }
 
-/// A pause of a job.
+impl JobActOutcome {
+    /// Returns the word for the outcome: `done`, `unknown`, `unchanged`, `tick_unfinished`, `in_future`, `other_tick` or
+    /// `ended_itself`.
+    pub fn word(&self) -> &'static str {
+        self.into()
+    }
+}
+
+/// An act of an operator that is in effect: a pause or a trigger.
 ///
 /// ```
 /// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
@@ -262,7 +410,7 @@ pub enum JobActOutcome {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
-pub struct PauseEntry {
+pub struct ActEntry {
     /// Since when, by the clock of the server.
     #[cfg_attr(feature = "serde", serde(serialize_with = "json::date"))]
     pub since: SystemTime,
@@ -270,6 +418,130 @@ pub struct PauseEntry {
     pub by: Arc<str>,
     /// The reason.
     pub why: Arc<str>,
+}
+
+/// A tick of a job, of its schedule or triggered.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// # use std::time::Duration;
+/// let jobs = locks.jobs();
+/// if let Some(tick) = jobs.show("reconcile").await?.and_then(|job| job.current) {
+///     jobs.cancel("reconcile", tick, Duration::from_secs(10), "ann", "wrong rates").await?;
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct TickEntry {
+    /// The nominal time of the tick.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::date"))]
+    pub tick: SystemTime,
+    /// Whether an operator triggered it.
+    #[cfg_attr(feature = "serde", serde(rename = "triggered"))]
+    pub is_triggered: bool,
+    /// When it was triggered, if that is known. Without it each trigger of this nominal time is meant.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::optional_date"))]
+    pub since: Option<SystemTime>,
+}
+
+impl TickEntry {
+    /// Returns the tick of the schedule with this nominal time.
+    pub fn scheduled(tick: SystemTime) -> TickEntry {
+        TickEntry {
+            tick,
+            is_triggered: false,
+            since: None,
+        }
+    }
+
+    /// Returns the triggered tick with this nominal time, whenever it was triggered.
+    pub fn triggered(tick: SystemTime) -> TickEntry {
+        TickEntry {
+            is_triggered: true,
+            ..TickEntry::scheduled(tick)
+        }
+    }
+
+    pub(super) fn new(mark: TickTime, wanted: Option<&WantedRun>) -> TickEntry {
+        let wanted = wanted.filter(|wanted| wanted.tick == mark);
+        TickEntry {
+            tick: time(mark),
+            is_triggered: mark.is_triggered(),
+            since: wanted.map(|wanted| time(TickTime(wanted.act.since_ms))),
+        }
+    }
+
+    /// Returns when it was triggered, in ms.
+    fn since_ms(self) -> Option<u64> {
+        self.since.map(|since| tick_at(since).0)
+    }
+
+    /// Returns the run of this tick that goes on.
+    fn running(self, view: &JobView) -> Option<&RunRecord> {
+        let wanted = view.record.wanted.as_deref();
+        let is_meant = |tick| {
+            let found = TickEntry::new(tick, wanted);
+            tick == self.mark() && (self.since.is_none() || found.since == self.since)
+        };
+        view.running().filter(|run| is_meant(run.tick))
+    }
+
+    fn mark(self) -> TickTime {
+        let mark = tick_at(self.tick);
+        if self.is_triggered { mark.triggered() } else { mark }
+    }
+}
+
+/// A run that an operator wants, and that has not ended.
+///
+/// ```
+/// # #[tokio::main] async fn main() -> Result<(), tenure::Error> {
+/// # let locks = tenure::Locks::memory();
+/// if let Some(wanted) = locks.jobs().show("reconcile").await?.and_then(|job| job.wanted) {
+///     println!("{} wants a run for {:?}: {}", wanted.act.by, wanted.tick, wanted.act.why);
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize))]
+#[non_exhaustive]
+pub struct WantedRunEntry {
+    /// The nominal time of the run.
+    #[cfg_attr(feature = "serde", serde(serialize_with = "json::date"))]
+    pub tick: SystemTime,
+    /// Who triggered it, why, and when.
+    #[cfg_attr(feature = "serde", serde(flatten))]
+    pub act: ActEntry,
+}
+
+impl WantedRunEntry {
+    /// Returns the tick, for [`Jobs::cancel`]. A later trigger is not meant.
+    pub fn tick_entry(&self) -> TickEntry {
+        TickEntry {
+            since: Some(self.act.since),
+            ..TickEntry::triggered(self.tick)
+        }
+    }
+}
+
+impl ActEntry {
+    pub(super) fn new(act: &OperatorAct) -> ActEntry {
+        ActEntry {
+            since: time(TickTime(act.since_ms)),
+            by: act.by.clone(),
+            why: act.why.clone(),
+        }
+    }
+}
+
+fn tick_at(tick: SystemTime) -> TickTime {
+    let since = tick.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    // Later times are refused anyway.
+    let ms = u64::try_from(since.as_millis()).unwrap_or(u64::MAX);
+    TickTime(ms.min(TickTime::FIRST_TRIGGERED.0 - 1))
 }
 
 /// What the store knows of a job.
@@ -294,7 +566,11 @@ pub struct JobEntry {
     /// Whether a tick of it runs.
     pub state: JobState,
     /// The pause, if an operator has paused the job.
-    pub paused: Option<PauseEntry>,
+    pub paused: Option<ActEntry>,
+    /// The run that an operator wants.
+    pub wanted: Option<WantedRunEntry>,
+    /// The tick that has begun and has not ended; else the one that is wanted. [`Jobs::cancel`] takes it.
+    pub current: Option<TickEntry>,
     /// When it is due, as a node of the job told last.
     pub plan: Option<JobPlan>,
     /// The nodes that have the job. A node that died stays for the time of two looks: two leases of the job, and at least 10 s.
@@ -361,7 +637,10 @@ impl JobEntry {
     fn new(view: &JobView) -> JobEntry {
         let (record, now) = (&view.record, view.now_ms);
         let latest = record.runs.back().map(|run| JobRun::new(view, run));
-        let is_running = latest.as_ref().is_some_and(|run| run.state == RunState::Running);
+        let running = view.running().map(|run| run.tick);
+        let (open, wanted) = (record.unfinished(now), record.wanted.as_deref());
+        let wanted = wanted.filter(|wanted| wanted.is_open(now) || running == Some(wanted.tick));
+        let is_begun = open.is_some() || wanted.is_some_and(|wanted| wanted.attempt > 0);
         let live = record.nodes.iter().filter(|(_, node)| now <= node.until_ms);
         let nodes: Vec<JobNodeEntry> = live
             .map(|(id, node)| JobNodeEntry {
@@ -375,17 +654,21 @@ impl JobEntry {
         JobEntry {
             job: view.key.clone(),
             now: now_at,
-            state: match record.unfinished(now) {
-                _ if is_running => JobState::Running,
+            state: match () {
+                _ if running.is_some() => JobState::Running,
                 _ if record.paused.is_some() => JobState::Paused,
-                Some(_) => JobState::Open,
-                None => JobState::Idle,
+                _ if is_begun => JobState::Open,
+                _ => JobState::Idle,
             },
-            paused: record.paused.as_ref().map(|pause| PauseEntry {
-                since: time(TickTime(pause.since_ms)),
-                by: pause.by.clone(),
-                why: pause.why.clone(),
+            paused: record.paused.as_deref().map(ActEntry::new),
+            wanted: wanted.map(|wanted| WantedRunEntry {
+                tick: time(wanted.tick),
+                act: ActEntry::new(&wanted.act),
             }),
+            current: running
+                .or(open)
+                .or(wanted.map(|wanted| wanted.tick))
+                .map(|tick| TickEntry::new(tick, wanted)),
             plan: JobPlan::of(view),
             latest,
             last_success: record.well.map(time),

@@ -123,16 +123,47 @@
 //! hence the fence. Of the ticks that no node could claim while the store was unavailable, only the newest is caught
 //! up by default. And nothing else holds for a store that lost writes that it had acknowledged.
 //!
-//! # What a job did
+//! # What a job did, and what operators do about it
 //!
 //! The store keeps the last 100 runs of each job: [`Locks::jobs`], and the guide on [jobs](crate::guide::jobs).
+//!
+//! | an operator | what happens to the job |
+//! |---|---|
+//! | pauses it before a tick | no tick begins on any node, and each node reports the pause once. A deploy does not end the pause |
+//! | pauses it during a run | the run ends as always |
+//! | pauses it, and the owner of a run dies | the tick gets its next attempt after the pause |
+//! | resumes it | no tick of the pause runs |
+//! | resumes it to catch up | the [misfire](LeasedJob::misfire) policy decides about the ticks of the pause, as after an outage |
+//! | triggers a run while it is idle | the run begins at once on one node: each node of the job is told, and looks. A node that hears nothing looks once per lease (at least 5 s) |
+//! | triggers a run during a run | the run begins when the other one has ended. In a pause the trigger is refused |
+//! | triggers a run in a pause | the run begins. While a tick has begun and has not ended, the trigger is refused, because that tick may not run again in the pause. If the owner of a tick dies in a pause that came after the trigger, the run waits for the end of the pause |
+//! | triggers a run twice | the second trigger is refused, as long as the first run has not ended |
+//! | triggers a run just before a tick | the tick waits for the run. Of several ticks the latest runs then, and with [`Misfire::RunAll`] each of them |
+//! | triggers a run for a failed tick | the run has the nominal time of that tick |
+//! | triggers a run, and its owner dies | a standby runs it again, as the next attempt. If a tick runs in between, the checkpoint of the run is lost |
+//! | triggers a run, and the store is restored from an older copy | a node that knows that the run has ended reports `store_went_back`, and ends it as `missed`. Another node may run it again |
+//! | cancels a tick with standbys | the run is told and ends, and none of the standbys runs the tick |
+//! | cancels a run that ends itself within the grace | nothing is cancelled: the history has the outcome of the run, and the audit list names the operator |
+//! | cancels a run, and triggers it again for the same tick | each trigger is a run of its own, and a cancel of the first does not mean the second |
+//! | cancels a tick as its lease is lost | the tick is over, and no node takes it over |
+//! | cancels a tick during a drain | no other node runs the tick |
+//! | cancels a run that blocks its thread | the run is told; the next one begins when the thread has ended, or when its lease has ended |
+//!
+//! # Not built
+//!
+//! | what | instead |
+//! |---|---|
+//! | a tick that cancels the run before it | [`timeout`](LeasedJob::timeout), or [`cancel`](Jobs::cancel) by an operator |
+//! | runs of one job that overlap | two jobs, or tasks that a run spawns |
+//! | a random delay of each tick (jitter) | another second in the expression of each job |
+//! | a run at one time only (once) | not yet; [`trigger`](Jobs::trigger) runs a job now |
 //!
 //! # Your own tests
 //!
 //! With the feature `testing`, `testing::Simulation` runs your jobs through a week in milliseconds: several replicas
 //! on one store, wrong clocks, crashes, changes of clocks, and a store that becomes unavailable or is restored from
 //! an older copy. `testing::fire_tick` runs a job once. `tests/it/event_table.rs` has a test for each row of the
-//! tables above.
+//! first tables above, and `tests/it/job_acts.rs` and `job_triggers.rs` for what operators do.
 //!
 //! # Outcomes
 //!
@@ -147,6 +178,7 @@
 //! | `elsewhere` | another node ran it, or this one already runs it |
 //! | `skipped` | an earlier tick was still running, here or elsewhere, so this one never runs. Or, with [`Overlap::QueueOne`], it waited, and a later tick replaced it |
 //! | `paused` | an operator has paused the job: [`Jobs::pause`] |
+//! | `cancelled` | an operator has cancelled it while it ran here: [`Jobs::cancel`]. It does not run again |
 //! | `missed` | no node ran it: the store was unavailable until the next tick came, or until this one was too old ([`Misfire`]). A warning reports it, after the store was asked again |
 //! | `drained` | this node drains. Its run was cancelled so that another node takes over |
 //! | `removed` | the job was removed from this process while another node ran the tick |
@@ -185,7 +217,10 @@ pub use crate::scheduler::explain::{OddDay, Oddity, explain};
 pub use crate::scheduler::history::{
     HistoryEntry, JobHistory, JobPlan, JobRun, RunState, TicksWithoutRun, WhyNoRun,
 };
-pub use crate::scheduler::jobs::{JobActOutcome, JobEntry, JobNodeEntry, JobState, Jobs, PauseEntry};
+pub use crate::scheduler::jobs::{
+    ActEntry, JobActOutcome, JobEntry, JobNodeEntry, JobState, Jobs, TickEntry, WantedRunEntry,
+};
+pub use crate::scheduler::on_end::EndedRun;
 pub use crate::scheduler::policy::{DEFAULT_LEASE, JobOutput, Misfire, Overlap, Retry};
 pub use crate::scheduler::setup::LeasedJob;
 pub use crate::scheduler::tick::LONGEST_CHECKPOINT;
@@ -197,9 +232,11 @@ mod catch_up;
 mod engine;
 mod error;
 mod explain;
+mod gauges;
 mod history;
 mod job_status;
 mod jobs;
+mod on_end;
 mod policy;
 mod registration;
 mod run;
@@ -257,12 +294,16 @@ impl Locks {
         let whole = timeout.max(GRACE);
         let last = GRACE.min(whole / 3);
         let patience = timeout.min(whole - last);
+        let began = tokio::time::Instant::now();
+        let left = || whole.saturating_sub(began.elapsed());
         if tokio::time::timeout(patience, jobs.ended()).await.is_ok() {
             self.handle().jobs_withdrawn(last).await;
+            let _ = tokio::time::timeout(left(), jobs.ends.wait()).await;
             return Ok(());
         }
         jobs.cancel();
-        let ended = tokio::time::timeout(whole - patience, jobs.ended()).await;
+        let ended = tokio::time::timeout(left(), jobs.ended()).await;
+        let _ = tokio::time::timeout(left(), jobs.ends.wait()).await;
         // A thread without the task of its run counts, too.
         match jobs.pursuits.len().max(jobs.threads.len()) {
             jobs if ended.is_err() && jobs > 0 => Err(StillRunning { jobs }),

@@ -8,6 +8,7 @@ use backon::{BackoffBuilder, ExponentialBuilder};
 use crate::observe::Ran;
 use crate::options::JOB_LEASE;
 use crate::protocol::message::RunOutcome;
+use crate::scheduler::on_end::OnEnd;
 
 /// The lease of a job by default. It is renewed while the job runs, so it does not limit the job's length.
 pub const DEFAULT_LEASE: Duration = JOB_LEASE;
@@ -166,6 +167,8 @@ pub(crate) struct JobSettings {
     pub(crate) retry: Retry,
     /// Whether the job blocks a thread of its own, and so cannot be cancelled.
     pub(crate) blocks: bool,
+    /// What is called when a run has ended.
+    pub(crate) on_end: Option<OnEnd>,
 }
 
 impl Default for JobSettings {
@@ -179,6 +182,7 @@ impl Default for JobSettings {
             misfire: None,
             retry: Retry::times(0),
             blocks: false,
+            on_end: None,
         }
     }
 }
@@ -227,6 +231,8 @@ pub(crate) enum TickOutcome {
     Drained,
     /// An operator has paused the job, so the tick does not begin.
     Paused,
+    /// An operator cancelled it while it ran here. It does not run again.
+    Cancelled,
     /// The job was removed from this node's scheduler while another node ran the tick, or while the tick was early.
     Removed,
 }
@@ -242,9 +248,11 @@ impl TickOutcome {
             TickOutcome::GivenUp => Some(RunOutcome::GivenUp),
             TickOutcome::Missed => Some(RunOutcome::Missed),
             TickOutcome::Drained => Some(RunOutcome::HandedOver),
-            TickOutcome::Elsewhere | TickOutcome::Skipped | TickOutcome::Paused | TickOutcome::Removed => {
-                None
-            }
+            TickOutcome::Elsewhere
+            | TickOutcome::Skipped
+            | TickOutcome::Paused
+            | TickOutcome::Cancelled
+            | TickOutcome::Removed => None,
         }
     }
 

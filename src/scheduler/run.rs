@@ -7,17 +7,25 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-use tokio::time::{Instant as Since, sleep};
+use tokio::time::{Instant as Since, sleep, timeout};
+use tokio_util::task::AbortOnDropHandle;
+use tracing::Instrument;
 
 use crate::driver::jobs::{NodeJobs, RunEnd};
 use crate::driver::waiter::lock;
 use crate::observe::{self, FailedTry, Ran};
 use crate::primitives::guard::Guard;
-use crate::protocol::message::{RunEnding, RunOutcome, RunResult, TickTime, start_of};
+use crate::protocol::message::{RunEnding, RunOutcome, RunResult, TickTime, WantedRun, start_of};
+use crate::scheduler::job_status::trigger_of;
+use crate::scheduler::on_end::EndedRun;
 use crate::scheduler::policy::{Ended, JobOutput, Run, TickOutcome};
+use crate::scheduler::schedule::time;
 use crate::scheduler::tick::Tick;
 use crate::scheduler::tick_runner::{OngoingPoll, TickAttempt, TickRunner};
 use crate::scheduler::work::Work;
+
+/// How long the function for the ends of runs may take.
+const MAX_END_TIME: Duration = Duration::from_secs(10);
 
 /// A run that a drain can cancel. Dropping it removes the run from the node's list.
 struct RunEntry<'a>(&'a NodeJobs, u64);
@@ -27,6 +35,9 @@ impl Drop for RunEntry<'_> {
         lock(&self.0.running).remove(&self.1);
     }
 }
+
+/// A job panicked.
+struct Panicked;
 
 /// The end of the last try of a run.
 struct TryEnd {
@@ -58,23 +69,24 @@ impl TryEnd {
 }
 
 impl TickRunner {
-    /// Runs a tick whose lease this node has. Returns `None` if the lease was lost: this node then stands by for the
-    /// next winner.
+    /// Runs a tick whose lease this node has.
+    ///
+    /// # Errors
+    /// Returns what ran if the lease was lost: this node then stands by for the next winner.
     pub(super) async fn run(
         &self,
         guard: Guard,
         mark: TickTime,
-        tick_attempt: TickAttempt,
+        tick_attempt: &TickAttempt,
         work: &impl Work,
-    ) -> Option<Run> {
-        let (began, fence) = (Since::now(), guard.fence().get());
+    ) -> Result<Run, Ran> {
+        let (began, fence) = (Since::now(), guard.fence());
         let holding = guard.held().holding();
         let attempt = holding.map_or(0, |holding| holding.attempt);
         let ended = if attempt > self.settings.attempts {
             observe::tick_given_up(self.label(), &self.name, mark, self.settings.attempts);
             TryEnd::of(TickOutcome::GivenUp)
-        } else if (attempt == 1 || self.settings.runs_all()) && self.is_too_old(mark, tick_attempt.due_since)
-        {
+        } else if tick_attempt.is_abandoned || self.is_granted_late(mark, attempt, tick_attempt) {
             // The tick was granted too late, or its nodes were gone for too long. A tick that began in time runs to
             // its end.
             TryEnd::of(TickOutcome::Missed)
@@ -82,32 +94,79 @@ impl TickRunner {
             if let Some(overtaken) = holding.and_then(|holding| holding.overtook) {
                 observe::tick_overtaken(self.label(), &self.name, overtaken);
             }
+            let date = self.schedule.date(mark);
+            guard.note(format!("{} {date} attempt {attempt}", self.name));
+            let trigger = match mark.is_triggered() {
+                true => self.trigger_of_run(&guard, mark).await,
+                false => None,
+            };
             let tick = Tick {
                 lease: guard.lease(),
                 term: self.settings.lease,
                 mark,
                 attempt,
-                is_catch_up: tick_attempt.is_catch_up || self.was_kept_waiting(mark),
+                is_catch_up: !mark.is_triggered()
+                    && (tick_attempt.is_catch_up || self.was_kept_waiting(mark)),
+                trigger,
                 retry: 0,
                 saves: Arc::default(),
                 end: RunEnd::new(guard.lost_token()),
             };
             // After a loss, the next node with the lease runs the tick, whatever happened here.
-            self.run_and_retry(&guard, tick, work).await?
+            let _running = self.gauges.running();
+            let ended = self.run_and_retry(&guard, tick, work).await;
+            ended.ok_or_else(|| Ran {
+                attempt,
+                fence,
+                took: began.elapsed(),
+            })?
         };
         let (outcome, took) = (ended.outcome, began.elapsed());
-        self.finish(guard, mark, ended, took).await;
-        let ran = Some(Ran { attempt, fence, took });
-        Some(Run { outcome, ran })
+        let ran = Ran { attempt, fence, took };
+        let ending = outcome.of_run().map(|of_run| ended.ending(of_run, took));
+        if self.finish(guard, mark, outcome, ending.clone()).await {
+            if outcome == TickOutcome::Done {
+                self.gauges.note_success(mark, &self.schedule);
+            }
+            if let Some(ending) = ending {
+                self.tell_end(mark, ran, ending);
+            }
+        }
+        let ran = Some(ran);
+        Ok(Run { outcome, ran })
+    }
+
+    /// Returns who triggered the tick that is granted now. It may have been cancelled and triggered again since the latest look.
+    async fn trigger_of_run(&self, guard: &Guard, mark: TickTime) -> Option<Arc<WantedRun>> {
+        let _ = guard.run(self.fetch_report()).await;
+        let wanted = lock(&self.wanted).clone();
+        let trigger = wanted.filter(|wanted| wanted.tick == mark);
+        *lock(&self.begun_trigger) = trigger.as_ref().map(trigger_of);
+        trigger
+    }
+
+    /// Returns whether a tick is granted too late to begin. A triggered tick is never too old, nor is one that waited for it.
+    fn is_granted_late(&self, mark: TickTime, attempt: u32, tick_attempt: &TickAttempt) -> bool {
+        let is_judged = attempt == 1 || self.settings.runs_all();
+        let is_exempt = mark.is_triggered() || tick_attempt.was_claimed_in_time;
+        is_judged && !is_exempt && self.is_too_old(mark, tick_attempt.due_since)
     }
 
     /// Tells the store how the run ended, and so that the tick is over. If the node drains, releases the tick for another node.
-    async fn finish(&self, guard: Guard, mark: TickTime, ended: TryEnd, took: Duration) {
-        let (lease, outcome) = (guard.lease(), ended.outcome);
-        let ended = match outcome.of_run() {
-            Some(of_run) => guard.finish(ended.ending(of_run, took)).await,
+    /// Returns whether the store was told.
+    async fn finish(
+        &self,
+        guard: Guard,
+        mark: TickTime,
+        outcome: TickOutcome,
+        ending: Option<RunEnding>,
+    ) -> bool {
+        let lease = guard.lease();
+        let ended = match ending {
+            Some(ending) => guard.finish(ending).await,
             None => guard.release().await,
         };
+        let is_told = ended.is_ok();
         match ended {
             Ok(()) if outcome == TickOutcome::Drained => {}
             // A task that the job left behind may have its own guard. The store is told when that guard ends.
@@ -116,6 +175,41 @@ impl TickRunner {
             // The job ran, but the store may not know it, and may have it run again.
             Err(error) => observe::tick_untold(self.label(), &self.name, mark, &error),
         }
+        is_told
+    }
+
+    /// Calls the function for the ends of runs, on a task of its own. A drain waits for it.
+    pub(super) fn tell_end(&self, mark: TickTime, ran: Ran, ending: RunEnding) {
+        let Some(on_end) = self.settings.on_end.clone() else {
+            return;
+        };
+        let RunResult { outcome, retries, .. } = ending.result;
+        let end = EndedRun {
+            job: self.name.clone(),
+            tick: time(mark),
+            is_triggered: mark.is_triggered(),
+            attempt: ran.attempt,
+            outcome,
+            text: ending.text,
+            retries,
+            took: ran.took,
+            fence: ran.fence,
+        };
+        let (node, name) = (self.handle.node().clone(), self.name.clone());
+        let token = self.jobs.ends.token();
+        let called = tokio::spawn(self.clock().task(on_end.call(end)));
+        let waited = async move {
+            let why = match timeout(MAX_END_TIME, AbortOnDropHandle::new(called)).await {
+                Ok(Ok(())) => None,
+                Ok(Err(_)) => Some("panicked"),
+                Err(_) => Some("took longer than 10 s, and was dropped"),
+            };
+            if let Some(why) = why {
+                observe::on_end_failed(node.events.label(), &name, mark, why);
+            }
+            drop(token);
+        };
+        tokio::spawn(self.clock().task(waited));
     }
 
     /// Runs the job until it succeeds or its retries are used up. Returns `None` if the lease was lost.
@@ -168,10 +262,17 @@ impl TickRunner {
             // The tick was won while the drain began.
             end.drain();
         }
+        let span = observe::tick_span(&self.name, (mark, tick.attempt, tick.retry), fence);
         observe::tick_starts(self.label(), &self.name, mark, tick.attempt);
         // The job is called inside the future. So a panic before its first `await` is caught, and so is a panic while
         // its error is formatted.
-        let mut job = Box::pin(async { work(tick).await.failure() });
+        // The panic of a job does not unwind through its span: a subscriber that panics, too, would abort the process.
+        let mut work = Box::pin(async { work(tick).await.failure() });
+        let caught = poll_fn(move |cx| {
+            let polled = catch_unwind(AssertUnwindSafe(|| work.as_mut().poll(cx)));
+            polled.map_or(Poll::Ready(Err(Panicked)), |polled| polled.map(Ok))
+        });
+        let mut job = Box::pin(caught.instrument(span));
         let ended = self.run_to_end((guard, mark), &end, job.as_mut()).await;
         let dropped = catch_unwind(AssertUnwindSafe(|| drop(job)));
         // The job's future is gone now. Only now may another holder begin.
@@ -220,7 +321,7 @@ impl TickRunner {
         &self,
         (guard, mark): (&Guard, TickTime),
         end: &RunEnd,
-        mut job: Pin<&mut impl Future<Output = Option<String>>>,
+        mut job: Pin<&mut impl Future<Output = Result<Option<String>, Panicked>>>,
     ) -> Ended {
         let fence = guard.fence().get();
         let mut is_over = false;
@@ -237,7 +338,8 @@ impl TickRunner {
             lock(&self.ongoing_polls).insert(fence, step);
             let polled = catch_unwind(AssertUnwindSafe(|| job.as_mut().poll(cx)));
             lock(&self.ongoing_polls).remove(&fence);
-            let polled = polled.map_or(Poll::Ready(Ended::Panicked), |polled| polled.map(Ended::Itself));
+            let ended = |ended: Result<_, _>| ended.map_or(Ended::Panicked, Ended::Itself);
+            let polled = polled.map_or(Poll::Ready(Ended::Panicked), |polled| polled.map(ended));
             is_over = polled.is_ready();
             polled
         }));

@@ -3,7 +3,7 @@
 use std::hash::Hasher;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use chrono::{DateTime, Utc};
+use chrono::{DateTime, SecondsFormat, Utc};
 use chrono_tz::Tz;
 use croner::Cron;
 use croner::errors::CronError;
@@ -133,6 +133,19 @@ impl Schedule {
         }
     }
 
+    /// Returns the nominal time of a tick in the zone of the schedule, by RFC 3339.
+    pub(crate) fn date(&self, tick: TickTime) -> String {
+        let zone = match &self.rule {
+            Recurrence::Cron(_, zone) => *zone,
+            Recurrence::Every(_) => Tz::UTC,
+        };
+        let date = to_date(time(tick)).map(|date| date.with_timezone(&zone));
+        date.map_or_else(
+            |error| error,
+            |date| date.to_rfc3339_opts(SecondsFormat::Secs, true),
+        )
+    }
+
     /// Returns a hash that is the same on every node with the same service and schedule. It is never 0, because 0
     /// means unknown.
     pub(crate) fn fingerprint(&self, service: &str) -> u64 {
@@ -146,7 +159,7 @@ impl Schedule {
 
 /// Returns the nominal time of a tick.
 pub(crate) fn time(tick: TickTime) -> SystemTime {
-    UNIX_EPOCH + Duration::from_millis(tick.0)
+    UNIX_EPOCH + Duration::from_millis(tick.nominal_ms())
 }
 
 /// Returns how long before `now` a tick came, or zero if it will come later.

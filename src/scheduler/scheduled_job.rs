@@ -89,8 +89,10 @@ impl<F> ScheduledJob<F> {
         if report.paused.is_some() {
             return None;
         }
-        let open = report.open.filter(|open| !self.runner.is_in_progress(*open));
-        let open = open.map(|open| (open, false));
+        let open = self
+            .runner
+            .open_tick(report)
+            .filter(|(_, is_too_old)| !is_too_old);
         let missed = self.missed(report).map(|missed| (missed, true));
         // If all ticks run one after the other, the newest one leads to all earlier ones.
         if self.runner.settings.runs_all() {
@@ -191,11 +193,42 @@ impl<F: Work> ScheduledJob<F> {
         }
     }
 
+    /// Pursues a tick that no scheduler fires: a triggered one, or one that is only ended.
+    fn spawn_unscheduled(self: Arc<Self>, mark: TickTime, is_abandoned: bool) {
+        let clock = self.runner.clock();
+        tokio::spawn(clock.task(async move {
+            let attempt = TickAttempt {
+                is_abandoned,
+                ..TickAttempt::new(WhenBehind::Queue, false)
+            };
+            // The claim names no earlier tick, so none is due before it.
+            let _ = self.runner.run_if_won(mark, attempt, &self.work).await;
+        }));
+    }
+
     fn spawn_tick(self: Arc<Self>, mark: TickTime, is_catch_up: bool) {
         let clock = self.runner.clock();
         tokio::spawn(clock.task(async move {
             self.handle_tick(mark, is_catch_up).await;
         }));
+    }
+
+    /// Pursues what a look showed: the run that operators want, and a tick that no node has finished.
+    fn follow(self: &Arc<Self>, report: &JobReport) {
+        if let Some((wanted, has_ended)) = self.runner.new_wanted_tick(report) {
+            if has_ended {
+                observe::store_went_back(self.runner.label(), &self.runner.name, wanted);
+            }
+            self.clone().spawn_unscheduled(wanted, has_ended);
+        }
+        // A triggered run waits for the end of that tick, which no node runs any more.
+        let is_awaited = report.wanted.is_some() && report.paused.is_none();
+        if let Some((abandoned, true)) = self.runner.open_tick(report).filter(|_| is_awaited) {
+            self.clone().spawn_unscheduled(abandoned, true);
+        }
+        if let Some((mark, is_catch_up)) = self.unfinished_tick(report) {
+            self.clone().spawn_tick(mark, is_catch_up);
+        }
     }
 
     /// Asks the store for unfinished ticks. Ends with the job's closure: this task keeps nothing of the job while it
@@ -205,8 +238,15 @@ impl<F: Work> ScheduledJob<F> {
         let Some(mut news) = this.upgrade().map(|job| job.runner.clock().news()) else {
             return;
         };
+        let Some(acted) = this.upgrade().map(|job| job.runner.news.clone()) else {
+            return;
+        };
         loop {
-            sleep(pause).await;
+            // An operator may act at any time. A node that does not hear of it looks when its time comes.
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = acted.notified() => {}
+            }
             news.mark_seen();
             let Some(job) = this.upgrade() else { return };
             if job.engine_has_ended() != Some(true) {
@@ -215,8 +255,8 @@ impl<F: Work> ScheduledJob<F> {
                     _ = job.runner.ended() => return,
                     found = job.runner.fetch_report() => found,
                 };
-                if let Some((mark, is_catch_up)) = found.and_then(|report| job.unfinished_tick(&report)) {
-                    job.clone().spawn_tick(mark, is_catch_up);
+                if let Some(report) = found {
+                    job.follow(&report);
                 }
             }
             drop(job);

@@ -15,6 +15,7 @@ use crate::protocol::primitive::Primitive;
 use crate::scheduler::engine;
 use crate::scheduler::error::JobError;
 use crate::scheduler::explain::explain_rare_job;
+use crate::scheduler::on_end::{EndedRun, OnEnd};
 use crate::scheduler::policy::{DEFAULT_LEASE, JobOutput, JobSettings, Misfire, Overlap, Retry};
 use crate::scheduler::schedule::Schedule;
 use crate::scheduler::tick::Tick;
@@ -112,6 +113,20 @@ impl LeasedJob {
     /// gone. The default is one day. If it is shorter, more ticks stay unfinished; with zero, all of them do.
     pub fn finish_within(mut self, age: Duration) -> Self {
         self.settings.finish_within = age;
+        self
+    }
+
+    /// Sets a function that is called when a run has ended on this node and the store was told, also if the tick was handed over,
+    /// given up or missed, or if an operator cancelled it. It is not called for a run that was lost, nor for one whose end the
+    /// store was not told. The function delays no tick. It is dropped after 10 s, and a panic is reported by an event.
+    /// [`drain`](Locks::drain) waits for it within its timeout.
+    ///
+    /// A job that no node runs has no end. The alarm for a run that did not happen is outside: `tenure jobs check`.
+    pub fn on_end<F>(mut self, call: impl Fn(EndedRun) -> F + Send + Sync + 'static) -> Self
+    where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        self.settings.on_end = Some(OnEnd::new(call));
         self
     }
 

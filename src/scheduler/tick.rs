@@ -13,7 +13,8 @@ use crate::error::{Error, LostCause, OptionsError};
 use crate::key::Key;
 use crate::primitives::guard::Lease;
 use crate::primitives::tick::ask_about_run;
-use crate::protocol::message::{Call, ClaimId, Fence, JobReport, Payload, TickTime};
+use crate::protocol::message::{Call, ClaimId, Fence, JobReport, Payload, TickTime, WantedRun};
+use crate::scheduler::jobs::ActEntry;
 use crate::scheduler::schedule::time;
 
 /// The maximum size of a checkpoint, in bytes.
@@ -49,6 +50,8 @@ pub struct Tick {
     pub(super) mark: TickTime,
     pub(super) attempt: u32,
     pub(super) is_catch_up: bool,
+    /// The run that an operator wants, if the tick was triggered.
+    pub(super) trigger: Option<Arc<WantedRun>>,
     /// How often the work failed before, within this run.
     pub(super) retry: u32,
     /// The number of checkpoints that all tries of the run have made.
@@ -64,14 +67,15 @@ impl Tick {
     }
 
     /// Returns the nominal fire time, by the job's own expression. It is the same on every node, however late the job
-    /// fired. Use it in place of "now" for all data of the run.
+    /// fired. Use it in place of "now" for all data of the run. Of a [triggered](Self::triggered) run it is the second of the
+    /// trigger, or the time for which the operator triggered it.
     pub fn nominal(&self) -> SystemTime {
         time(self.mark)
     }
 
     /// Returns the nominal fire time in seconds since the Unix epoch.
     pub fn nominal_unix(&self) -> u64 {
-        self.mark.0 / 1000
+        self.mark.nominal_ms() / 1000
     }
 
     /// Returns the nominal fire time as a type of chrono.
@@ -83,7 +87,7 @@ impl Tick {
     /// Returns the nominal fire time as a type of jiff.
     #[cfg(feature = "jiff")]
     pub fn nominal_jiff(&self) -> jiff::Timestamp {
-        let ms = i64::try_from(self.mark.0).unwrap_or(i64::MAX);
+        let ms = i64::try_from(self.mark.nominal_ms()).unwrap_or(i64::MAX);
         jiff::Timestamp::from_millisecond(ms).unwrap_or(jiff::Timestamp::MAX)
     }
 
@@ -109,6 +113,11 @@ impl Tick {
     /// the job.
     pub fn is_catch_up(&self) -> bool {
         self.is_catch_up
+    }
+
+    /// Returns who triggered the run, why and when, if an operator did.
+    pub fn triggered(&self) -> Option<ActEntry> {
+        self.trigger.as_ref().map(|wanted| ActEntry::new(&wanted.act))
     }
 
     /// Checks that this run is still the only one, as far as this process knows without a query. The lease must not

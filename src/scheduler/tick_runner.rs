@@ -20,6 +20,7 @@
 //!    `store/redis/lua/job.lua`.
 //! 7. The winner runs the job, with as many attempts as the policy allows (`scheduler/run.rs` `run`, `try_once`,
 //!    `primitives/guard.rs` `run`). The other nodes wait in the queue, as standbys.
+//!    Operators see job, date and attempt as the note of the lease (`primitives/guard.rs` `note`).
 //! 8. The winner tells the store that the tick has ended. After that, no node runs the tick again (`scheduler/run.rs`
 //!    `finish`, `protocol/ledger/ticks.rs` `finish`).
 //! 9. A run can leave a checkpoint for the next run of its tick (`scheduler/tick.rs` `checkpoint`, `primitives/tick.rs`
@@ -44,7 +45,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime};
 
-use tokio::sync::{Mutex as AsyncMutex, watch};
+use tokio::sync::{Mutex as AsyncMutex, Notify, watch};
 use tokio::time::{Instant as Since, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -52,12 +53,14 @@ use crate::driver::clock::Clock;
 use crate::driver::handle::Handle;
 use crate::driver::jobs::NodeJobs;
 use crate::driver::waiter::lock;
-use crate::error::Error;
+use crate::error::{Error, LostCause};
 use crate::key::Key;
-use crate::observe::{self, Label};
+use crate::observe::{self, Label, Ran};
+use crate::primitives::guard::Guard;
 use crate::primitives::tick::acquire_tick;
-use crate::protocol::message::{TickRefusal, TickTime, WhenBehind};
+use crate::protocol::message::{RunOutcome, TickRefusal, TickTime, WantedRun, WhenBehind};
 use crate::protocol::time::Instant;
+use crate::scheduler::gauges::JobGauges;
 use crate::scheduler::policy::{JobSettings, Run, TickOutcome};
 use crate::scheduler::registration::JobRegistration;
 use crate::scheduler::schedule::Schedule;
@@ -88,6 +91,7 @@ pub(crate) struct TickRunner {
     /// Cancelled when the scheduler removes the job.
     pub(super) removed: CancellationToken,
     pub(super) schedule: Schedule,
+    pub(super) gauges: Arc<JobGauges>,
     /// Locked while this node runs all ticks one after the other.
     pub(super) run_all_lock: AsyncMutex<()>,
     /// The number of skipped ticks in a row.
@@ -111,10 +115,19 @@ pub(crate) struct TickRunner {
     pub(super) reported_pause: AtomicU64,
     /// Locked by the task that asks the store about unresolved ticks.
     pub(super) audit_lock: AsyncMutex<()>,
+    /// Notified when an operator acted on the job.
+    pub(super) news: Arc<Notify>,
+    /// The run that operators want, as the latest look showed it.
+    pub(super) wanted: Mutex<Option<Arc<WantedRun>>>,
+    /// The latest wanted run that a look showed no more, by its tick and the time of its trigger. A store that came back with an
+    /// older copy of its data may show it again.
+    pub(super) ended_wanted_run: Mutex<Option<(TickTime, u64)>>,
+    /// The trigger of the latest triggered run here, in the same way.
+    pub(super) begun_trigger: Mutex<Option<(TickTime, u64)>>,
 }
 
 /// How a tick is attempted.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct TickAttempt {
     pub(crate) when_behind: WhenBehind,
     /// Whether the tick could not begin when it was due.
@@ -122,6 +135,12 @@ pub(crate) struct TickAttempt {
     /// Since when the tick has been due here, if this node saw it come. It decides the tick's age until the store's
     /// clock is known.
     pub(crate) due_since: Option<Since>,
+    /// Whether the tick was claimed in time, and may have waited for a triggered run since.
+    pub(crate) was_claimed_in_time: bool,
+    /// Whether the tick is too old to be run. It is only ended, because a triggered run waits for that.
+    pub(crate) is_abandoned: bool,
+    /// The latest run here, if its lease was revoked and the store has not told yet whether an operator cancelled it.
+    pub(crate) revoked: Option<Ran>,
 }
 
 impl TickAttempt {
@@ -130,6 +149,9 @@ impl TickAttempt {
             when_behind,
             is_catch_up,
             due_since: (!is_catch_up).then(Since::now),
+            was_claimed_in_time: false,
+            is_abandoned: false,
+            revoked: None,
         }
     }
 }
@@ -170,7 +192,9 @@ impl TickRunner {
     ) -> Option<(TickRunner, JobRegistration)> {
         let jobs = handle.jobs().clone();
         let registration = JobRegistration::new(jobs.clone(), name.clone())?;
+        let gauges = JobGauges::begin(&handle.node().events, &name);
         let runner = TickRunner {
+            news: handle.node().job_news.subscribe(&name),
             handle,
             name,
             settings,
@@ -179,6 +203,7 @@ impl TickRunner {
             in_progress: watch::Sender::default(),
             removed: registration.removal_token(),
             schedule,
+            gauges: Arc::new(gauges),
             run_all_lock: AsyncMutex::default(),
             consecutive_skips: AtomicU32::new(0),
             store_clock: Mutex::default(),
@@ -190,6 +215,9 @@ impl TickRunner {
             paused: Mutex::default(),
             reported_pause: AtomicU64::new(u64::MAX),
             audit_lock: AsyncMutex::default(),
+            wanted: Mutex::default(),
+            ended_wanted_run: Mutex::default(),
+            begun_trigger: Mutex::default(),
         };
         runner.handle.node().note_jobs();
         Some((runner, registration))
@@ -290,6 +318,9 @@ impl TickRunner {
                 outcome
             }
         };
+        if mark.is_triggered() {
+            return Ok(outcome);
+        }
         if outcome != TickOutcome::Paused {
             lock(&self.paused).retain(|later| *later > mark);
         }
@@ -303,15 +334,19 @@ impl TickRunner {
         mut attempt: TickAttempt,
         work: &impl Work,
     ) -> Result<Run, EarlierTickDue> {
-        self.note_newest(mark);
+        let is_triggered = mark.is_triggered();
+        if !is_triggered {
+            self.note_newest(mark);
+        }
         let mut newest = self.newest.subscribe();
         let mut pause = MIN_RETRY_PAUSE;
-        let (runs_all, mut is_first) = (self.settings.runs_all(), true);
+        // No tick passes over a triggered one either.
+        let (keeps_order, mut is_first) = (is_triggered || self.settings.runs_all(), true);
         loop {
             // The scheduler may fire one tick repeatedly, every 500 ms if its own storage cannot be written. One
             // attempt of this node is enough.
             let Some(in_progress) = self.begin(mark) else {
-                if !runs_all {
+                if is_triggered || !self.settings.runs_all() {
                     return Ok(Run::not_here(TickOutcome::Elsewhere));
                 }
                 // The next tick is not granted before this one has ended, and repeated claims do not end it.
@@ -321,20 +356,21 @@ impl TickRunner {
                 }
             };
             // If no tick may be passed over, a run must tell the store that the old tick is over.
-            if !runs_all && is_first && self.is_too_old(mark, attempt.due_since) {
+            if !keeps_order && is_first && self.is_too_old(mark, attempt.due_since) {
                 return Ok(Run::not_here(TickOutcome::Missed));
             }
-            let claim = (mark, attempt.when_behind);
-            let entering = acquire_tick(&self.handle, &self.name, self.settings.lease, claim);
-            let entered = match self.unless_ended(entering).await {
+            if let Some(cancelled) = self.ask_if_cancelled(mark, &mut attempt).await {
+                return Ok(cancelled);
+            }
+            let entered = match self.claim(mark, &mut attempt).await {
                 Ok(entered) => entered,
                 Err(why) => return Ok(Run::not_here(why)),
             };
             // If this node's clock is ahead by several ticks, later ticks may fire meanwhile. They are early as well,
             // and no reason to give up this one.
-            let is_kept = runs_all || matches!(entered, Ok(Err(TickRefusal::Early(_))));
+            let is_kept = keeps_order || matches!(entered, Ok(Err(TickRefusal::Early(_))));
             let wait = match entered {
-                Ok(Ok(guard)) => match self.run(guard, mark, attempt, work).await {
+                Ok(Ok(guard)) => match self.run_or_lose(guard, mark, &mut attempt, work).await {
                     None => None,
                     Some(run) => return Ok(run),
                 },
@@ -344,7 +380,7 @@ impl TickRunner {
                     ControlFlow::Continue(wait) => Some(wait),
                     ControlFlow::Break(run) => return Ok(run),
                 },
-                Err(error) => match self.outcome_of_error(mark, attempt, &error) {
+                Err(error) => match self.outcome_of_error(mark, &attempt, &error) {
                     Some(outcome) => return Ok(Run::not_here(outcome)),
                     None => Some(self.note_outage(&mut attempt, &mut pause, &error)),
                 },
@@ -363,6 +399,63 @@ impl TickRunner {
                 () = sleep(wait) => {}
             }
         }
+    }
+
+    /// Claims a tick.
+    ///
+    /// # Errors
+    /// The reason if this node stops claiming ticks before the answer.
+    async fn claim(
+        &self,
+        mark: TickTime,
+        attempt: &mut TickAttempt,
+    ) -> Result<Result<Result<Guard, TickRefusal>, Error>, TickOutcome> {
+        let waits = lock(&self.wanted).is_some();
+        attempt.was_claimed_in_time |= waits && !self.is_too_old(mark, attempt.due_since);
+        let claim = (mark, attempt.when_behind);
+        let entering = acquire_tick(&self.handle, &self.name, self.settings.lease, claim);
+        self.unless_ended(entering).await
+    }
+
+    /// Runs a tick whose lease this node has. Returns `None` if the lease was lost: this node then stands by, unless an operator
+    /// cancelled the tick.
+    async fn run_or_lose(
+        &self,
+        guard: Guard,
+        mark: TickTime,
+        attempt: &mut TickAttempt,
+        work: &impl Work,
+    ) -> Option<Run> {
+        let lease = guard.lease();
+        let result = self.run(guard, mark, attempt, work).await;
+        let ran = match &result {
+            Err(ran) => Some(*ran),
+            // A drain may end a run whose lease is gone.
+            Ok(run) => run.ran.filter(|_| run.outcome == TickOutcome::Drained),
+        };
+        attempt.revoked = ran.filter(|_| lease.held.over() == Some(LostCause::Revoked));
+        match self.ask_if_cancelled(mark, attempt).await {
+            Some(cancelled) => Some(cancelled),
+            None => result.ok(),
+        }
+    }
+
+    /// Asks whether the latest run here was cancelled, if its lease was revoked and the store has not answered that yet.
+    async fn ask_if_cancelled(&self, mark: TickTime, attempt: &mut TickAttempt) -> Option<Run> {
+        let ran = attempt.revoked?;
+        let is_cancelled = self.was_cancelled(ran.fence).await?;
+        attempt.revoked = None;
+        if !is_cancelled {
+            return None;
+        }
+        self.note_over(mark);
+        self.tell_end(mark, ran, RunOutcome::Cancelled.into());
+        // The tick may have been triggered again meanwhile.
+        self.news.notify_one();
+        Some(Run {
+            outcome: TickOutcome::Cancelled,
+            ran: Some(ran),
+        })
     }
 
     /// Handles the store's refusal of a tick. Returns how long to wait before the next claim, or the outcome.
@@ -427,7 +520,7 @@ impl TickRunner {
     }
 
     /// Handles an error that does not decide the tick. Returns the outcome, or `None` if the store is asked again.
-    fn outcome_of_error(&self, mark: TickTime, attempt: TickAttempt, error: &Error) -> Option<TickOutcome> {
+    fn outcome_of_error(&self, mark: TickTime, attempt: &TickAttempt, error: &Error) -> Option<TickOutcome> {
         match error {
             // A foreign record, for example after a reset while the job ran.
             Error::Busy { .. } if matches!(attempt.when_behind, WhenBehind::After(_)) => None,
@@ -477,129 +570,4 @@ pub(super) fn remember(ticks: &Mutex<BTreeSet<TickTime>>, tick: TickTime, at_mos
 }
 
 #[cfg(test)]
-mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::task::Poll;
-    use std::time::{SystemTime, UNIX_EPOCH};
-
-    use super::*;
-    use crate::locks::Locks;
-    use crate::scheduler::tick::Tick;
-    use crate::store::memory::MemoryStore;
-
-    const ATTEMPT: TickAttempt = TickAttempt {
-        when_behind: WhenBehind::Skip,
-        is_catch_up: false,
-        due_since: None,
-    };
-
-    fn schedule() -> Schedule {
-        Schedule::every(Duration::from_secs(1)).unwrap()
-    }
-
-    fn runner(locks: &Locks) -> (Arc<TickRunner>, JobRegistration) {
-        let (runner, registration) = TickRunner::new(
-            locks.handle().clone(),
-            "job".into(),
-            schedule(),
-            JobSettings::default(),
-        )
-        .unwrap();
-        (Arc::new(runner), registration)
-    }
-
-    #[allow(clippy::disallowed_methods)]
-    fn now() -> u64 {
-        SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
-    }
-
-    #[tokio::test]
-    async fn an_early_tick_waits_for_the_clock_of_the_store() {
-        let ((runner, _registration), runs) = (runner(&Locks::memory()), Arc::new(AtomicUsize::new(0)));
-        let mark = TickTime(now() + 400);
-        let of_work = runs.clone();
-        let work = move |tick: Tick| {
-            of_work.fetch_add(1, Ordering::SeqCst);
-            async move { assert!(now() >= tick.mark.0, "a tick does not run before its time") }
-        };
-        let run_if_won = async |mark| runner.run_if_won(mark, ATTEMPT, &work).await.unwrap();
-        assert_eq!(run_if_won(mark).await, TickOutcome::Done);
-        assert_eq!(run_if_won(mark).await, TickOutcome::Elsewhere);
-        assert_eq!(run_if_won(TickTime(mark.0 - 1)).await, TickOutcome::Elsewhere);
-        assert_eq!(runs.load(Ordering::SeqCst), 1);
-    }
-
-    #[tokio::test]
-    async fn a_clock_that_is_many_ticks_ahead_misses_no_tick() {
-        let (runner, _registration) = runner(&Locks::memory());
-        let first = now() + 500;
-        let mut pursuits = Vec::new();
-        // Three ticks fire before the first one is due.
-        for n in 0..3 {
-            let runner = runner.clone();
-            pursuits.push(tokio::spawn(async move {
-                runner
-                    .run_if_won(TickTime(first + 1_000 * n), ATTEMPT, &|_| async {})
-                    .await
-                    .unwrap()
-            }));
-        }
-        for pursuit in pursuits {
-            assert_eq!(pursuit.await.unwrap(), TickOutcome::Done);
-        }
-    }
-
-    #[tokio::test]
-    async fn after_a_recovery_the_newest_tick_runs_and_none_was_skipped() {
-        let store = MemoryStore::new();
-        let locks = Locks::builder().memory_shared(&store).unwrap();
-        let (runner, _registration) = runner(&locks);
-        store.with_ledger(|ledger, now| ledger.begin_recovery(now, 500));
-        let ran: Arc<Mutex<Vec<TickTime>>> = Arc::default();
-        let of_work = ran.clone();
-        let work = move |tick: Tick| {
-            lock(&of_work).push(tick.mark);
-            async move { assert!(tick.is_catch_up) }
-        };
-        let newest = now();
-        let marks = [newest - 3_000, newest - 2_000, newest - 1_000, newest].map(TickTime);
-        let [a, b, c, d] = marks.map(|mark| runner.run_if_won(mark, ATTEMPT, &work));
-        let (a, b, c, d) = tokio::join!(a, b, c, d);
-        let outcomes = [a, b, c, d].map(Result::unwrap);
-        let missed = TickOutcome::Missed;
-        assert_eq!(outcomes, [missed, missed, missed, TickOutcome::Done]);
-        assert_eq!(*lock(&ran), [TickTime(newest)]);
-        assert_eq!(runner.consecutive_skips.load(Ordering::Relaxed), 0);
-    }
-
-    #[tokio::test]
-    async fn a_later_tick_waits_until_this_node_has_ended_the_earlier_one() {
-        let locks = Locks::memory();
-        let (runner, _registration) = runner(&locks);
-        let mark = TickTime(now());
-        let in_progress = runner.begin(mark).unwrap();
-        let mut waits = std::pin::pin!(runner.wait_before_earlier_tick(mark));
-        let is_pending = std::future::poll_fn(|cx| Poll::Ready(waits.as_mut().poll(cx).is_pending()));
-        assert!(is_pending.await);
-        drop(in_progress);
-        assert_eq!(waits.await, None);
-        let _pursued = runner.begin(mark);
-        let _ = locks.drain(Duration::ZERO).await;
-        assert_eq!(
-            runner.wait_before_earlier_tick(mark).await,
-            Some(TickOutcome::Drained)
-        );
-    }
-
-    #[tokio::test]
-    async fn a_drain_ends_an_early_wait() {
-        let locks = Locks::memory();
-        let (runner, _registration) = runner(&locks);
-        let far = TickTime(now() + 3_600_000);
-        let pursuit =
-            tokio::spawn(async move { runner.run_if_won(far, ATTEMPT, &|_| async {}).await.unwrap() });
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        assert!(locks.drain(Duration::from_secs(5)).await.is_ok());
-        assert_eq!(pursuit.await.unwrap(), TickOutcome::Drained);
-    }
-}
+mod tests;

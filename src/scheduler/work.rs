@@ -1,10 +1,11 @@
 //! The work of a job, in a task or on a thread that it blocks.
 
 use std::future::Future;
-use std::panic::resume_unwind;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use tokio::task::spawn_blocking;
+use tracing::Span;
 
 use crate::scheduler::policy::JobOutput;
 use crate::scheduler::tick::Tick;
@@ -60,13 +61,16 @@ where
                 return never_started();
             };
             let running = tick.lease.held.handle.jobs().threads.token();
+            // The thread works in the span of the tick, too.
+            let span = Span::current();
             let thread = spawn_blocking(move || {
                 // The thread counts until its guard is dropped.
                 let _running = running;
                 // This guard is dropped before the end of the thread is known. So the guard of the run is the last
                 // one.
                 let _guard = guard;
-                work(tick)
+                let worked = span.in_scope(|| catch_unwind(AssertUnwindSafe(|| work(tick))));
+                worked.unwrap_or_else(|panic| resume_unwind(panic))
             });
             match thread.await {
                 Ok(output) => output.failure().map_or(Ok(()), Err),

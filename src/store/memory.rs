@@ -219,7 +219,9 @@ impl Immediate for MemoryStore {
     }
 
     fn act(&self, name: &Name, action: &Action) -> Reply {
-        self.lock().parts[self.part].ledger.act(name, action, now_us())
+        let ledger = &mut self.lock().parts[self.part].ledger;
+        ledger.set_date(date_ms());
+        ledger.act(name, action, now_us())
     }
 
     fn time(&self) -> u64 {
@@ -312,8 +314,11 @@ impl Inspect for MemoryStore {
         &self,
         request: JobActRequest,
     ) -> BoxFuture<'static, Result<(JobActReply, u64), StoreError>> {
-        let date = date_ms();
-        let reply = self.lock().parts[self.part].ledger.act_on_job(&request, date);
+        let (date, mut pushes) = (date_ms(), Vec::new());
+        let mut server = self.lock();
+        let ledger = &mut server.parts[self.part].ledger;
+        let reply = ledger.act_on_job(&request, (now_us(), date), &mut pushes);
+        server.push(pushes);
         Box::pin(ready(Ok((reply, date * 1000))))
     }
 

@@ -4,11 +4,13 @@
 //! deadline. The ledger (`protocol/ledger/mod.rs`) defines the effect of each verb. Every store gives the ledger's replies.
 
 use std::fmt::Debug;
-use std::future::Future;
+use std::future::{Future, ready};
 use std::pin::Pin;
 use std::sync::Arc;
 
 use crate::error::StoreError;
+use crate::key::Key;
+use crate::protocol::finding::Finding;
 use crate::protocol::job_act::{JobActReply, JobActRequest};
 use crate::protocol::message::{Batch, BatchReply, Failure, GrantNumber, InboxEvent, Name, NodeId, Reply};
 use crate::protocol::primitive::Primitive;
@@ -178,6 +180,12 @@ pub trait Store: sealed::Sealed + Debug + Send + Sync + 'static {
         None
     }
 
+    /// Returns the same store for a trial of locks under keys that no other process has. Its connections compare no run, begin no
+    /// recovery and leave no contract. `None`: a trial shows nothing, because the store has no servers.
+    fn for_trial(&self) -> Option<Arc<dyn Store>> {
+        None
+    }
+
     /// Opens a new connection to a server, on the current runtime, and checks that the server can be trusted.
     ///
     /// There is no deadline. The future may be dropped at any time. `highest`: the highest grant number that the node has seen,
@@ -228,6 +236,25 @@ pub trait Inspect: Debug + Send + Sync + 'static {
     /// Returns the servers that recover, and for how many milliseconds. A server without an answer is left out, and so are those of a
     /// cluster, whose slots recover one by one.
     fn recovering(&self) -> BoxFuture<'static, Vec<(Arc<str>, u64)>>;
+
+    /// Checks each server by plain reads. A server without an answer is a finding.
+    ///
+    /// # Errors
+    /// Returns an error if no server answers.
+    fn check(&self) -> BoxFuture<'static, Result<Vec<Finding>, StoreError>> {
+        Box::pin(ready(Ok(Vec::new())))
+    }
+
+    /// Subscribes to a channel of a node that does not exist, and publishes to it at the server of `key`. Returns why pushes do not
+    /// arrive.
+    fn try_push(&self, _key: Key) -> BoxFuture<'static, Result<(), StoreError>> {
+        Box::pin(ready(Ok(())))
+    }
+
+    /// Removes all that the server keeps of a key, which no process uses any more. A quorum keeps nothing of such a key.
+    fn remove(&self, _key: Key) -> BoxFuture<'static, Result<(), StoreError>> {
+        Box::pin(ready(Ok(())))
+    }
 
     /// Executes a step of a steal, and returns the server's date in microseconds since 1970, too.
     fn steal(&self, steal: StealRequest) -> BoxFuture<'static, Result<(StealReply, u64), StoreError>>;

@@ -13,8 +13,8 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::job_act::{JobActReply, JobActRequest};
 use crate::protocol::ledger::Ledger;
 use crate::protocol::message::{
-    Batch, BatchReply, CallAnswer, Executed, Failure, GrantNumber, InboxEvent, Kind, Name, NodeId, Reply,
-    Verb,
+    Batch, BatchReply, CallAnswer, Executed, Failure, GrantNumber, InboxEvent, Kind, Name, NodeId, Push,
+    Reply, Verb,
 };
 use crate::protocol::session::step::Opened;
 use crate::protocol::steal::{AuditEntry, MAX_AUDIT, StealReply, StealRequest};
@@ -81,6 +81,16 @@ struct ServerState {
     /// How often the connections broke.
     life: u64,
     away: bool,
+}
+
+impl SimulatedServer {
+    fn push(&self, pushes: Vec<Push>) {
+        for push in pushes {
+            if let Some(inbox) = self.inboxes.get(&push.node()) {
+                let _ = inbox.send(InboxEvent::Pushed(push));
+            }
+        }
+    }
 }
 
 impl SimulatedStore {
@@ -172,11 +182,7 @@ impl SimulatedStore {
             server.ledger.set_date(date_ms);
         }
         let reply = server.ledger.apply(self.now_us(), batch, &mut pushes);
-        for push in pushes {
-            if let Some(inbox) = server.inboxes.get(&push.node()) {
-                let _ = inbox.send(InboxEvent::Pushed(push));
-            }
-        }
+        server.push(pushes);
         drop(server);
         let asks = |verb| matches!(verb, Verb::Call(_) | Verb::Renew { .. });
         let is_watched = matches!(batch.kind(), Some(Kind::Latch | Kind::Election));
@@ -335,8 +341,14 @@ impl Inspect for Reached {
         Box::pin(ready(Vec::new()))
     }
 
-    fn steal(&self, _: StealRequest) -> BoxFuture<'static, Result<(StealReply, u64), StoreError>> {
-        shows_jobs_only()
+    /// Only jobs are shown, so a steal can only ask for the lease of a tick.
+    fn steal(&self, steal: StealRequest) -> BoxFuture<'static, Result<(StealReply, u64), StoreError>> {
+        self.look(move |store, server| {
+            let mut pushes = Vec::new();
+            let reply = server.ledger.steal(store.now_us(), &steal, &mut pushes);
+            server.push(pushes);
+            (reply, 1_000 * store.date_ms(server))
+        })
     }
 
     fn act_on_job(
@@ -344,9 +356,16 @@ impl Inspect for Reached {
         request: JobActRequest,
     ) -> BoxFuture<'static, Result<(JobActReply, u64), StoreError>> {
         self.look(move |store, server| {
-            let date_ms = store.date_ms(server);
+            let (date_ms, mut pushes) = (store.date_ms(server), Vec::new());
+            let now = (store.now_us(), date_ms);
+            let reply = server.ledger.act_on_job(&request, now, &mut pushes);
+            // While nothing happens, replicas ask nothing. So each that lives is told, whenever it looked last.
+            pushes.retain(|push| matches!(push, Push::Revoked(..)));
+            let live = server.inboxes.keys();
+            pushes.extend(live.map(|node| Push::Changed(*node, request.name.clone())));
+            server.push(pushes);
             store.world.note_news();
-            (server.ledger.act_on_job(&request, date_ms), 1_000 * date_ms)
+            (reply, 1_000 * date_ms)
         })
     }
 
@@ -424,8 +443,10 @@ impl Link for Open {
 
     fn act(&self, name: Name, action: Action) -> BoxFuture<'static, Result<Reply, Failure>> {
         Box::pin(self.clone().reach(move |store| {
-            let now_us = store.now_us();
-            lock(&store.server).ledger.act(&name, &action, now_us)
+            let mut server = lock(&store.server);
+            let date_ms = store.date_ms(&server);
+            server.ledger.set_date(date_ms);
+            server.ledger.act(&name, &action, store.now_us())
         }))
     }
 

@@ -97,6 +97,10 @@ async fn futures_are_send_and_static() {
     let latch: Latch = locks.latch("a");
     assert!(sent(latch.try_set_count(1)).await.unwrap());
     sent(locks.ping()).await.unwrap();
+    // Memory has no servers.
+    let inspection = locks.inspect();
+    assert!(sent(inspection.check()).await.unwrap().is_empty());
+    assert!(sent(inspection.check_locks()).await.unwrap().is_empty());
     sent(locks.idle()).await;
     sent(locks.shutdown()).await;
     #[cfg(feature = "redis")]

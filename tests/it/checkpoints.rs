@@ -75,6 +75,9 @@ fn next_tick(store: &MemoryStore, name: &str) {
     store.with_ledger(|ledger, _| {
         let mut job: StoredJob = ledger.job(&name).cloned().unwrap();
         job.mark = Some(TickTime(1_000));
+        job.saved
+            .iter_mut()
+            .for_each(|saved| saved.tick = TickTime(1_000));
         ledger.set_job(&name, job);
     });
 }

@@ -85,3 +85,10 @@ pub fn ask(ledger: &mut Ledger, now_us: u64, request: Request) -> Reply {
     };
     ledger.apply(now_us, &batch, &mut Vec::new()).replies.remove(0)
 }
+
+/// Runs a test that has a process of its own.
+pub fn block_on(future: impl Future<Output = ()>) {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(2).enable_all().build().unwrap();
+    runtime.block_on(future);
+}

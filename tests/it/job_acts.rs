@@ -71,7 +71,7 @@ impl Stage {
             .pause(self.job, "ann", "INC-7")
             .await;
         assert!(
-            matches!(paused, Ok(JobActOutcome::Done { unwritten: None })),
+            matches!(paused, Ok(JobActOutcome::Done { unwritten: None, .. })),
             "{paused:?}"
         );
     }
@@ -80,7 +80,7 @@ impl Stage {
         let jobs = self.replicas[0].locks().jobs();
         let resumed = jobs.resume(self.job, catch_up, "ann", "mended").await;
         assert!(
-            matches!(resumed, Ok(JobActOutcome::Done { unwritten: None })),
+            matches!(resumed, Ok(JobActOutcome::Done { unwritten: None, .. })),
             "{resumed:?}"
         );
     }

@@ -616,7 +616,6 @@ fn only_consecutive_late_claims_are_counted() {
 fn a_call_that_is_dropped_unanswered_is_not_left() {
     let mut engine = a_job(true);
     let open = Call::Open {
-        within_ms: 1000,
         fingerprint: 0,
         over: None,
     };

@@ -28,7 +28,10 @@ mod guards;
 mod help;
 mod inspect;
 mod interop;
+#[cfg(feature = "scheduler")]
 mod job_acts;
+#[cfg(feature = "scheduler")]
+mod job_triggers;
 mod key_machine;
 mod latches;
 #[cfg(feature = "axum")]
@@ -74,9 +77,14 @@ mod machine;
 mod map;
 #[cfg(feature = "metrics")]
 mod metrics;
+#[cfg(all(feature = "metrics", feature = "scheduler"))]
+mod metrics_jobs;
+#[cfg(all(feature = "metrics", feature = "scheduler"))]
+mod metrics_scrape;
 mod multi;
 mod mutexes;
 mod nonce;
+mod notes;
 mod outages;
 mod pages;
 mod paused_clock;
@@ -84,6 +92,8 @@ mod paused_clock;
 mod policies;
 mod proxy;
 mod quorums;
+#[cfg(feature = "metrics")]
+mod recorders;
 mod recovery;
 mod refusals;
 mod renewals;
@@ -100,6 +110,7 @@ mod session;
 mod shutdown;
 #[cfg(feature = "scheduler")]
 mod simulations;
+mod spans;
 mod steals;
 mod subscribers;
 #[cfg(feature = "scheduler")]

@@ -62,12 +62,33 @@ async fn a_removed_job_is_forgotten_and_a_running_job_is_not() {
     soon(fire(id, scheduler.clone())).await;
     assert_eq!(log.count("start"), 1, "its tick is known to be over");
 
+    // A node that has the job would make a new record, and could run the tick again.
+    until_known(&nodes[1], 1).await;
+    let error = nodes[1].jobs().forget("no more").await.unwrap_err();
+    assert!(error.is_busy(), "{error}");
+    drop(fire);
+    until_known(&nodes[1], 0).await;
     assert!(nodes[1].jobs().forget("no more").await.unwrap());
     assert!(!nodes[1].jobs().forget("no more").await.unwrap());
     assert!(store.is_empty());
     // The store no longer knows that this tick was run.
+    let mut fire = nodes[0].job("no more", work).unwrap();
     soon(fire(id, scheduler.clone())).await;
     assert_eq!(log.count("start"), 2);
+}
+
+/// Waits until the store knows so many nodes that have the job.
+async fn until_known(locks: &tenure::Locks, count: usize) {
+    let known = async {
+        loop {
+            let job = locks.jobs().show("no more").await.unwrap().unwrap();
+            if job.nodes.len() == count {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    soon(known).await;
 }
 
 // The life of a job.

@@ -7,7 +7,7 @@ use tenure::inspect::{Entry, State};
 use tenure::{Error, Guard, Locks, Recovery};
 
 use crate::bad_input::{options, refused, tells};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, slot_of};
 use crate::deployment::query;
 use crate::help::{HOUR, ms, on_cluster, soon};
 use crate::server::RedisServer;
@@ -319,6 +319,25 @@ async fn a_master_that_stops_costs_only_its_own_leases() {
         soon(guard.lost()).await;
     }
     cluster.server(stopped).thaw();
+}
+
+/// The first master of the map is away. A new process that does not insist on all masters starts, as does the command.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_first_master_of_the_map_is_needed_by_its_own_keys_alone() {
+    let mut cluster = Cluster::start_with(3, 0, &["--cluster-require-full-coverage", "no"]);
+    let first = cluster.master_of_slot(0);
+    let urls = cluster.urls();
+    cluster.kill(first);
+    let seeds: Vec<_> = (0..3).filter(|at| *at != first).map(|at| &*urls[at]).collect();
+    let like = redis::Client::open(seeds[0]).unwrap();
+    let builder = crate::help::builder().lease(ms(4_000)).lazy();
+    let locks = soon(builder.cluster(&seeds, like)).await.unwrap();
+    let is_served = |key: &String| cluster.master_of_slot(slot_of(&format!("lock:{key}"))) != first;
+    let key = (0..).map(|n| format!("account:{n}")).find(is_served).unwrap();
+    // The first request finds out which server serves which slot.
+    assert!(soon(locks.jobs().show(&*key)).await.unwrap().is_none());
+    let guard = soon(locks.mutex(&*key).lock()).await.unwrap();
+    soon(guard.release()).await.unwrap();
 }
 
 /// Returns the URL of a port where nothing listens.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use tenure::error::{StoreErrorKind, StoreRefusal};
-use tenure::inspect::State;
+use tenure::inspect::{FindingLevel, State};
 use tenure::{Error, Locks};
 use tracing::Level;
 
@@ -17,6 +17,7 @@ use crate::support::inspect;
 
 mod costs;
 mod many_leases;
+mod notes;
 mod replies;
 
 async fn node(url: &str, name: &str) -> Locks {
@@ -301,11 +302,16 @@ fn is_bounded(words: &[String]) -> bool {
         "zrange" => words[2] == "0" && words[3] == "0",
         // Two words for each of 50 shares.
         "zmscore" => words.len() <= 2 + 100,
-        "getrange" => words[2] == "0" && ["512", "4095"].contains(&last()),
+        "getrange" => words[2] == "0" && ["512", "16383"].contains(&last()),
         "hmget" | "pubsub" => words.len() <= 102,
         "time" | "type" | "pttl" | "zcount" => words.len() <= 4,
         _ => false,
     }
+}
+
+/// Returns the words of a line of MONITOR.
+fn words(line: &str) -> Vec<String> {
+    line.split('"').skip(1).step_by(2).map(str::to_owned).collect()
 }
 
 /// A connection that prints every command.
@@ -322,15 +328,22 @@ fn monitor(mut connection: redis::Connection) -> Monitor {
 impl Monitor {
     /// Returns the words of each command up to the first that contains a text.
     fn until(&mut self, last: &str) -> Vec<Vec<String>> {
-        let mut lines = Vec::new();
-        loop {
-            let line: String = redis::from_redis_value(self.0.recv_response().unwrap()).unwrap();
-            let words = line.split('"').skip(1).step_by(2).map(str::to_owned).collect();
-            lines.push(words);
-            if line.contains(last) {
-                return lines;
-            }
+        self.lines_until(last).iter().map(|line| words(line)).collect()
+    }
+
+    /// Returns the words of each command up to the first that contains a text, without the commands of scripts.
+    fn sent_until(&mut self, last: &str) -> Vec<Vec<String>> {
+        let mut lines = self.lines_until(last);
+        lines.retain(|line| !line.contains(" lua] "));
+        lines.iter().map(|line| words(line)).collect()
+    }
+
+    fn lines_until(&mut self, last: &str) -> Vec<String> {
+        let mut lines = Vec::<String>::new();
+        while lines.last().is_none_or(|line| !line.contains(last)) {
+            lines.push(redis::from_redis_value(self.0.recv_response().unwrap()).unwrap());
         }
+        lines
     }
 }
 
@@ -378,6 +391,12 @@ async fn the_documented_user_looks_and_changes_nothing() {
     inspect::until_told(&looks, "a").await;
     assert_eq!(inspect::list(&looks, "").await.len(), 4);
     assert_eq!(soon(looks.inspect().nodes()).await.unwrap().len(), 2);
+    let findings = soon(looks.inspect().check()).await.unwrap();
+    let found = findings
+        .iter()
+        .filter(|finding| finding.level != FindingLevel::Ok);
+    let found: Vec<_> = found.map(|finding| finding.check).collect();
+    assert_eq!((findings.len(), found), (9, vec!["persistence"]), "{findings:?}");
     let error = soon(looks.mutex("b").lock()).await.map(drop).unwrap_err();
     let is_refusal = |error: &Error| match error {
         Error::Store { source, .. } | Error::Connect { source, .. } => {

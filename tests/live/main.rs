@@ -40,6 +40,8 @@ mod help;
 mod idle;
 mod inspect;
 mod interop;
+#[cfg(feature = "scheduler")]
+mod job_acts;
 mod latches;
 mod leaders;
 mod leading;
@@ -98,6 +100,7 @@ mod transfers;
 mod two_locks;
 mod urls;
 mod waiters;
+mod wall_clock;
 #[cfg(feature = "scheduler")]
 mod went_back;
 mod writes;

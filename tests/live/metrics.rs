@@ -1,9 +1,10 @@
-//! Errors of the store, counted by what they disturb.
+//! Errors, outages and answers of the store.
 
 use std::collections::BTreeSet;
 
 use crate::help::{Eyes, addr, held, locks, ms, soon, until, url};
 use crate::server::RedisServer;
+use crate::support::alone::alone;
 use crate::support::events::Watch;
 use crate::support::meter::Meter;
 use crate::support::proxy::Proxy;
@@ -66,4 +67,49 @@ async fn errors_are_counted_by_what_they_disturb() {
         }
     })
     .await;
+}
+
+/// Gauges are those of the process, so this test has one of its own.
+#[test]
+fn an_outage_is_shown_while_it_lasts() {
+    alone("metrics::an_outage_is_shown_while_it_lasts", || {
+        let runtime = tokio::runtime::Runtime::new().unwrap();
+        runtime.block_on(outage());
+    });
+}
+
+async fn outage() {
+    let meter = Meter::global();
+    let server = RedisServer::start();
+    let proxy = Proxy::start(addr(&server));
+    let one = locks(&url(proxy.addr()), ms(4_000)).await;
+    let other = locks(&url(proxy.addr()), ms(4_000)).await;
+    let guard = held(&one, "metered").await;
+    soon(guard.release()).await.unwrap();
+    let answers = meter.values("tenure_store_seconds");
+    let is_answer = |answer: &f64| *answer > 0.0;
+    assert!(answers.len() > 1 && answers.iter().all(is_answer), "{answers:?}");
+
+    let failing = format!("tenure_store_failing{{server={}}}", proxy.addr());
+    let shown = || {
+        (
+            meter.gauge(&failing).unwrap_or(0.0),
+            meter.gauge("tenure_inbox_lost").unwrap(),
+        )
+    };
+    until("no inbox is lost", || shown() == (0.0, 0.0)).await;
+    proxy.refuse(true);
+    proxy.reset();
+    until("both are in an outage", || shown() == (2.0, 2.0)).await;
+    proxy.heal();
+    until("both are back", || shown() == (0.0, 0.0)).await;
+    proxy.refuse(true);
+    proxy.reset();
+    until("both are in an outage again", || shown() == (2.0, 2.0)).await;
+    // One ends in order in the outage, the other is dropped.
+    soon(one.shutdown()).await;
+    until("one is over", || shown() == (1.0, 1.0)).await;
+    drop(other);
+    until("both are over", || shown() == (0.0, 0.0)).await;
+    drop(one);
 }

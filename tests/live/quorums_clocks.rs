@@ -11,11 +11,11 @@ use tenure::{Error, Locks};
 use tokio::task::{JoinSet, block_in_place};
 
 use crate::child::nod;
-use crate::clocks::WallClock;
 use crate::deployment::{eventually, query};
 use crate::help::{Canary, Other, ms, now, soon, until};
 use crate::masters::{Masters, is_none_lost, locks_of, mutexes};
 use crate::server::RedisServer;
+use crate::wall_clock::WallClock;
 
 /// By how many seconds the clock of each master is off.
 const OFF: [i64; 5] = [-7, -3, 0, 4, 9];

@@ -288,7 +288,6 @@ async fn broken_numbers_of_a_job_do_not_fail_the_batch() {
     let server = RedisServer::start();
     let link = connect(&store(&server.url())).await.unwrap();
     let open = Verb::Call(Call::Open {
-        within_ms: 1_000,
         fingerprint: 0,
         over: None,
     });
@@ -441,7 +440,6 @@ async fn questions_and_permits(link: &Arc<dyn Link>, url: &str) {
         ..tick(b"asked", of, 1, Verb::Call(Call::Save { of, seq: 1 }))
     };
     let open = Call::Open {
-        within_ms: u64::MAX >> 12,
         fingerprint: 7,
         over: None,
     };

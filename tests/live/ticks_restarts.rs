@@ -381,6 +381,7 @@ async fn a_name_may_have_every_byte() {
     let mut names: Vec<Vec<u8>> = every.iter().map(|byte| vec![*byte]).collect();
     names.extend([every, b"{a}b".to_vec(), b"}{".to_vec(), vec![b'x'; 512]]);
     let runs = Arc::new(Mutex::new(Vec::new()));
+    let mut jobs = Vec::new();
     for name in &names {
         for locks in &nodes {
             let runs = runs.clone();
@@ -391,6 +392,7 @@ async fn a_name_may_have_every_byte() {
             };
             let mut fire = locks.job(name.clone(), work).unwrap();
             soon(fire(id, scheduler.clone())).await;
+            jobs.push(fire);
         }
     }
     assert_eq!(
@@ -402,6 +404,18 @@ async fn a_name_may_have_every_byte() {
     // The memory of the job has that name.
     let mut eyes = Eyes::on(&server);
     assert_eq!(eyes.left_behind().len(), names.len());
+    // A job is forgotten when no node has it any more.
+    drop(jobs);
+    let has_nodes = async || {
+        let known = nodes[0].jobs().list("").await.unwrap();
+        known.iter().any(|job| !job.nodes.is_empty())
+    };
+    soon(async {
+        while has_nodes().await {
+            sleep(ms(20)).await;
+        }
+    })
+    .await;
     for name in &names {
         assert!(nodes[0].jobs().forget(name.clone()).await.unwrap(), "{name:?}");
         assert!(!nodes[1].jobs().forget(name.clone()).await.unwrap(), "{name:?}");

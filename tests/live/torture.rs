@@ -30,6 +30,7 @@ mod operator;
 mod orders;
 mod permits;
 mod promotions;
+mod quiet;
 mod quorums;
 mod referee;
 mod register;
@@ -256,6 +257,9 @@ impl Variant {
                 tally.shared, tally.downgrades, tally.looks
             );
             findings.add("readers that did not happen", text);
+        }
+        if !self.faults.is_empty() && !tally.events.contains_key("quiet") {
+            findings.add("gauges that were not compared", String::new());
         }
         let travelled = ["adopted", "gone"].map(|event| tally.events.contains_key(event));
         if !self.faults.is_empty() && travelled.contains(&false) {

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use chrono::Utc;
 use croner::parser::{CronParser, Seconds};
-use tenure::scheduler::{JobError, JobOutput, LeasedJob, Misfire, Overlap, Retry, Work};
+use tenure::scheduler::{EndedRun, JobError, JobOutput, LeasedJob, Misfire, Overlap, Retry, Work};
 use tenure::testing::fire_tick;
 use tenure::{Key, Locks, Tick};
 use tokio_cron_scheduler::{Job, JobScheduler};
@@ -79,6 +79,15 @@ impl JobByHand {
 
     pub fn retry(self, policy: Retry) -> Self {
         self.set(|job| job.retry(policy))
+    }
+
+    pub fn on_end(self, call: impl Fn(EndedRun) + Send + Sync + 'static) -> Self {
+        self.set(|job| {
+            job.on_end(move |end| {
+                call(end);
+                std::future::ready(())
+            })
+        })
     }
 
     pub fn finish_within(self, age: Duration) -> Self {

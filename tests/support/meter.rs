@@ -5,7 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use metrics::{
-    Counter, CounterFn, Gauge, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder, SharedString, Unit,
+    Counter, CounterFn, Gauge, GaugeFn, Histogram, HistogramFn, Key, KeyName, Metadata, Recorder,
+    SharedString, Unit,
 };
 
 /// A metric with its labels: `tenure_losses_total{cause=gone}`.
@@ -17,7 +18,9 @@ pub struct Meter(Arc<Mutex<Kept>>);
 
 #[derive(Debug, Default)]
 struct Kept {
+    only_gauges: bool,
     counters: BTreeMap<Series, u64>,
+    gauges: BTreeMap<Series, f64>,
     values: BTreeMap<Series, Vec<f64>>,
     described: BTreeMap<String, (&'static str, Option<Unit>, String)>,
     /// The addresses of the keys with which each series was fed.
@@ -35,6 +38,24 @@ impl Meter {
         GLOBAL.clone()
     }
 
+    /// Installs a recorder of gauges alone for this process, which may run for long.
+    pub fn of_gauges() -> Meter {
+        let meter = Meter::default();
+        meter.0.lock().unwrap().only_gauges = true;
+        metrics::set_global_recorder(meter.clone()).expect("no other recorder is set");
+        meter
+    }
+
+    /// Returns the gauges that are not zero, of those that begin so.
+    pub fn gauges_above_zero(&self, begin: &str) -> Vec<(Series, f64)> {
+        let kept = self.kept();
+        let set = kept
+            .gauges
+            .iter()
+            .filter(|(series, value)| series.starts_with(begin) && **value != 0.0);
+        set.map(|(series, value)| (series.clone(), *value)).collect()
+    }
+
     pub fn count(&self, series: &str) -> u64 {
         self.kept().counters.get(series).copied().unwrap_or(0)
     }
@@ -44,12 +65,18 @@ impl Meter {
         kept.values.get(series).cloned().unwrap_or_default()
     }
 
-    /// Returns every series that was ever fed, and whether it is a counter or a histogram.
+    /// Returns the latest value of a gauge.
+    pub fn gauge(&self, series: &str) -> Option<f64> {
+        self.kept().gauges.get(series).copied()
+    }
+
+    /// Returns every series that was ever fed, and its kind.
     pub fn series(&self) -> Vec<(&'static str, Series)> {
         let kept = self.kept();
         let counters = kept.counters.keys().map(|series| ("counter", series.clone()));
         let values = kept.values.keys().map(|series| ("histogram", series.clone()));
-        counters.chain(values).collect()
+        let gauges = kept.gauges.keys().map(|series| ("gauge", series.clone()));
+        counters.chain(values).chain(gauges).collect()
     }
 
     /// Returns the addresses of the keys with which each series was fed.
@@ -71,7 +98,7 @@ impl Meter {
     /// Waits until a series was fed.
     pub async fn until(&self, series: &str) {
         let fed = async {
-            while self.count(series) == 0 && self.values(series).is_empty() {
+            while self.count(series) == 0 && self.values(series).is_empty() && self.gauge(series).is_none() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
@@ -137,6 +164,21 @@ impl HistogramFn for Cell {
     }
 }
 
+impl GaugeFn for Cell {
+    fn increment(&self, _: f64) {
+        panic!("{} is incremented, and some recorders cannot", self.series);
+    }
+
+    fn decrement(&self, _: f64) {
+        panic!("{} is decremented, and some recorders cannot", self.series);
+    }
+
+    fn set(&self, value: f64) {
+        let mut kept = self.meter.0.lock().unwrap();
+        kept.gauges.insert(self.series.clone(), value);
+    }
+}
+
 impl Recorder for Meter {
     fn describe_counter(&self, name: KeyName, unit: Option<Unit>, text: SharedString) {
         let described = ("counter", unit, text.into_owned());
@@ -144,8 +186,10 @@ impl Recorder for Meter {
         kept.described.insert(name.as_str().to_owned(), described);
     }
 
-    fn describe_gauge(&self, name: KeyName, _: Option<Unit>, _: SharedString) {
-        panic!("{} is a gauge", name.as_str());
+    fn describe_gauge(&self, name: KeyName, unit: Option<Unit>, text: SharedString) {
+        let described = ("gauge", unit, text.into_owned());
+        let mut kept = self.0.lock().unwrap();
+        kept.described.insert(name.as_str().to_owned(), described);
     }
 
     fn describe_histogram(&self, name: KeyName, unit: Option<Unit>, text: SharedString) {
@@ -155,14 +199,20 @@ impl Recorder for Meter {
     }
 
     fn register_counter(&self, key: &Key, _: &Metadata<'_>) -> Counter {
+        if self.0.lock().unwrap().only_gauges {
+            return Counter::noop();
+        }
         Counter::from_arc(Cell::new(self, key))
     }
 
     fn register_gauge(&self, key: &Key, _: &Metadata<'_>) -> Gauge {
-        panic!("{} is a gauge", key.name());
+        Gauge::from_arc(Cell::new(self, key))
     }
 
     fn register_histogram(&self, key: &Key, _: &Metadata<'_>) -> Histogram {
+        if self.0.lock().unwrap().only_gauges {
+            return Histogram::noop();
+        }
         Histogram::from_arc(Cell::new(self, key))
     }
 }

@@ -53,22 +53,43 @@ fn a_master_may_have_a_password_that_its_sentinels_do_not_have() {
     assert_eq!(second(&table), ["a"]);
 }
 
-#[tokio::test]
-async fn a_cluster_is_listed() {
-    let server = RedisServer::cluster_node(&["--cluster-enabled", "yes"]);
-    let mut client = server.client();
-    let slots = redis::cmd("CLUSTER")
-        .arg("ADDSLOTS")
-        .arg((0..16_384).collect::<Vec<_>>())
-        .exec(&mut client);
-    slots.unwrap();
-    until("the cluster serves its slots", async || {
-        redis::cmd("SET")
-            .arg(&["lock:a", "abc"])
-            .exec(&mut client)
-            .is_ok()
+/// Starts a cluster of so many masters.
+pub async fn cluster(masters: usize) -> Vec<RedisServer> {
+    let start = || RedisServer::cluster_node(&["--cluster-enabled", "yes"]);
+    let servers: Vec<_> = std::iter::repeat_with(start).take(masters).collect();
+    for (at, server) in servers.iter().enumerate() {
+        let slots: Vec<usize> = (at * 16_384 / masters..(at + 1) * 16_384 / masters).collect();
+        let mut client = server.client();
+        let added = redis::cmd("CLUSTER").arg("ADDSLOTS").arg(slots).exec(&mut client);
+        added.unwrap();
+        let epoch = redis::cmd("CLUSTER")
+            .arg("SET-CONFIG-EPOCH")
+            .arg(at + 1)
+            .exec(&mut client);
+        epoch.unwrap();
+        let first = servers[0].port().to_string();
+        let met = redis::cmd("CLUSTER")
+            .arg(&["MEET", "127.0.0.1", &first])
+            .exec(&mut client);
+        met.unwrap();
+    }
+    until("each server knows all slots and servers", async || {
+        servers.iter().all(|server| {
+            let info: String = redis::cmd("CLUSTER")
+                .arg("INFO")
+                .query(&mut server.client())
+                .unwrap();
+            info.contains("cluster_state:ok") && info.contains(&format!("cluster_known_nodes:{masters}\r"))
+        })
     })
     .await;
+    servers
+}
+
+#[tokio::test]
+async fn a_cluster_is_listed() {
+    let server = cluster(1).await.remove(0);
+    set(&server, "lock:a");
     let url = server.url().replace("redis://", "redis+cluster://");
     assert_eq!(second(&run(&["ls", "--url", &url]).well()), ["a"]);
     // The prefix of the URL comes before that of the command.

@@ -1,7 +1,7 @@
 //! Keys and names that a terminal takes for commands. Nothing of them reaches it.
 
 use crate::server::RedisServer;
-use crate::tools::{Answer, node, python, rows, run_on, until_told};
+use crate::tools::{Answer, FENCE, node, python, rows, run_on, until_told, with_notes};
 
 fn keys() -> Vec<Vec<u8>> {
     let mut keys: Vec<Vec<u8>> = [
@@ -89,4 +89,39 @@ async fn no_character_of_a_presence_acts_on_the_terminal() {
     let line = harmless(run_on(&server, &["nodes", "--json"]));
     let program = "import json, sys; print(ascii(json.load(sys.stdin)['presence']['host']))";
     assert_eq!(python(program, &line), "'\\x1b[2J\\n\\u202e\\ufffd'\n");
+}
+
+/// A note is text of a client, or of any client of the server.
+#[tokio::test]
+async fn no_character_of_a_note_acts_on_the_terminal() {
+    let server = RedisServer::start();
+    let every: Vec<u8> = (0..=255).collect();
+    let codes = "\x1b[2J\x1b]0;title\x07\n\u{9b}31m\u{202e}evil\u{200b}".as_bytes();
+    let long = b"\x1b[31m".repeat(2_000);
+    for (note, shown_note) in [
+        (&every[..], r"\x00\x01\x02"),
+        (
+            codes,
+            r"note: \x1b[2J\x1b]0;title\x07\x0a\xc2\x9b31m\xe2\x80\xaeevil\xe2\x80\x8b",
+        ),
+        (&long, r"\x1b[31m\x1b[31m"),
+    ] {
+        with_notes(&server, &[(7, FENCE, note)]);
+        let text = harmless(run_on(&server, &["show", "noted"]));
+        assert!(text.contains(shown_note) && text.len() < 2_000, "{text}");
+        let table = harmless(run_on(&server, &["ls", "--notes"]));
+        assert!(
+            rows(&table).len() == 1 && table.contains(&shown_note["note: ".len()..]),
+            "{table}"
+        );
+        let line = harmless(run_on(&server, &["show", "noted", "--json"]));
+        let program =
+            "import json, sys; print(json.load(sys.stdin)['holders'][0]['notes'][0]['text'].encode().hex())";
+        let read = python(program, &line);
+        let expected = String::from_utf8_lossy(note).into_owned();
+        assert!(
+            digits(expected.as_bytes()).starts_with(read.trim()) && read.len() > 60,
+            "{read}"
+        );
+    }
 }

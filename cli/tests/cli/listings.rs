@@ -4,7 +4,7 @@ use tenure::{Guard, Locks};
 use tokio::task::JoinHandle;
 
 use crate::server::RedisServer;
-use crate::tools::{node, python, rows, run_on, second, until, until_told};
+use crate::tools::{FENCE, node, python, rows, run_on, second, until, until_told, with_notes};
 
 /// Two nodes, and what they hold.
 struct Stage {
@@ -187,6 +187,62 @@ for entry in sorted(map(json.loads, sys.stdin), key=lambda entry: entry['key']):
     let program =
         "import json, sys; print(sorted(json.loads(line)['presence']['name'] for line in sys.stdin))";
     assert_eq!(python(program, &lines), "['web-1', 'web-2']\n");
+}
+
+#[tokio::test]
+async fn a_note_is_shown_under_its_holder_and_under_no_other() {
+    const NOTE: &str = "POST /accounts/{id} trace 4bf92f3577b34da6a3ce929d0e0e4736";
+
+    let server = RedisServer::start();
+    let show = || run_on(&server, &["show", "noted"]).well();
+    // Of an earlier and of a later claim.
+    with_notes(&server, &[(6, FENCE, b"6"), (77, FENCE, b"77")]);
+    assert!(
+        !show().contains("note:") && !show().contains("note of"),
+        "{}",
+        show()
+    );
+    let table = run_on(&server, &["ls", "--notes"]).well();
+    assert_eq!(rows(&table)[0].last(), Some(&"-"), "{table}");
+
+    with_notes(&server, &[(6, FENCE, b"6"), (7, FENCE, NOTE.as_bytes())]);
+    assert!(
+        show().contains(&format!("left\n    note: {NOTE}\n")),
+        "{}",
+        show()
+    );
+    let table = run_on(&server, &["ls", "--notes"]).well();
+    assert!(
+        table.lines().next().unwrap().ends_with("WAITING  NOTE"),
+        "{table}"
+    );
+    assert_eq!(rows(&table)[0].last(), Some(&NOTE), "{table}");
+    assert!(!run_on(&server, &["ls"]).well().contains("POST"));
+    let line = run_on(&server, &["ls", "--json"]).well();
+    let program = "import json, sys; print(json.load(sys.stdin)['holders'][0]['notes'])";
+    let expected = format!("[{{'fence': '{FENCE}', 'text': '{NOTE}'}}]\n");
+    assert_eq!(python(program, &line), expected);
+
+    // Readers of one node share a grant.
+    let later = FENCE + 2;
+    with_notes(&server, &[(7, FENCE, b"one"), (7, later, b"two")]);
+    let words = format!("note: one\n    note of fence {later}: two\n");
+    assert!(show().contains(&words), "{}", show());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_note_of_a_lease_reaches_the_screen() {
+    let server = RedisServer::start();
+    let locks = node(&server, "web-1").await;
+    let guard = locks.mutex("import").lock().await.unwrap();
+    guard.note("part 3\nof 9");
+    until("it is shown", async || {
+        run_on(&server, &["show", "import"])
+            .well()
+            .contains(r"note: part 3\x0aof 9")
+    })
+    .await;
+    guard.release().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

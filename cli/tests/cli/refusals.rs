@@ -7,7 +7,7 @@ use crate::server::RedisServer;
 use crate::tools::{answer, command, run, run_on};
 
 /// Returns the address of a port where nothing listens.
-fn closed() -> String {
+pub fn closed() -> String {
     let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     port.unwrap().to_string()
 }

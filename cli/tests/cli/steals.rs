@@ -5,7 +5,7 @@ use std::process::Stdio;
 use tenure::error::LostCause;
 
 use crate::server::RedisServer;
-use crate::tools::{answer, command, node, python, rows, run_on, until_told};
+use crate::tools::{answer, at_a_terminal, command, node, python, rows, run_on, until_told};
 
 fn steal<'a>(args: &[&'a str]) -> Vec<&'a str> {
     [&["steal", "account:42", "--yes", "--by", "Zoë"], args].concat()
@@ -167,28 +167,6 @@ async fn a_closed_pipe_does_not_decide_what_is_taken() {
         .unwrap();
     let refused = run(&["--grace", "0s"]).await.unwrap();
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
-}
-
-/// Runs the command at a terminal and answers its question. Returns the exit code and what the terminal showed.
-fn at_a_terminal(args: &[&str], says: &str) -> (i32, String) {
-    const PROGRAM: &str = "import json, os, pty, sys\n\
-        words, says = json.load(sys.stdin)\n\
-        child, terminal = pty.fork()\n\
-        if child == 0: os.execv(words[0], words)\n\
-        shown = b''\n\
-        while True:\n\
-        \x20   try: more = os.read(terminal, 4096)\n\
-        \x20   except OSError: break\n\
-        \x20   if not more: break\n\
-        \x20   shown += more\n\
-        \x20   if says and b'[y/N] ' in shown:\n\
-        \x20       os.write(terminal, says.encode())\n\
-        \x20       says = ''\n\
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n\
-        print(json.dumps([code, shown.decode()]))";
-    let words = [&[env!("CARGO_BIN_EXE_tenure")], args].concat();
-    let input = serde_json::to_string(&(words, says)).unwrap();
-    serde_json::from_str(&python(PROGRAM, &input)).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -29,6 +29,15 @@ pub fn command(args: &[&str]) -> Command {
     command
 }
 
+/// Returns the command, which begins with no signal ignored. A shell ignores some for what it starts in the background.
+pub fn with_signals(args: &[&str]) -> Command {
+    let mut command = Command::new("env");
+    command.args(["--default-signal", env!("CARGO_BIN_EXE_tenure")]);
+    command.args(args).stdin(Stdio::null());
+    command.env_remove("TENURE_URL").env_remove("TENURE_PREFIX");
+    command
+}
+
 /// Runs the command.
 pub fn run(args: &[&str]) -> Answer {
     answer(&mut command(args))
@@ -122,4 +131,44 @@ pub async fn until_told(locks: &Locks, count: usize) {
         locks.inspect().nodes().await.unwrap().len() == count
     })
     .await;
+}
+
+/// The fence of the holder of `noted`.
+pub const FENCE: u64 = 1_700_000_000_000_000 << 10;
+
+/// Lets a node that does not run hold the key `noted` by its claim 7, and tell these notes: claim, fence and text.
+pub fn with_notes(server: &RedisServer, notes: &[(u64, u64, &[u8])]) {
+    const NODE: &str = "0123456789abcdef0123456789abcdef";
+    let mut presence = "name=web-1&host=vm".to_owned();
+    for (claim, fence, text) in notes {
+        presence += &format!("&note={claim}:{fence}:");
+        presence.extend(text.iter().map(|byte| format!("%{byte:02x}")));
+    }
+    let record = format!("{NODE}:7:00ff:{}", FENCE >> 10);
+    let mut set = redis::pipe();
+    set.cmd("SET").arg(&["lock:noted", &record, "PX", "600000"]);
+    set.cmd("SET").arg(&[&format!("tenure1:i:{NODE}"), &presence]);
+    set.exec(&mut server.client()).unwrap();
+}
+
+/// Runs the command at a terminal and answers its question. Returns the exit code and what the terminal showed.
+pub fn at_a_terminal(args: &[&str], says: &str) -> (i32, String) {
+    const PROGRAM: &str = "import json, os, pty, sys\n\
+        words, says = json.load(sys.stdin)\n\
+        child, terminal = pty.fork()\n\
+        if child == 0: os.execv(words[0], words)\n\
+        shown = b''\n\
+        while True:\n\
+        \x20   try: more = os.read(terminal, 4096)\n\
+        \x20   except OSError: break\n\
+        \x20   if not more: break\n\
+        \x20   shown += more\n\
+        \x20   if says and b'[y/N] ' in shown:\n\
+        \x20       os.write(terminal, says.encode())\n\
+        \x20       says = ''\n\
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n\
+        print(json.dumps([code, shown.decode()]))";
+    let words = [&[env!("CARGO_BIN_EXE_tenure")], args].concat();
+    let input = serde_json::to_string(&(words, says)).unwrap();
+    serde_json::from_str(&python(PROGRAM, &input)).unwrap()
 }

@@ -308,6 +308,9 @@ impl World {
         if options.mark.is_some() && state == CallerState::Holding {
             // The run is dropped, and its node stands by for the same tick.
             self.cover(Case::TickLost);
+            if cause == LostCause::Revoked {
+                self.ask_for_ending(slot, key);
+            }
             self.end_caller(slot, caller);
             self.claim_tick_later(slot, key, options.mark, MS, true);
         }

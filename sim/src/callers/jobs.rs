@@ -197,7 +197,9 @@ impl World {
 
     /// Remembers that a node was told that a tick is over.
     pub(crate) fn note_tick_over(&mut self, slot: usize, key: usize, mark: Option<TickTime>) {
-        let Some(mark) = mark else { return };
+        let Some(mark) = mark.filter(|mark| !mark.is_triggered()) else {
+            return;
+        };
         let latest = self.nodes[slot].over.entry(key).or_insert(mark);
         *latest = mark.max(*latest);
     }
@@ -215,6 +217,7 @@ impl World {
         let skips =
             (self.setup.seed / 12).is_multiple_of(2) && self.profile.quiet_from.is_some_and(is_before);
         match self.setup.seed / 3 % 4 {
+            _ if mark.is_some_and(TickTime::is_triggered) => WhenBehind::Queue,
             1 => WhenBehind::Queue,
             2 if skips => WhenBehind::Skip,
             // Until the node knows the earlier tick, it names one that can never have run.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tenure::protocol::job_act::{JobAct, JobActReply, JobActRequest};
 use tenure::protocol::ledger::RecordOwner;
-use tenure::protocol::message::{Asking, GrantNumber, Kind, Mode, TickTime};
+use tenure::protocol::message::{Asking, GrantNumber, Kind, Mode, Push, TickTime};
 use tenure::protocol::steal::{StealAct, StealReply, StealRequest, StealTarget};
 
 use crate::coverage::Case;
@@ -45,8 +45,21 @@ impl World {
         if is_away || self.server.read_only > self.now {
             return;
         }
-        let is_paused = self.job(key).paused.is_some();
-        let act = match self.operator_rng.u8(0..8) {
+        let job = self.job(key);
+        let (is_paused, wanted) = (job.paused.is_some(), job.wanted.map(|wanted| wanted.tick));
+        let act = match self.operator_rng.u8(0..16) {
+            // Sometimes for the latest tick, and sometimes for the present second.
+            8..11 => JobAct::Trigger {
+                for_tick: job.mark.filter(|_| self.operator_rng.bool()),
+            },
+            11 => JobAct::Cancel {
+                tick: wanted
+                    .filter(|_| self.operator_rng.bool())
+                    .or(job.mark)
+                    .unwrap_or_default(),
+                since_ms: None,
+            },
+            12.. => return,
             // Most pauses are short.
             _ if !is_paused && self.operator_rng.u8(0..3) > 0 => return,
             0 => JobAct::Pause,
@@ -59,14 +72,23 @@ impl World {
 
     fn apply_act(&mut self, key: usize, act: JobAct) {
         let before = self.job(key).mark;
+        let cancelled = matches!(act, JobAct::Cancel { tick, .. } if Some(tick) == before);
         let request = JobActRequest {
             name: self.keys[key].clone(),
             act,
             by: "an operator".into(),
             why: "".into(),
         };
-        let ms = self.server_us() / 1000;
-        let reply = self.server.ledger.act_on_job(&request, ms);
+        let us = self.server_us();
+        let ms = us / 1000;
+        let mut pushes = Vec::new();
+        let reply = self.server.ledger.act_on_job(&request, (us, ms), &mut pushes);
+        for push in pushes {
+            if let Push::Revoked(_, claim, _) = push {
+                self.memory.revoked.insert(claim);
+            }
+            self.push(push);
+        }
         self.note(None, Some(key), || format!("operator: {act:?} -> {reply:?}"));
         if reply != JobActReply::Done {
             return;
@@ -75,24 +97,47 @@ impl World {
             JobAct::Pause => Case::JobPaused,
             JobAct::Resume { catch_up: false } => Case::JobResumed,
             JobAct::Resume { catch_up: true } => Case::JobCaughtUp,
+            JobAct::Trigger { .. } => Case::JobTriggered,
+            JobAct::Cancel { .. } => Case::TickCancelled,
         });
         let job = self.job(key);
         if act == (JobAct::Resume { catch_up: false }) {
             self.memory.ticks.passed_over.insert(key, (before, TickTime(ms)));
         }
         self.memory.ticks.skipped.insert(key, job.skipped);
+        if cancelled {
+            // As if its winner had ended it.
+            let tick = self.memory.ticks.ticks.entry((key, before)).or_default();
+            tick.ended = true;
+            let highest = self.memory.highest;
+            self.memory.ticks.cancelled.insert((key, before), highest);
+        }
+        if let JobAct::Trigger { .. } | JobAct::Cancel { .. } = act {
+            self.memory.ticks.note_wanted(key, &job);
+        }
+        self.memory.ticks.kept.insert(key, job.saved.clone());
         if let Some(known) = self.memory.ticks.history.get_mut(&key) {
-            known.paused = job.paused;
+            *known = job;
         }
         self.raise(Signal::KeyChanged { key });
     }
 
-    /// Resumes each job, so that all ticks come to their ends.
+    /// Resumes each job and wants nothing more, so that all ticks come to their ends.
     pub(crate) fn resume_jobs(&mut self) {
         for key in 0..self.keys.len() {
-            if self.keys[key].kind == Kind::Job && self.job(key).paused.is_some() {
-                self.apply_act(key, JobAct::Resume { catch_up: true });
+            if self.keys[key].kind == Kind::Job {
+                self.with_key(key, |world| world.end_acts(key));
             }
+        }
+    }
+
+    fn end_acts(&mut self, key: usize) {
+        if let Some(wanted) = self.job(key).wanted {
+            let tick = wanted.tick;
+            self.apply_act(key, JobAct::Cancel { tick, since_ms: None });
+        }
+        if self.job(key).paused.is_some() {
+            self.apply_act(key, JobAct::Resume { catch_up: true });
         }
     }
 

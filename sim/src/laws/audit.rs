@@ -36,6 +36,7 @@ impl World {
             self.with_key(key, |world| {
                 world.watch_idle_ticks(key, calm);
                 world.watch_abandoned_tick(key, calm);
+                world.watch_wanted_run(key, calm);
             });
         }
         if calm && !self.draining {

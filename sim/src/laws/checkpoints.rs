@@ -1,7 +1,7 @@
 //! Laws of checkpoints.
 
 use tenure::protocol::ledger::{JobRecord, RecordOwner};
-use tenure::protocol::message::{Call, JobReport, Request, Verb};
+use tenure::protocol::message::{Call, JobReport, Request, Verb, WantedRun};
 
 use crate::coverage::Case;
 use crate::violation::Violation;
@@ -20,10 +20,17 @@ impl World {
         };
         let tick = (key, options.mark);
         let now = self.now;
+        let job = self.job(key);
         let TickMemory { saved, recalls, .. } = &mut self.memory.ticks;
         match call {
             Some(Call::Save { .. }) if report.owns => {
-                saved.entry(tick).or_insert(now);
+                // An answer may be slow: the tick may have ended meanwhile, or the job gone to another, which ends the checkpoint.
+                let is_wanted = |wanted: &WantedRun| wanted.attempt > 0 && Some(wanted.tick) == options.mark;
+                let is_wanted = job.wanted.as_deref().is_some_and(is_wanted);
+                let goes_on = is_wanted || job.mark == options.mark && !job.done;
+                if goes_on && job.winner == Some(of) {
+                    saved.entry(tick).or_insert(now);
+                }
                 self.cover(Case::SavedTold);
             }
             Some(Call::Recall { .. }) if report.owns => {
@@ -66,7 +73,11 @@ impl World {
             .is_some_and(|record| matches!(record.owner, RecordOwner::Claim(owner, _) if owner == of));
         // The request may hand the job over first: the checkpoint of the tick before is then gone, and none is kept.
         let is_kept = job.saved.is_some() && before != job.saved;
-        if is_kept && !(is_owner && job.mark == request.mark) {
+        let saved = job.saved.as_ref().map(|saved| saved.tick);
+        // The latest tick of the schedule may be marked as over meanwhile, by a node that knows its end from before a loss.
+        let wanted = job.wanted.as_ref().map(|wanted| wanted.tick);
+        let is_its_tick = saved == request.mark && (saved == job.mark || saved == wanted);
+        if is_kept && !(is_owner && is_its_tick) {
             self.report(Violation::CheckpointOfNonOwner, Some(key), || {
                 format!(
                     "{of} of {:?} saved a checkpoint, the job is {job:?}",

@@ -34,3 +34,4 @@ mod requests;
 #[cfg(test)]
 mod tests;
 mod ticks;
+mod triggers;

@@ -9,7 +9,7 @@ use crate::world::World;
 use crate::world::caller::{Caller, CallerState, PERMITS};
 use crate::world::node::Node;
 use crate::world::records::{KeyRecords, weight};
-use crate::world::tick_memory::is_over;
+use crate::world::tick_memory::{is_held_up, is_over};
 
 impl World {
     /// Checks that a shared key is granted to no claim while an earlier waiter could have been granted it.
@@ -83,8 +83,8 @@ impl World {
             let stands = |caller: &usize| {
                 let Caller { call, options, .. } = node.callers[*caller];
                 let is_resting = is_election && self.is_resting(slot, *caller);
-                let is_paused = job.paused.is_some();
-                call.is_none() && !is_resting && !is_paused && !is_over(&job, options.mark)
+                let is_held_up = is_held_up(&job, options.mark);
+                call.is_none() && !is_resting && !is_held_up && !is_over(&job, options.mark)
             };
             let mut live = node.live.iter();
             node.alive && live.any(|caller| of_key(caller) && waiting(caller) && stands(caller))

@@ -1,13 +1,16 @@
 //! Worlds by hand, for laws that must not accuse a node of what a server, its clock or the wire did.
 
-use tenure::error::LostCause;
-use tenure::protocol::ledger::{Record, RecordOwner};
+use std::sync::Arc;
+
+use tenure::error::{LostCause, StoreRefusal};
+use tenure::protocol::ledger::{CheckpointRecord, JobRecord, Record, RecordOwner};
 use tenure::protocol::message::{
-    Batch, ClaimId, ClaimNumber, ClaimReply, Fence, GrantNumber, LeaderReport, LeaseTimes, Mode, NodeId,
-    QueueOwner, Reply, Request, Rule, TickTime, Verb, Version, WhenBehind,
+    Batch, Call, ClaimId, ClaimNumber, ClaimReply, Fence, GrantNumber, JobReport, LeaderReport, LeaseTimes,
+    LeaveReply, Mode, Name, NodeId, OperatorAct, Payload, QueueOwner, Reply, Request, Rule, RunOutcome,
+    RunRecord, RunResult, TickTime, Verb, Version, WantedRun, WhenBehind,
 };
 use tenure::protocol::session::step::Attempt;
-use tenure::protocol::step::{AcquireError, LockOptions, WhyDenied};
+use tenure::protocol::step::{AcquireError, CallOptions, LockOptions, WhyDenied};
 
 use crate::callers::elections::{NOT_YET_GRANTED, Proclamation};
 use crate::setup::Setup;
@@ -36,6 +39,40 @@ fn world(seed: u64) -> World {
     world
 }
 
+fn request(name: Name, claim_id: ClaimId, verb: Verb) -> Request {
+    Request {
+        name,
+        claim_id,
+        term: TERM,
+        mode: Mode::Exclusive,
+        when_behind: WhenBehind::Skip,
+        data: None,
+        mark: None,
+        verb,
+    }
+}
+
+/// Returns a claim of the only node.
+fn claim_of(world: &World) -> ClaimId {
+    ClaimId {
+        node: world.nodes[0].id,
+        claim: ClaimNumber(1),
+        nonce: 0,
+    }
+}
+
+/// Returns a run that the claim began.
+fn begun(claim_id: ClaimId, tick: TickTime) -> RunRecord {
+    RunRecord {
+        tick,
+        attempt: 1,
+        number: GrantNumber(7),
+        node: claim_id.node,
+        name: "".into(),
+        ending: None,
+    }
+}
+
 fn found(world: &World) -> Option<Violation> {
     world.failure.as_ref().map(|failure| failure.violation)
 }
@@ -52,11 +89,7 @@ impl Transfer {
         let mut world = world(6);
         // The law of the pass accuses such a server, too.
         world.setup.only = Some(Violation::ValidLeaseReportedGone);
-        let of = ClaimId {
-            node: world.nodes[0].id,
-            claim: ClaimNumber(1),
-            nonce: 0,
-        };
+        let of = claim_of(&world);
         let (_, holder) = world.new_caller(0, 0, LockOptions::new(TERM), TakeUp::Done);
         world.nodes[0].callers[holder].claim = Some(of);
         let (_, to) = world.new_caller(0, 0, LockOptions::new(TERM), TakeUp::Pending);
@@ -90,16 +123,7 @@ impl Transfer {
 
     /// A request of the lease was executed, before which the key had these records.
     fn is_executed(&mut self, verb: Verb, reply: Reply, before: KeyRecords) {
-        let request = Request {
-            name: self.world.keys[0].clone(),
-            claim_id: self.of,
-            term: TERM,
-            mode: Mode::Exclusive,
-            when_behind: WhenBehind::Skip,
-            data: None,
-            mark: None,
-            verb,
-        };
+        let request = request(self.world.keys[0].clone(), self.of, verb);
         let batch = Batch {
             highest: GrantNumber(7),
             not_after: u64::MAX,
@@ -209,6 +233,154 @@ fn a_run_is_judged_by_the_clock_of_the_server_that_granted_it() {
     };
     assert_eq!(run(500), None);
     assert_eq!(run(499), Some(Violation::TickEarly));
+}
+
+/// Every request settles the key first. A run may begin in the step of a reset, which then sets the mark.
+#[test]
+fn a_run_may_begin_in_the_step_of_a_reset() {
+    let begun_by = |verb: Verb| {
+        let mut world = world(3);
+        let key = world.jobs().start;
+        let claim_id = claim_of(&world);
+        let run = begun(claim_id, TickTime(1_000));
+        let job = JobRecord {
+            mark: Some(TickTime(1_500)),
+            done: true,
+            attempt: 1,
+            run_count: 1,
+            runs: [run].into(),
+            ..JobRecord::default()
+        };
+        let request = request(world.keys[key].clone(), claim_id, verb);
+        let reply = Reply::Leave(LeaveReply::NotThere);
+        world.watch_history(key, (&request, &reply), &job);
+        found(&world)
+    };
+    assert_eq!(begun_by(Verb::Call(Call::Reset)), None);
+    assert_eq!(begun_by(Verb::Leave), Some(Violation::HistoryWrong));
+}
+
+/// A key that has a foreign value refuses the end of a run. The run is then still wanted.
+#[test]
+fn a_triggered_run_is_wanted_until_its_end_is_executed() {
+    let wanted_after = |reply: Reply| {
+        let mut world = world(3);
+        let key = world.jobs().start;
+        let claim_id = claim_of(&world);
+        let tick = TickTime(1_000).triggered();
+        let act = OperatorAct {
+            since_ms: 1_000,
+            by: "".into(),
+            why: "".into(),
+        };
+        let run = begun(claim_id, tick);
+        let job = JobRecord {
+            winner: Some(claim_id),
+            wanted: Some(Arc::new(WantedRun {
+                tick,
+                attempt: 1,
+                act,
+            })),
+            run_count: 1,
+            runs: [run].into(),
+            ..JobRecord::default()
+        };
+        world.memory.ticks.note_wanted(key, &job);
+        world.memory.ticks.history.insert(key, job.clone());
+        let result = RunResult {
+            outcome: RunOutcome::Done,
+            took_ms: 0,
+            retries: 0,
+        };
+        let request = Request {
+            mark: Some(tick),
+            ..request(world.keys[key].clone(), claim_id, Verb::Finish { result })
+        };
+        world.watch_history(key, (&request, &reply), &job);
+        found(&world)
+    };
+    assert_eq!(wanted_after(Reply::Refused(StoreRefusal::WrongType)), None);
+    let left = Reply::Leave(LeaveReply::Left);
+    assert_eq!(wanted_after(left), Some(Violation::TriggerRunAgain));
+}
+
+/// A node that knows the end of a tick from before a loss marks it as over. A run that was granted it meanwhile may still save.
+#[test]
+fn a_run_may_save_after_its_tick_was_marked_as_over() {
+    let saved_with = |mark: TickTime| {
+        let mut world = world(3);
+        let key = world.jobs().start;
+        let of = claim_of(&world);
+        let record = Record {
+            owner: RecordOwner::Claim(of, GrantNumber(7)),
+            expires: None,
+        };
+        world.server.ledger.overwrite(&world.keys[key], Some(record));
+        let tick = TickTime(1_000);
+        let job = JobRecord {
+            mark: Some(mark),
+            done: true,
+            saved: Some(CheckpointRecord {
+                tick,
+                attempt: 1,
+                seq: 1,
+                data: Payload([].into()),
+            }),
+            ..JobRecord::default()
+        };
+        let request = Request {
+            mark: Some(tick),
+            ..request(world.keys[key].clone(), of, Verb::Call(Call::Save { of, seq: 1 }))
+        };
+        world.watch_save(key, &request, &job);
+        found(&world)
+    };
+    assert_eq!(saved_with(TickTime(1_000)), None);
+    assert_eq!(saved_with(TickTime(1_500)), Some(Violation::CheckpointOfNonOwner));
+}
+
+/// The checkpoint of a triggered tick ends with the next grant of another tick, which may overtake the answer to a save.
+#[test]
+fn a_slow_answer_keeps_no_checkpoint_that_the_next_tick_ended() {
+    let recalled_after = |is_overtaken: bool| {
+        let mut world = world(3);
+        let key = world.jobs().start;
+        let of = claim_of(&world);
+        let tick = TickTime(1_000).triggered();
+        let wanted = WantedRun {
+            tick,
+            attempt: 1,
+            act: OperatorAct {
+                since_ms: 0,
+                by: "".into(),
+                why: "".into(),
+            },
+        };
+        let another = ClaimId { nonce: 1, ..of };
+        let job = JobRecord {
+            winner: Some(if is_overtaken { another } else { of }),
+            wanted: Some(Arc::new(wanted)),
+            ..JobRecord::default()
+        };
+        world.server.ledger.set_job(&world.keys[key], job);
+        let report = JobReport {
+            owns: true,
+            ..JobReport::default()
+        };
+        for call in [Call::Save { of, seq: 1 }, Call::Recall { of }] {
+            world.now += MS;
+            world.memory.ticks.recalls.insert(of, world.now);
+            let options = CallOptions {
+                mark: Some(tick),
+                ..CallOptions::new(TERM, call)
+            };
+            let (_, caller) = world.new_call(0, key, &options);
+            world.watch_checkpoint(0, caller, &report);
+        }
+        found(&world)
+    };
+    assert_eq!(recalled_after(true), None);
+    assert_eq!(recalled_after(false), Some(Violation::CheckpointForgotten));
 }
 
 /// An inbox is trusted for a second after its last sign of life, and not for longer once a push was missed.

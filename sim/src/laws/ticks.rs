@@ -21,8 +21,10 @@ impl World {
     pub(crate) fn watch_denial(&mut self, slot: usize, key: usize, options: LockOptions, denial: &WhyDenied) {
         let mark = options.mark;
         let job = self.job(key);
-        // A reset may have come after the store's answer.
-        let was_over = self.memory.ticks.was_over_before_reset(key, mark);
+        // A reset or another trigger may have come after the store's answer.
+        let triggered = mark.filter(|mark| mark.is_triggered());
+        let was_over = self.memory.ticks.was_over_before_reset(key, mark)
+            || triggered.is_some_and(|tick| self.memory.ticks.over_triggers.contains(&(key, tick)));
         let is_over = is_over(&job, mark) || was_over;
         let is_right = match denial {
             WhyDenied::Tick(TickRefusal::Over) => is_over,
@@ -34,7 +36,7 @@ impl World {
             }
             WhyDenied::Error(AcquireError::Busy) => {
                 self.cover(Case::DeniedSkipped);
-                (mark <= job.skipped || was_over) && options.turn == WhenBehind::Skip
+                triggered.is_some() || (mark <= job.skipped || was_over) && options.turn == WhenBehind::Skip
             }
             _ => true,
         };
@@ -101,7 +103,7 @@ impl World {
             return;
         };
         self.watch_save(key, request, &job);
-        self.watch_history(key, request, &job);
+        self.watch_history(key, (request, reply), &job);
         // A reset that finds no mark ahead of the clock changes none. It may hand the key over, as each request may.
         if let (Verb::Call(Call::Reset), Some(CallAnswer::Report(report))) = (request.verb, reply.answer())
             && report.ahead_ms > 0
@@ -118,6 +120,11 @@ impl World {
             self.watch_loss(key, over, report);
             self.watch_first_seen(key, fingerprint, report);
         }
+        if let (Verb::Call(Call::Ending { number }), Some(CallAnswer::Report(report))) =
+            (request.verb, reply.answer())
+        {
+            self.watch_ending(key, number, report);
+        }
         let queues = self.profile.rules.queues;
         if matches!(reply, Reply::Claim(ClaimReply::Busy(_))) && !queues && request.mark == job.mark {
             self.cover(Case::StandbyBusy);
@@ -128,6 +135,26 @@ impl World {
             WhenBehind::Queue => request.mark.map(before),
             _ => request.mark,
         };
+        let owner = self.server.ledger.record(&request.name, self.server_us());
+        let owner = owner.map(|record| &record.owner);
+        let latest = job.runs.back().filter(|run| run.tick.is_triggered());
+        let number = match owner {
+            Some(RecordOwner::Claim(_, number) | RecordOwner::Revoked(_, number)) => Some(*number),
+            _ => None,
+        };
+        let is_beside_trigger = latest.is_some_and(|run| Some(run.number) == number);
+        let may_skip = match request.when_behind {
+            WhenBehind::Skip if is_beside_trigger => request.mark.map(before),
+            _ => may_skip,
+        };
+        if is_beside_trigger && job.skipped != skipped && job.skipped == request.mark {
+            self.report(Violation::TickSkippedForTrigger, Some(key), || {
+                format!(
+                    "{:?} is skipped beside a triggered run, the job is {job:?}",
+                    job.skipped
+                )
+            });
+        }
         if job.skipped != skipped && !(busy && may_skip == job.skipped && request.mark > job.mark) {
             self.report(Violation::TickOrder, Some(key), || {
                 format!("{:?} is skipped, the job is {job:?}", job.skipped)
@@ -136,8 +163,9 @@ impl World {
         self.watch_grant(key, request, &job, queues);
         let tick = self.memory.ticks.ticks.entry((key, job.mark)).or_default();
         if job.done && !std::mem::replace(&mut tick.ended, job.done) {
-            let is_right =
-                matches!(request.verb, Verb::Finish { .. }) && job.winner == Some(request.claim_id);
+            // The same step may grant the job to a triggered tick.
+            let is_winner = tick.winner == Some(request.claim_id);
+            let is_right = matches!(request.verb, Verb::Finish { .. }) && is_winner;
             if !is_right {
                 self.report(Violation::TickOrder, Some(key), || {
                     format!(
@@ -201,6 +229,11 @@ impl World {
     pub(crate) fn watch_grant(&mut self, key: usize, request: &Request, job: &JobRecord, queues: bool) {
         let (mark, attempt) = (job.mark, job.attempt);
         let us = self.server_us();
+        // The latest grant may be of a triggered tick, and its tick may be cancelled.
+        let latest = job.runs.back();
+        if job.winner.is_none() || latest.is_some_and(|run| Some(run.tick) != mark) {
+            return;
+        }
         let is_winners = self.server.ledger.record(&request.name, us).is_some_and(
             |record| matches!(record.owner, RecordOwner::Claim(owner, _) if Some(owner) == job.winner),
         );
@@ -299,7 +332,10 @@ impl World {
         if waits {
             pursued.retain(|mark, _| !is_over(&job, *mark));
         }
-        if job.paused.is_some() {
+        // A tick waits for a triggered run, and a triggered tick is none that fired.
+        let is_triggered = |mark: &Option<TickTime>| mark.is_some_and(TickTime::is_triggered);
+        let runs_trigger = pursued.iter().any(|(mark, runs)| *runs && is_triggered(mark));
+        if job.paused.is_some() || runs_trigger {
             pursued.clear();
         }
         let max_idle = if waits { 1 } else { usize::MAX };
@@ -350,7 +386,8 @@ impl World {
         // The grant may be that of a server whose clock was ahead, before the slot moved or a replica was promoted. The
         // number of a grant is not before its time.
         let latest = TickTime(self.server_us().max(fence.number().0) / 1000);
-        if options.mark > Some(latest) && !self.memory.stepped_back {
+        let is_triggered = options.mark.is_some_and(TickTime::is_triggered);
+        if options.mark > Some(latest) && !is_triggered && !self.memory.stepped_back {
             self.report(Violation::TickEarly, Some(key), || {
                 format!("{:?} began too early", options.mark)
             });
@@ -358,7 +395,9 @@ impl World {
         let tick = self.memory.ticks.ticks.get(&(key, options.mark));
         let mended = self.memory.ticks.mended.get(&key);
         // The server that granted it may have lacked the end, which its successor knows.
-        let is_older = mended.is_some_and(|mended| fence.number() <= *mended)
+        let cancelled = self.memory.ticks.cancelled.get(&(key, options.mark));
+        let is_older = cancelled.is_some_and(|latest| fence.number() <= *latest)
+            || mended.is_some_and(|mended| fence.number() <= *mended)
             || fence.number() <= self.memory.lossy_up_to;
         if tick.is_some_and(|tick| tick.ended) && !self.is_exempt_grant(fence.number()) && !is_older {
             self.report(Violation::TickRunAgain, Some(key), || {

@@ -1,7 +1,7 @@
 //! Inboxes: subscriptions through which grants are pushed.
 
 use tenure::error::{StoreError, StoreErrorKind, StoreRefusal};
-use tenure::protocol::message::{NodeId, Push};
+use tenure::protocol::message::{Kind, NodeId, Push};
 use tenure::protocol::session::step::{Attempt, SessionInput};
 use tenure::protocol::step::Input;
 
@@ -371,6 +371,9 @@ impl World {
         let key = self.key_index(push.name());
         let grant = match push {
             Push::Granted(grant) => grant,
+            Push::Changed(_, name) if name.kind == Kind::Job => {
+                return self.at(self.now, Event::JobActed { slot, key });
+            }
             Push::Changed(..) => {
                 self.cover(Case::NewsPushed);
                 return self.raise(Signal::Input {

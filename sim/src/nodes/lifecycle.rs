@@ -144,6 +144,7 @@ impl World {
             pursuits: Vec::new(),
             retired: false,
             mark_ahead: false,
+            picky_looks: HashSet::new(),
             predecessors: HashMap::new(),
             over: HashMap::new(),
         }

@@ -183,6 +183,11 @@ pub(crate) enum Event {
         slot: usize,
         key: usize,
     },
+    /// A node hears that an operator acted on a job.
+    JobActed {
+        slot: usize,
+        key: usize,
+    },
     AskForOpenTick {
         slot: usize,
         key: usize,

@@ -74,6 +74,8 @@ pub(crate) struct Node {
     pub(crate) retired: bool,
     /// Whether it was told that a job's mark lies ahead of the server's clock.
     pub(crate) mark_ahead: bool,
+    /// The looks of a job for which an open tick is too old.
+    pub(crate) picky_looks: HashSet<usize>,
     /// The tick that must run before each pursued one, as the store reported it.
     pub(crate) predecessors: HashMap<(usize, Option<TickTime>), TickTime>,
     /// The latest tick of each job that it knows to be over.

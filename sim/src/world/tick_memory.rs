@@ -46,11 +46,28 @@ pub(crate) struct TickMemory {
     pub(crate) history: HashMap<usize, JobRecord>,
     /// The ticks that the latest resume of each job passed over: after the first, and up to the second.
     pub(crate) passed_over: HashMap<usize, (Option<TickTime>, TickTime)>,
+    /// The run that operators want of each job.
+    pub(crate) wanted: HashMap<usize, Option<Wanted>>,
+    /// The ticks that were triggered once. A late answer may say that such a tick is over.
+    pub(crate) over_triggers: HashSet<(usize, TickTime)>,
+    /// The latest grant before each tick was cancelled. A run that was granted before may begin.
+    pub(crate) cancelled: HashMap<(usize, Option<TickTime>), GrantNumber>,
+    /// Since when a wanted run is not pursued.
+    pub(crate) unpursued: Option<u64>,
     /// Whether a mark was reset.
     pub(crate) reset: bool,
     /// The latest grant before the server was told of a finished tick that it had forgotten. A tick granted
     /// before that may run.
     pub(crate) mended: HashMap<usize, GrantNumber>,
+}
+
+/// A run that an operator wants.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wanted {
+    /// The triggered tick.
+    pub(crate) tick: TickTime,
+    /// Whether it was granted since the trigger.
+    pub(crate) is_granted: bool,
 }
 
 /// The state of one tick. Claims are compared, not nodes: one node may win a tick twice.
@@ -80,7 +97,20 @@ impl TickMemory {
         self.skipped.insert(key, job.skipped);
         self.kept.insert(key, job.saved.clone());
         self.history.insert(key, job.clone());
+        self.note_wanted(key, job);
         self.saved.retain(|(of, _), _| *of != key);
+    }
+
+    /// Takes over the run that is wanted of a job.
+    pub(crate) fn note_wanted(&mut self, key: usize, job: &JobRecord) {
+        let wanted = job.wanted.as_ref().map(|wanted| Wanted {
+            tick: wanted.tick,
+            is_granted: wanted.attempt > 0,
+        });
+        let tick = wanted.map(|wanted| wanted.tick);
+        self.saved.remove(&(key, tick));
+        self.over_triggers.extend(tick.map(|tick| (key, tick)));
+        self.wanted.insert(key, wanted);
     }
 
     /// Follows a reset of the job's mark.
@@ -111,7 +141,18 @@ impl TickMemory {
     }
 }
 
+/// Returns whether a claim of the tick waits for the end of a pause, or for that of a tick of the schedule.
+pub(crate) fn is_held_up(job: &JobRecord, mark: Option<TickTime>) -> bool {
+    match mark.is_some_and(TickTime::is_triggered) {
+        true => job.attempt > 0 && !job.done,
+        false => job.paused.is_some(),
+    }
+}
+
 /// Returns whether the store will not grant the tick any more.
 pub(crate) fn is_over(job: &JobRecord, mark: Option<TickTime>) -> bool {
+    if mark.is_some_and(TickTime::is_triggered) {
+        return job.wanted.as_ref().map(|wanted| wanted.tick) != mark;
+    }
     mark < job.mark || mark == job.mark && job.done || mark > job.mark && mark <= job.skipped
 }

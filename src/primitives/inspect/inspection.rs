@@ -12,8 +12,14 @@
 //! 4. The ledger shows the same (`protocol/ledger/view.rs` `view`), and the differential tests compare the two after each
 //!    step.
 //! 5. A view has no nonce: the nonce of an owner is the secret of a transfer (`protocol/view.rs`).
-//! 6. A node tells of itself every 20 s, once it has asked for a lease (`driver/presence.rs` `keep`, `tell`). Its key
+//! 6. A check asks each server what it tells of itself, and judges that (`store/redis/inspector/check.rs` `facts`, `judge`). A trial
+//!    takes locks by two nodes of its own, on connections without contracts (`primitives/inspect/check.rs` `check_locks`,
+//!    `hand_over`).
+//! 7. A node tells of itself every 20 s, once it has asked for a lease (`driver/presence.rs` `keep`, `tell`). Its key
 //!    expires after a minute, and a shutdown removes it (`driver/presence.rs` `end_presence`). Presence decides nothing.
+//! 7. A caller notes what it does with a lease (`primitives/guard.rs` `note`, `driver/notes.rs` `write`). The presence has the
+//!    notes of the leases that were held for longest, by claim (`driver/notes.rs` `told`). An entry shows a note under the holder
+//!    with that claim (`primitives/inspect/note.rs` `notes_of`).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -25,6 +31,7 @@ use crate::error::{Error, StoreError};
 use crate::key::Key;
 #[cfg(feature = "serde")]
 use crate::primitives::inspect::json;
+use crate::primitives::inspect::note::{NoteEntry, notes_of};
 use crate::protocol::message::{Fence, NodeId};
 use crate::protocol::view::{
     HolderView, InspectAnswer, InspectQuery, KeyView, NodeView, Position, RecordView, ServerView, WaiterView,
@@ -348,6 +355,9 @@ pub struct HolderEntry {
     /// When the record ends, if it is not extended: the lease with its margin. `None`: it has no end.
     #[cfg_attr(feature = "serde", serde(serialize_with = "json::ms"))]
     pub remaining: Option<Duration>,
+    /// What its callers [noted](crate::Lease::note), by the node's latest presence. Readers of one node share a grant, so there may
+    /// be several. If callers of the node hand the lease on to each other, a note may be that of the former one for about 2 s.
+    pub notes: Vec<NoteEntry>,
 }
 
 /// A claim that waits for a lease, or a node that waits for a latch.
@@ -538,6 +548,7 @@ fn holder_entry(server: &ServerView, holder: &HolderView) -> HolderEntry {
         since: since.map(|since| after_epoch(Duration::from_micros(since))),
         is_revoked: holder.is_revoked,
         remaining: holder.left_ms.map(Duration::from_millis),
+        notes: notes_of(server.nodes.get(&holder.node), holder.claim),
     }
 }
 

@@ -39,13 +39,13 @@ use crate::protocol::message::{Asking, ClaimNumber, GrantNumber, Name};
 use crate::protocol::steal::{AuditEntry, StealAct, StealReply, StealRequest, StealTarget};
 
 /// How often the holder is asked within the grace: a push may be lost.
-const ASK_EVERY: Duration = Duration::from_secs(1);
+pub(crate) const ASK_EVERY: Duration = Duration::from_secs(1);
 /// The first pause between two looks at the key, after a revoke. It doubles.
 const MIN_LOOK_PAUSE: Duration = Duration::from_millis(20);
 /// The longest pause between two looks at the key.
 const MAX_LOOK_PAUSE: Duration = Duration::from_millis(500);
 /// The pause between two looks at the key within the grace.
-const GRACE_LOOK_PAUSE: Duration = Duration::from_millis(100);
+pub(crate) const GRACE_LOOK_PAUSE: Duration = Duration::from_millis(100);
 
 impl Inspection {
     /// Takes the lease on an entry from its holder: asks for it, waits for the [grace](Steal::grace), and revokes it then.
@@ -85,7 +85,7 @@ impl Inspection {
         }
     }
 
-    /// Returns the audit list: the acts of [`steal`](Self::steal), the latest first, at most 1,000. Reads 25 in each round trip.
+    /// Returns the audit list: the acts of [`steal`](Self::steal) and about jobs, the latest first, at most 1,000. Reads 25 in each round trip.
     ///
     /// # Errors
     /// [`Error::Connect`] if the store is unavailable or refuses; [`Error::Closed`] in a forked child.
@@ -301,6 +301,13 @@ impl AuditEntry {
     pub fn time(&self) -> SystemTime {
         let time = SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(self.time_ms));
         time.unwrap_or(SystemTime::UNIX_EPOCH)
+    }
+
+    /// Returns the nominal time of the tick that was triggered or cancelled. `None` for other acts.
+    pub fn tick(&self) -> Option<SystemTime> {
+        let is_of_tick = matches!(&*self.what, "triggered" | "cancelled");
+        let ms = self.number.parse().ok().filter(|_| is_of_tick)?;
+        SystemTime::UNIX_EPOCH.checked_add(Duration::from_millis(ms))
     }
 }
 

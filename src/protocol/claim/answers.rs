@@ -178,7 +178,7 @@ impl Claim {
                     return None;
                 }
                 held.extend(deadline);
-                cx.event(KeyEvent::Renewed { slack });
+                cx.event(KeyEvent::Renewed { slack, lease });
                 Some(ClaimEvent::Renewed)
             }
             // The lease is another one. No caller holds it.

@@ -207,6 +207,14 @@ impl KeyState {
         claim.holding(now, index)
     }
 
+    /// Returns the claim by which a caller holds, and since when it holds.
+    pub(crate) fn held_since(&self, ticket: Ticket) -> Option<(ClaimNumber, Instant)> {
+        let (claim, held, _) = self.held_by(ticket)?;
+        let local = held.local();
+        let local = local.or_else(|| Some(&self.readers.get(ticket)?.local))?;
+        Some((claim.number(), local.hold.since))
+    }
+
     /// Returns every caller whose deadline has not passed, and what it holds.
     pub(crate) fn holders(&self, now: Instant) -> impl Iterator<Item = (Ticket, Holding)> {
         let held = self

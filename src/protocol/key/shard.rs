@@ -11,7 +11,7 @@ use crate::protocol::claim::held_lease::Holding;
 use crate::protocol::context::{RequestSink, Seed, ShardContext, StepContext};
 use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::key::key_state::KeyState;
-use crate::protocol::message::{ClaimId, Kind, Name, NodeId};
+use crate::protocol::message::{ClaimId, ClaimNumber, Kind, Name, NodeId};
 use crate::protocol::quorum::Quorum;
 use crate::protocol::session::server_clock::ServerClock;
 use crate::protocol::step::{
@@ -318,6 +318,11 @@ impl Shard {
     /// Returns what a caller holds, until a step ends it.
     pub fn holding(&self, now: Instant, name: &Name, ticket: Ticket) -> Option<Holding> {
         self.keys.get(name)?.holding(now, ticket)
+    }
+
+    /// Returns the claim by which a caller holds, and since when it holds.
+    pub(crate) fn held_since(&self, name: &Name, ticket: Ticket) -> Option<(ClaimNumber, Instant)> {
+        self.keys.get(name)?.held_since(ticket)
     }
 
     /// Begins a write of a holder. Returns what the write is checked against, and the length of the lease. Returns

@@ -112,14 +112,22 @@ pub enum Branch {
     TickOvertaken,
     /// A waiter was removed because its tick was over.
     StandbyDropped,
+    /// A triggered tick waits for the end of a tick of the schedule.
+    TriggerBehindTick,
+    /// A tick of the schedule waits for the end of a triggered run.
+    TickBehindTrigger,
+    /// A triggered tick was granted.
+    TriggerGranted,
+    /// A node was told whether its run was cancelled.
+    EndingTold,
+    /// A run of a triggered tick ended it.
+    TriggerFinished,
     /// A waiter was removed because a reset moved its tick into the future.
     StandbyEarly,
     /// A former waiter learned that its tick is over.
     StandbyTold,
     /// A call learned of an unfinished tick.
     OpenTold,
-    /// An unfinished tick was not reported, because it is too old.
-    OpenTooOld,
     /// A call learned that the stored fingerprint differs from its own.
     OtherFingerprint,
     /// An expression that was replaced a short time ago came back.

@@ -34,7 +34,7 @@ impl Transaction<'_> {
         let mut report = JobReport {
             ahead_ms: job.ahead_ms(now),
             now_ms: now,
-            owns: owned && job.mark == mark,
+            owns: owned && (job.mark == mark || job.wanted_run(mark).is_some()),
             mark: job.mark,
             well: job.well,
             after: job.after(),
@@ -42,16 +42,16 @@ impl Transaction<'_> {
             ..JobReport::default()
         };
         match call {
-            Call::Open {
-                within_ms,
-                fingerprint,
-                ..
-            } => {
-                self.report_open_tick(&mut report, within_ms);
+            Call::Open { fingerprint, .. } => {
+                self.report_open_tick(&mut report);
                 self.note_expression(&mut report, fingerprint, lease_ms);
                 self.note_look(now + 2 * lease_ms.max(MIN_POLL_MS), sender, LookData::read(data));
             }
             Call::Withdraw => drop(job.nodes.remove(&sender)),
+            Call::Ending { number } => {
+                report.is_cancelled = job.was_cancelled(number);
+                self.branches.note(Branch::EndingTold);
+            }
             Call::Reset if report.ahead_ms > 0 => {
                 job.reset(now);
                 self.branches.note(Branch::MarkReset);
@@ -74,23 +74,18 @@ impl Transaction<'_> {
         CallAnswer::Report(Box::new(report))
     }
 
-    /// Reports a tick whose winner and waiters are all gone: only the store knows of it.
-    fn report_open_tick(&mut self, report: &mut JobReport, within_ms: u64) {
+    /// Reports a tick whose winner and waiters may all be gone: only the store knows of it. Also reports what operators did.
+    fn report_open_tick(&mut self, report: &mut JobReport) {
         let (now, untold) = (report.now_ms, self.plant.is(Flaw::OpenTickUntold));
         let Some(job) = self.job.as_deref_mut() else {
             return;
         };
-        let open = job.unfinished(now);
         report.paused = job.paused.clone();
-        report.open = open.filter(|tick| !untold && within_ms >= now - tick.0);
-        if open.is_some() {
-            let is_told = report.open.is_some();
-            let branch = if is_told {
-                Branch::OpenTold
-            } else {
-                Branch::OpenTooOld
-            };
-            self.branches.note(branch);
+        report.resumed_ms = job.resumed_ms;
+        report.wanted = job.wanted.clone().filter(|wanted| wanted.is_open(now));
+        report.open = job.unfinished(now).filter(|_| !untold);
+        if report.open.is_some() {
+            self.branches.note(Branch::OpenTold);
         }
     }
 
@@ -170,13 +165,17 @@ impl Transaction<'_> {
         if !report.owns && !by_anyone {
             return self.branches.note(Branch::NotOwner);
         }
+        if self.plant.is(Flaw::CheckpointNotKept) {
+            return;
+        }
+        let attempt = job.attempt_at(self.mark);
         let is_later =
-            |saved: &CheckpointRecord| (saved.tick, saved.attempt) == (tick, job.attempt) && saved.seq >= seq;
+            |saved: &CheckpointRecord| (saved.tick, saved.attempt) == (tick, attempt) && saved.seq >= seq;
         if job.saved.as_ref().is_some_and(is_later) {
             // The request was slow, and a later checkpoint was saved before it.
             return self.branches.note(Branch::SavedBefore);
         }
-        let (attempt, data) = (job.attempt, data.clone());
+        let data = data.clone();
         job.saved = Some(CheckpointRecord {
             tick,
             attempt,
@@ -201,7 +200,7 @@ impl Transaction<'_> {
         let Some(job) = self.job.as_deref_mut() else {
             return false;
         };
-        let lost = over.is_some() && job.mark.is_some() && job.is_open(over);
+        let lost = over.is_some() && job.mark.is_some() && job.is_open(over, now, self.plant);
         if lost {
             (job.mark, job.done) = (over, true);
             self.branches.note(Branch::LossMended);

@@ -104,11 +104,9 @@ impl Transaction<'_> {
         let is_told = !self.plant.is(Flaw::FinishedTickHandedOver) && !self.plant.is(Flaw::StandbyNeverTold);
         let branch = if self.now() > entry.dies {
             Branch::DeadRemoved
-        } else if is_told && self.job.as_ref().is_some_and(|job| !job.is_open(entry.mark)) {
+        } else if is_told && self.is_over(entry.mark) {
             Branch::StandbyDropped
-        } else if self.job.as_ref().is_some_and(|job| job.paused.is_some())
-            && !self.plant.is(Flaw::PausedStandbyGranted)
-        {
+        } else if self.is_paused(entry.mark) && !self.plant.is(Flaw::PausedStandbyGranted) {
             Branch::StandbyPaused
         } else if let Some(job) = &self.job
             && job.is_brought_back(entry.mark, self.date_ms)
@@ -125,10 +123,14 @@ impl Transaction<'_> {
 
     /// Returns whether a free key may go to this live waiter. A waiter that is passed over keeps its place.
     fn can_be_granted(&mut self, at: usize, caller: Option<ClaimId>) -> bool {
+        let mark = self.state.queue[at].mark;
+        if self.is_behind_tick(mark) {
+            return false;
+        }
         let entry = &self.state.queue[at];
         let is_kept_waiting = self.job.as_ref().is_some_and(|job| {
             self.plant.is(Flaw::StandbyNeverGranted) && job.mark == entry.mark
-                || self.plant.is(Flaw::StandbyNeverTold) && !job.is_open(entry.mark)
+                || self.plant.is(Flaw::StandbyNeverTold) && !job.is_open(entry.mark, self.date_ms, self.plant)
         });
         if is_kept_waiting {
             return false;
@@ -201,7 +203,7 @@ impl Transaction<'_> {
             claim_id: entry.claim_id,
             number,
             lease_ms: entry.term.lease_ms,
-            attempt: self.job.as_ref().map_or(0, |job| job.attempt),
+            attempt: self.job.as_ref().map_or(0, |job| job.attempt_at(entry.mark)),
         }));
     }
 }

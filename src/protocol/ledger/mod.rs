@@ -242,11 +242,14 @@ impl Ledger {
         }
     }
 
-    /// Deletes the record of a job, unless a claim owns the job or waits for it.
+    /// Deletes the record of a job, unless a node has the job, or a claim owns it or waits for it.
     fn forget_job(&mut self, name: &Name, now_us: u64) -> Reply {
         let now = now_us / 1000;
+        let date = self.date_ms.unwrap_or(now);
+        let has_nodes = |job: &JobRecord| job.nodes.values().any(|node| date <= node.until_ms);
         let waits = |state: &KeyRecord| state.queue.iter().any(|entry| now <= entry.dies);
-        if self.record(name, now_us).is_some() || self.states.get(name).is_some_and(waits) {
+        let is_in_use = self.record(name, now_us).is_some() || self.states.get(name).is_some_and(waits);
+        if is_in_use || self.jobs.get(name).is_some_and(has_nodes) {
             return ClaimReply::Busy(None).into();
         }
         self.states.remove(name);

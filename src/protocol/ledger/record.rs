@@ -4,9 +4,10 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
+use crate::protocol::flaw::{Flaw, Plant};
 use crate::protocol::message::{
-    ClaimId, GrantNumber, JobNode, JobPause, LeaseTimes, MAX_RUNS, Mode, NodeId, Payload, RunRecord,
-    TickTime, Version,
+    ClaimId, GrantNumber, JobNode, LeaseTimes, MAX_RUNS, Mode, NodeId, OperatorAct, Payload, RunOutcome,
+    RunRecord, TickTime, Version, WantedRun,
 };
 
 /// The state of one key. The store keeps none for a key whose state is empty.
@@ -116,6 +117,14 @@ impl Record {
             | RecordOwner::WrongType => None,
         }
     }
+
+    /// Returns the number of the grant, also of a lease that was revoked.
+    pub(crate) fn number(&self) -> Option<GrantNumber> {
+        match self.owner {
+            RecordOwner::Claim(_, number) | RecordOwner::Revoked(_, number) => Some(number),
+            RecordOwner::Foreign | RecordOwner::RevokedForeign | RecordOwner::WrongType => None,
+        }
+    }
 }
 
 impl RecordOwner {
@@ -177,7 +186,7 @@ pub struct JobRecord {
     pub done: bool,
     /// How often that tick was granted.
     pub attempt: u32,
-    /// The claim that was granted that tick last.
+    /// The claim that was granted a tick last, also a triggered one. `None` after its tick was cancelled.
     pub winner: Option<ClaimId>,
     /// The latest tick that came while an earlier one was running. It never runs.
     pub skipped: Option<TickTime>,
@@ -193,7 +202,12 @@ pub struct JobRecord {
     /// The latest checkpoint of a run, for the next run of its tick.
     pub saved: Option<CheckpointRecord>,
     /// The pause, while an operator has paused the job.
-    pub paused: Option<Arc<JobPause>>,
+    pub paused: Option<Arc<OperatorAct>>,
+    /// When the latest pause ended, in ms.
+    pub resumed_ms: Option<u64>,
+    /// The run that an operator wants, until a run of its tick ends or the tick is cancelled. Its tick does not
+    /// belong to the schedule: it changes neither the mark nor what belongs to it, and is not judged by them.
+    pub wanted: Option<Arc<WantedRun>>,
     /// How often a tick was granted.
     pub run_count: u64,
     /// The latest runs, oldest first; at most [`MAX_RUNS`].
@@ -227,9 +241,50 @@ pub struct CheckpointRecord {
 }
 
 impl JobRecord {
-    /// Returns whether the tick may still be run.
-    pub(crate) fn is_open(&self, mark: Option<TickTime>) -> bool {
-        mark > self.mark && mark > self.skipped || mark == self.mark && !self.done
+    /// Returns whether the tick may still be granted.
+    pub(crate) fn is_open(&self, mark: Option<TickTime>, now_ms: u64, plant: Plant) -> bool {
+        match mark {
+            Some(tick) if tick.is_triggered() && !plant.is(Flaw::TriggerJudgedByMark) => {
+                self.wanted_run(mark).is_some_and(|wanted| wanted.is_open(now_ms))
+            }
+            _ => mark > self.mark && mark > self.skipped || mark == self.mark && !self.done,
+        }
+    }
+
+    /// Returns the run that is wanted of this tick.
+    pub(crate) fn wanted_run(&self, mark: Option<TickTime>) -> Option<&WantedRun> {
+        let wanted = self.wanted.as_deref();
+        wanted.filter(|wanted| Some(wanted.tick) == mark)
+    }
+
+    /// Returns whether an operator cancelled the run that has the grant of this number.
+    pub(crate) fn was_cancelled(&self, number: GrantNumber) -> bool {
+        let run = self.runs.iter().rfind(|run| run.number == number);
+        let ending = run.and_then(|run| run.ending.as_ref());
+        ending.is_some_and(|ending| ending.result.outcome == RunOutcome::Cancelled)
+    }
+
+    /// Returns whether the tick was begun by the schedule and has not ended.
+    pub(crate) fn is_begun(&self) -> bool {
+        self.attempt > 0 && !self.done
+    }
+
+    /// Returns whether the tick is triggered, and waits for the end of the latest tick of the schedule.
+    pub(crate) fn is_behind_tick(&self, mark: Option<TickTime>) -> bool {
+        mark.is_some_and(TickTime::is_triggered) && self.is_begun()
+    }
+
+    /// Returns how often this tick was granted, if it is the latest one of the schedule or is wanted.
+    pub(crate) fn attempt_at(&self, mark: Option<TickTime>) -> u32 {
+        let wanted = self.wanted_run(mark);
+        let is_mark = mark == self.mark;
+        wanted.map_or(if is_mark { self.attempt } else { 0 }, |wanted| wanted.attempt)
+    }
+
+    /// Returns whether a triggered run has the grant of this number. It may have ended, or be cancelled.
+    pub(crate) fn is_triggered_run(&self, number: GrantNumber) -> bool {
+        let latest = self.runs.back();
+        latest.is_some_and(|run| run.tick.is_triggered() && run.number == number)
     }
 
     /// Returns the tick after which the next one may run, for a job that runs every tick in order. A skipped tick
@@ -254,7 +309,14 @@ impl JobRecord {
 
     /// Returns whether a reset moved the tick into the future. No claim waits for it until its time comes.
     pub(crate) fn is_brought_back(&self, mark: Option<TickTime>, now_ms: u64) -> bool {
-        mark != self.mark && mark.is_some_and(|mark| mark.0 > now_ms)
+        let is_ahead = |mark: TickTime| !mark.is_triggered() && mark.0 > now_ms;
+        mark != self.mark && mark.is_some_and(is_ahead)
+    }
+
+    /// Notes that no tick before this one runs, unless it was granted.
+    pub(crate) fn pass_over_before(&mut self, mark: Option<TickTime>) {
+        let before = TickTime(mark.map_or(0, |mark| mark.0.saturating_sub(1)));
+        self.skipped = self.skipped.max(Some(before).filter(|before| before.0 > 0));
     }
 
     /// Adds the run that a grant begins.
@@ -274,8 +336,7 @@ impl JobRecord {
 
     /// Returns the unfinished tick that never runs again if the given tick is granted.
     pub(crate) fn overtaken_by(&self, mark: Option<TickTime>) -> Option<TickTime> {
-        let is_open = self.mark != mark && self.attempt > 0 && !self.done;
-        self.mark.filter(|_| is_open)
+        self.mark.filter(|_| self.mark != mark && self.is_begun())
     }
 
     /// Returns how far the mark lies ahead of `now_ms`, in milliseconds. No tick before the mark is run.
@@ -289,12 +350,12 @@ impl JobRecord {
         let now = TickTime(now_ms);
         (self.mark, self.done) = (Some(now), true);
         self.skipped = self.skipped.map(|skipped| skipped.min(now));
+        self.well = self.well.map(|well| well.min(now));
     }
 
     /// Returns the tick that was granted and is unfinished, if its time has come.
     pub(crate) fn unfinished(&self, now_ms: u64) -> Option<TickTime> {
-        self.mark
-            .filter(|mark| self.attempt > 0 && !self.done && mark.0 <= now_ms)
+        self.mark.filter(|mark| self.is_begun() && mark.0 <= now_ms)
     }
 }
 

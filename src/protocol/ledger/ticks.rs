@@ -10,7 +10,7 @@
 
 use crate::protocol::flaw::Flaw;
 use crate::protocol::ledger::branch::Branch;
-use crate::protocol::ledger::record::QueueEntry;
+use crate::protocol::ledger::record::{QueueEntry, Record};
 use crate::protocol::ledger::transaction::Transaction;
 use crate::protocol::message::{
     ClaimId, ClaimReply, LeaveReply, Payload, RunEnding, RunOutcome, RunRecord, RunResult, TickRefusal,
@@ -26,20 +26,41 @@ impl Transaction<'_> {
         if self.plant.is(Flaw::NoMark) {
             return None;
         }
-        if !job.is_open(self.mark) {
+        if !job.is_open(self.mark, now, self.plant) {
             Some(self.refuse_over_tick(Branch::TickOver))
-        } else if let Some(TickTime(due)) = self.mark
+        } else if let Some(TickTime(due)) = self.mark.filter(|mark| !mark.is_triggered())
             && due > now
             && !self.plant.is(Flaw::EarlyTickGranted)
         {
             self.branches.note(Branch::TickEarly);
             Some(TickRefusal::Early(ms(due - now)))
-        } else if job.paused.is_some() {
+        } else if self.is_paused(self.mark) {
             self.branches.note(Branch::TickPaused);
             Some(TickRefusal::Paused)
         } else {
             None
         }
+    }
+
+    /// Returns whether the tick is one of a job, and is over.
+    pub(crate) fn is_over(&self, mark: Option<TickTime>) -> bool {
+        let job = self.job.as_deref();
+        job.is_some_and(|job| !job.is_open(mark, self.date_ms, self.plant))
+    }
+
+    /// Returns whether an operator has paused the job, and so the tick.
+    pub(crate) fn is_paused(&self, mark: Option<TickTime>) -> bool {
+        let is_triggered = mark.is_some_and(TickTime::is_triggered);
+        !is_triggered && self.job.as_deref().is_some_and(|job| job.paused.is_some())
+    }
+
+    /// Returns whether the tick is triggered, and waits for the end of the latest tick of the schedule.
+    pub(crate) fn is_behind_tick(&mut self, mark: Option<TickTime>) -> bool {
+        let is_behind = self.job.as_deref().is_some_and(|job| job.is_behind_tick(mark));
+        if is_behind {
+            self.branches.note(Branch::TriggerBehindTick);
+        }
+        is_behind
     }
 
     /// Returns why a tick is refused that is over.
@@ -60,7 +81,8 @@ impl Transaction<'_> {
         let WhenBehind::After(after) = when_behind else {
             return None;
         };
-        let job = self.job.as_deref()?;
+        let is_of_schedule = !self.mark.is_some_and(TickTime::is_triggered);
+        let job = self.job.as_deref().filter(|_| is_of_schedule)?;
         let latest = if self.plant.is(Flaw::SkippedTickAwaited) {
             job.mark
         } else {
@@ -80,12 +102,24 @@ impl Transaction<'_> {
 
     /// Returns the refusal of a later tick that cannot run now because another claim has the job, or `None` if the
     /// claim may queue. [`WhenBehind::Skip`] records this tick as skipped; [`WhenBehind::Queue`] records the earlier
-    /// ticks that were not granted.
+    /// ticks that were not granted. A tick that comes during a triggered run waits for it, whatever it does behind a tick.
     pub(crate) fn refuse_beside_run(&mut self, when_behind: WhenBehind, wait: bool) -> Option<ClaimReply> {
         let skips = when_behind == WhenBehind::Skip
             || when_behind == WhenBehind::Queue && self.plant.is(Flaw::QueuedTickSkipped);
         let left = self.owner_left_ms();
-        let job = self.job.as_deref_mut().filter(|job| self.mark > job.mark)?;
+        let owner = self.state.record.as_ref().and_then(Record::number);
+        let plant = self.plant;
+        let is_of_schedule = !self.mark.is_some_and(TickTime::is_triggered);
+        let job = self.job.as_deref_mut();
+        let job = job.filter(|job| is_of_schedule && self.mark > job.mark)?;
+        let is_beside_trigger = owner.is_some_and(|owner| job.is_triggered_run(owner));
+        if is_beside_trigger && !plant.is(Flaw::TickSkippedForTrigger) {
+            self.branches.note(Branch::TickBehindTrigger);
+            if wait && !matches!(when_behind, WhenBehind::After(_)) {
+                job.pass_over_before(self.mark);
+            }
+            return None;
+        }
         if skips {
             // Runs must not overlap. A tick that is skipped here must not be run later by another node either.
             job.skipped = self.mark;
@@ -97,8 +131,7 @@ impl Transaction<'_> {
         if when_behind != WhenBehind::Queue || !wait {
             return Some(ClaimReply::Busy(left));
         }
-        let before = TickTime(self.mark.map_or(0, |mark| mark.0.saturating_sub(1)));
-        job.skipped = job.skipped.max(Some(before).filter(|before| before.0 > 0));
+        job.pass_over_before(self.mark);
         self.branches.note(Branch::TickQueued);
         None
     }
@@ -114,7 +147,7 @@ impl Transaction<'_> {
             .nodes
             .get(&node)
             .map_or_else(|| "".into(), |node| node.name.clone());
-        let attempt = job.attempt;
+        let attempt = job.attempt_at(claim.mark);
         job.begin_run(RunRecord {
             tick,
             attempt,
@@ -156,13 +189,21 @@ impl Transaction<'_> {
             return false;
         };
         let is_winner = |winner: ClaimId| winner == claim_id || (by_node && winner.node == claim_id.node);
-        if job.mark != self.mark || !job.winner.is_some_and(is_winner) {
+        // A trigger that was not granted yet is a later one, for the same nominal time.
+        let is_wanted = job.wanted_run(self.mark).is_some_and(|wanted| wanted.attempt > 0);
+        if job.mark != self.mark && !is_wanted || !job.winner.is_some_and(is_winner) {
             self.branches.note(Branch::TickFinishedByAnother);
             return false;
         }
-        job.done = true;
+        if !is_wanted {
+            job.done = true;
+        } else if !self.plant.is(Flaw::TriggerOutlivesRun) {
+            self.branches.note(Branch::TriggerFinished);
+            job.wanted = None;
+        }
+        let nominal = self.mark.map(|mark| TickTime(mark.nominal_ms()));
         if outcome == RunOutcome::Done {
-            job.well = job.mark;
+            job.well = job.well.max(nominal);
         }
         if !keeps {
             job.saved = None;
@@ -183,7 +224,7 @@ impl Transaction<'_> {
         else {
             return;
         };
-        let was_reset = job.mark != mark;
+        let was_reset = job.mark != mark && !mark.is_some_and(TickTime::is_triggered);
         if twice && let Some(run) = job.runs.back().filter(|run| run.ending.is_some()).cloned() {
             job.begin_run(RunRecord { ending: None, ..run });
         }

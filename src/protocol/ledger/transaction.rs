@@ -8,6 +8,7 @@
 //! another waiter joins the queue. Until then it may stay in the queue behind a live one.
 
 use std::collections::HashSet;
+use std::sync::Arc;
 
 use crate::error::StoreRefusal;
 use crate::protocol::flaw::{Flaw, Plant};
@@ -198,7 +199,8 @@ impl Transaction<'_> {
         if let Some(refused) = self.refuse_behind_earlier(when_behind) {
             return ClaimReply::Tick(refused);
         }
-        if self.may_join(&claim, search) {
+        let is_behind_tick = self.is_behind_tick(claim.mark);
+        if !is_behind_tick && self.may_join(&claim, search) {
             if self.is_group_refused {
                 self.branches.note(Branch::GroupRefused);
                 return ClaimReply::GroupRefused;
@@ -230,7 +232,7 @@ impl Transaction<'_> {
 
     fn grant_reply(&self, number: GrantNumber) -> GrantReply {
         GrantReply {
-            attempt: self.job.as_ref().map_or(0, |job| job.attempt),
+            attempt: self.job.as_ref().map_or(0, |job| job.attempt_at(self.mark)),
             ..GrantReply::new(number)
         }
     }
@@ -272,9 +274,9 @@ impl Transaction<'_> {
             self.granted(number).into()
         } else if waits {
             self.queued().into()
-        } else if self.job.as_ref().is_some_and(|job| !job.is_open(self.mark)) {
+        } else if self.is_over(self.mark) {
             ClaimReply::Tick(self.refuse_over_tick(Branch::StandbyTold)).into()
-        } else if self.job.as_ref().is_some_and(|job| job.paused.is_some()) {
+        } else if self.is_paused(self.mark) {
             ClaimReply::Tick(TickRefusal::Paused).into()
         } else {
             ClaimReply::Gone.into()
@@ -361,21 +363,13 @@ impl Transaction<'_> {
     /// Makes the claim the owner of the key, or one of its holders, and returns the new grant number.
     pub(crate) fn grant(&mut self, claim: &QueueEntry) -> GrantNumber {
         let (claim_id, mark) = (claim.claim_id, claim.mark);
-        if let Some(job) = &mut self.job {
-            let again = job.mark == mark && job.attempt > 0;
-            if again {
-                self.branches.note(Branch::TickTakenOver);
-            } else if job.attempt > 0 && !job.done {
-                self.branches.note(Branch::TickOvertaken);
-            }
-            if !again && !self.plant.is(Flaw::CheckpointOutlivesTick) {
+        if let Some(job) = self.job.as_deref_mut() {
+            let is_saved_by_another = job.saved.as_ref().is_some_and(|saved| Some(saved.tick) != mark);
+            if is_saved_by_another && !self.plant.is(Flaw::CheckpointOutlivesTick) {
                 job.saved = None;
             }
-            if !again {
-                job.passed = mark.map(|mark| (job.mark.unwrap_or_default(), mark));
-            }
-            job.attempt = if again { job.attempt + 1 } else { 1 };
-            (job.mark, job.done, job.winner) = (mark, false, Some(claim_id));
+            job.winner = Some(claim_id);
+            self.count_attempt(mark);
         }
         let keep = self.plant.is(Flaw::NumberKeptOnHandOff) && *self.last > GrantNumber::default();
         if !keep {
@@ -384,6 +378,28 @@ impl Transaction<'_> {
         self.write_lease(claim, *self.last);
         self.note_run(claim);
         *self.last
+    }
+
+    /// Counts one more attempt at a tick.
+    fn count_attempt(&mut self, mark: Option<TickTime>) {
+        let Some(job) = self.job.as_deref_mut() else {
+            return;
+        };
+        if let Some(wanted) = job.wanted.as_mut().filter(|wanted| Some(wanted.tick) == mark) {
+            Arc::make_mut(wanted).attempt += 1;
+            return self.branches.note(Branch::TriggerGranted);
+        }
+        let again = job.mark == mark && job.attempt > 0;
+        if again {
+            self.branches.note(Branch::TickTakenOver);
+        } else if job.is_begun() {
+            self.branches.note(Branch::TickOvertaken);
+        }
+        if !again {
+            job.passed = mark.map(|mark| (job.mark.unwrap_or_default(), mark));
+        }
+        job.attempt = if again { job.attempt + 1 } else { 1 };
+        (job.mark, job.done) = (mark, false);
     }
 
     /// Writes the record or the share of a claim, for its full lease.

@@ -32,10 +32,7 @@ impl Ledger {
         };
         let end = names.len().min(at + PAGE);
         let view = |name: &Name| {
-            let owner = match self.record(name, now_us).map(|record| &record.owner) {
-                Some(RecordOwner::Claim(_, number) | RecordOwner::Revoked(_, number)) => Some(*number),
-                _ => None,
-            };
+            let owner = self.record(name, now_us).and_then(Record::number);
             Some(JobView {
                 key: name.key.clone(),
                 record: self.jobs.get(name)?.clone(),

@@ -4,17 +4,14 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::protocol::message::names::{ClaimId, GrantNumber, NodeId, TickTime, Version};
-use crate::protocol::message::run::JobPause;
+use crate::protocol::message::run::{OperatorAct, WantedRun};
 
 /// A question or an action about a job, a semaphore, a latch, an election or another claim's lease. A call creates no
 /// claim. A call may be repeated at any time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Call {
-    /// Asks which tick is unfinished: it was granted, has not ended, and is not older than `within_ms` by the store's
-    /// clock. The request's data tells the store of the node and the plan ([`LookData`](super::LookData)).
+    /// Asks which tick is unfinished: it was granted, and has not ended. The request's data tells the store of the node and the plan ([`LookData`](super::LookData)).
     Open {
-        /// The greatest age of the tick, in milliseconds.
-        within_ms: u64,
         /// The fingerprint of the service and the job's expression, as the caller knows them; 0 if it knows none. The
         /// store keeps it, so that a later caller learns of a difference.
         fingerprint: u64,
@@ -26,6 +23,11 @@ pub enum Call {
     Withdraw,
     /// Sets a mark that lies ahead of the store's clock back to the clock, so that ticks run again.
     Reset,
+    /// Asks whether an operator cancelled the run that has the grant of this number.
+    Ending {
+        /// The number.
+        number: GrantNumber,
+    },
     /// Asks whether this claim owns the job for the tick of the request.
     Verify {
         /// The claim of the run.
@@ -122,6 +124,7 @@ impl Call {
             | Call::Proclaim { of, .. } => Some(of),
             Call::Open { .. }
             | Call::Withdraw
+            | Call::Ending { .. }
             | Call::Reset
             | Call::InUse
             | Call::SetCount { .. }
@@ -262,7 +265,13 @@ pub struct JobReport {
     /// The checkpoint of the tick; only for its owner.
     pub saved: Option<Payload>,
     /// The pause of the job. Only for a question about open ticks.
-    pub paused: Option<Arc<JobPause>>,
+    pub paused: Option<Arc<OperatorAct>>,
+    /// The run that an operator wants, if it may still be granted. Only for a question about open ticks.
+    pub wanted: Option<Arc<WantedRun>>,
+    /// When the latest pause ended, in milliseconds since the Unix epoch. Only for a question about open ticks.
+    pub resumed_ms: Option<u64>,
+    /// Set if an operator cancelled the run. Only for a question about the end of a run.
+    pub is_cancelled: bool,
 }
 
 impl JobReport {

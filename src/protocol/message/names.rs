@@ -199,9 +199,31 @@ number! {
 }
 
 number! {
-    /// The nominal time of a tick, in milliseconds since the Unix epoch. A job's mark is the latest granted tick; it only
-    /// grows, unless it is reset.
+    /// The nominal time of a tick, in milliseconds since the Unix epoch. A job's mark is the latest granted tick of its
+    /// schedule; it only grows, unless it is reset. A tick that an operator triggered does not belong to the schedule, and
+    /// is never compared with the mark.
     TickTime
+}
+
+impl TickTime {
+    /// The first tick that an operator triggered. Each is this number plus its nominal time, so that it is no tick of a
+    /// schedule, and a number that Lua represents exactly.
+    pub const FIRST_TRIGGERED: TickTime = TickTime(1 << 52);
+
+    /// Returns whether an operator triggered the tick.
+    pub fn is_triggered(self) -> bool {
+        self >= Self::FIRST_TRIGGERED
+    }
+
+    /// Returns the triggered tick with this nominal time.
+    pub fn triggered(self) -> TickTime {
+        TickTime(Self::FIRST_TRIGGERED.0 | self.0)
+    }
+
+    /// Returns the nominal time of the tick, in milliseconds since the Unix epoch.
+    pub fn nominal_ms(self) -> u64 {
+        self.0 & (Self::FIRST_TRIGGERED.0 - 1)
+    }
 }
 
 /// The identity of an owner or a waiter: a node, the number of its claim, and a random nonce that other clients

@@ -39,6 +39,8 @@ pub enum RunOutcome {
     Missed,
     /// The node drained before the job had ended. Another node runs the tick again.
     HandedOver,
+    /// An operator cancelled the tick.
+    Cancelled,
 }
 
 impl RunOutcome {
@@ -110,15 +112,36 @@ pub struct RunRecord {
     pub ending: Option<RunEnding>,
 }
 
-/// A pause of a job, by an operator.
+/// An act of an operator that is in effect: a pause or a trigger.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JobPause {
+pub struct OperatorAct {
     /// Since when, in milliseconds since the Unix epoch.
     pub since_ms: u64,
     /// The operator.
     pub by: Arc<str>,
     /// The reason.
     pub why: Arc<str>,
+}
+
+/// A run that an operator wants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WantedRun {
+    /// The triggered tick.
+    pub tick: TickTime,
+    /// How often it was granted.
+    pub attempt: u32,
+    /// Who wants it, why, and since when.
+    pub act: OperatorAct,
+}
+
+/// How long a triggered tick may be granted, in milliseconds.
+const MAX_WANTED_MS: u64 = 24 * 3_600_000;
+
+impl WantedRun {
+    /// Returns whether the tick may still be granted at that date.
+    pub fn is_open(&self, date_ms: u64) -> bool {
+        date_ms <= self.act.since_ms.saturating_add(MAX_WANTED_MS)
+    }
 }
 
 /// What a node tells of itself when it asks about its job.
@@ -133,7 +156,12 @@ pub struct JobNode {
 /// Returns the beginning of a text: whole characters, in at most [`MAX_RUN_TEXT`] bytes.
 #[cfg(feature = "scheduler")]
 pub(crate) fn start_of(text: &str) -> &str {
-    let mut end = text.len().min(MAX_RUN_TEXT);
+    start_within(text, MAX_RUN_TEXT)
+}
+
+/// Returns the beginning of a text: whole characters, in at most `max` bytes.
+pub(crate) fn start_within(text: &str, max: usize) -> &str {
+    let mut end = text.len().min(max);
     while !text.is_char_boundary(end) {
         end -= 1;
     }

@@ -59,7 +59,9 @@ use std::time::Duration;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::protocol::flaw::{Flaw, Plant};
-use crate::protocol::message::{Batch, Executed, Failure, GrantNumber, Kind, Reply, Request, Rule, Verb};
+use crate::protocol::message::{
+    Batch, Call, Executed, Failure, GrantNumber, Kind, Reply, Request, Rule, Verb,
+};
 use crate::protocol::session::backoff::{Backoff, part_of_pause};
 use crate::protocol::session::connection::{Connection, next_attempt};
 use crate::protocol::session::in_flight::{InFlight, PendingRequest};
@@ -203,12 +205,12 @@ impl Session {
     }
 
     /// Queues a request, which the next [`step`](Self::step) sends. A request that may wait also opens the inbox, so
-    /// that its answer can be pushed.
+    /// that its answer can be pushed. A look for open ticks does so, too: the node is told when an operator acts on its job.
     #[inline]
     pub fn queue(&mut self, outgoing: &Outgoing) {
         let waits = match outgoing.request.verb {
             Verb::Claim { wait } => wait,
-            Verb::Call(call) => call.is_watched(),
+            Verb::Call(call) => call.is_watched() || matches!(call, Call::Open { .. }),
             _ => false,
         };
         if waits {

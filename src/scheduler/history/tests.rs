@@ -1,6 +1,6 @@
 use super::*;
 use crate::protocol::ledger::{Expression, JobRecord};
-use crate::protocol::message::{GrantNumber, JobPause, RunEnding};
+use crate::protocol::message::{GrantNumber, OperatorAct, RunEnding};
 
 /// What the clock of the grant numbers showed at the beginning of the day. It may be another one than the date.
 const CLOCK: u64 = 5_000_000;
@@ -213,7 +213,7 @@ fn ticks_of_a_pause_are_paused_and_acts_are_entries() {
     };
     let mut of = view(20, Some(1), &[run(1, Some(10))]);
     of.record.skipped = Some(TickTime((DAY + 8) * 1_000));
-    of.record.paused = Some(Arc::new(JobPause {
+    of.record.paused = Some(Arc::new(OperatorAct {
         since_ms: (DAY + 17) * 1_000,
         by: "ann".into(),
         why: "".into(),

@@ -33,6 +33,15 @@ const PATTERNS: &[&str] = &[
 ];
 
 #[test]
+fn a_tick_has_a_date_in_its_zone() {
+    let tick = TickTime(1_796_770_800_000);
+    let berlin = Schedule::in_zone("0 0 0 * * *", Tz::Europe__Berlin).unwrap();
+    assert_eq!(berlin.date(tick), "2026-12-09T00:00:00+01:00");
+    let every = Schedule::every(Duration::from_secs(60)).unwrap();
+    assert_eq!(every.date(tick), "2026-12-08T23:00:00Z");
+}
+
+#[test]
 fn an_expression_is_read_as_the_scheduler_reads_it() {
     let mut read = 0;
     for pattern in PATTERNS {

@@ -18,7 +18,7 @@ use crate::protocol::cluster::reading::{Doubt, MapReading, Undecided};
 use crate::protocol::cluster::{Address, MapAnswer};
 use crate::protocol::flaw::Plant;
 use crate::store::redis::config::Config;
-use crate::store::redis::connection::{cannot_open, connect};
+use crate::store::redis::connection::{cannot_open, connect, too_slow};
 use crate::store::redis::decode::error_text;
 use crate::store::redis::link::RedisLink;
 use crate::store::redis::map_answer;
@@ -95,7 +95,7 @@ impl Cluster {
         }
     }
 
-    fn no_server(&self) -> StoreError {
+    pub(super) fn no_server(&self) -> StoreError {
         let text = format_args!("{self}: no server serves a slot");
         StoreError::new(StoreErrorKind::Unreachable, text)
     }
@@ -244,7 +244,18 @@ pub(super) async fn open(
     config: &Arc<Config>,
     server: ServerId,
 ) -> Result<RedisLink, StoreError> {
-    let (server, at) = server_at(cluster, config, server).await?;
+    let mut failed = cluster.no_server();
+    for (server, at, limit) in servers_at(cluster, config, server).await? {
+        match timeout(limit, open_at(cluster, server, &at)).await {
+            Ok(Ok(link)) => return Ok(link),
+            Ok(Err(error)) => failed = error,
+            Err(_) => failed = too_slow(&at),
+        }
+    }
+    Err(failed)
+}
+
+async fn open_at(cluster: &Cluster, server: ServerId, at: &Arc<Config>) -> Result<RedisLink, StoreError> {
     let opened = RedisLink::open(at.clone(), None).await;
     if opened.is_err() {
         // The server may have been replaced.
@@ -253,25 +264,35 @@ pub(super) async fn open(
     let link = opened?;
     match cluster.confirm(server, &link.opened().place.node_id) {
         true => Ok(link),
-        false => Err(is_another(&at)),
+        false => Err(is_another(at)),
     }
 }
 
-/// Returns a server of the cluster and its configuration; for `ANY`, those of one that the map names.
-pub(super) async fn server_at(
+/// Returns a server of the cluster, its configuration, and how long it may take to connect; for `ANY`, all servers that the map
+/// names: the first that answers in time is enough.
+pub(super) async fn servers_at(
     cluster: &Arc<Cluster>,
     config: &Arc<Config>,
     server: ServerId,
-) -> Result<(ServerId, Arc<Config>), StoreError> {
-    let (server, address) = match cluster.address(server) {
-        Some(address) => (server, address),
+) -> Result<Vec<(ServerId, Arc<Config>, Duration)>, StoreError> {
+    let known = match cluster.address(server) {
+        Some(address) => vec![(server, address)],
         None => {
             cluster.read(config).await?;
-            let first = cluster.map().masters().first().copied();
-            let first = first.and_then(|id| Some((id, cluster.address(id)?)));
-            first.ok_or_else(|| cluster.no_server())?
+            let masters = cluster.map().masters().to_vec().into_iter();
+            masters
+                .filter_map(|id| Some((id, cluster.address(id)?)))
+                .collect()
         }
     };
-    let at = config.at(address).map_err(|error| cannot_open(config, error))?;
-    Ok((server, Arc::new(at)))
+    let limit = if known.len() > 1 {
+        config.timeout / 4
+    } else {
+        config.timeout
+    };
+    let configured = known.into_iter().map(|(server, address)| {
+        let at = config.at(address).map_err(|error| cannot_open(config, error))?;
+        Ok((server, Arc::new(at), limit))
+    });
+    configured.collect()
 }

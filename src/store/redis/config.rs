@@ -28,7 +28,7 @@ pub(super) struct Config {
     pub(super) connection_name: Box<str>,
     pub(super) warned: Arc<WarnedOnce>,
     pub(super) topology: Topology,
-    /// What is done about a server that was restarted or promoted. `None`: nothing.
+    /// What is done about a server that was restarted or promoted. `None`: nothing, and no contract is compared or left.
     pub(super) run_policy: Option<RunPolicy>,
     /// What gives user and password before each connection. `None`: the client has them.
     pub(super) credentials: Option<Credentials>,

@@ -29,7 +29,7 @@ pub(super) fn contract_lives(policy: Option<RunPolicy>) -> u64 {
 pub(super) async fn keep_contracts(store: Arc<Config>, mut connection: MultiplexedConnection) {
     let policy = store.run_policy.filter(|policy| policy.longest.is_some());
     let longest = policy.map(|policy| (names::LONGEST, policy.contract()));
-    let masters = store.topology.masters();
+    let masters = store.topology.masters().filter(|_| store.run_policy.is_some());
     let masters = masters.map(|masters| (names::MASTERS, masters.contract(store.run_policy)));
     let contracts: Vec<_> = longest.into_iter().chain(masters).collect();
     if contracts.is_empty() || store.topology.cluster().is_some() {

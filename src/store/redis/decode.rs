@@ -202,7 +202,13 @@ fn report(text: &[u8]) -> Option<JobReport> {
     let (well, before, latest, since) = (kept(), kept(), kept(), kept());
     let tick = |ms: u64| (ms > 0).then_some(TickTime(ms));
     let rest = parts.next();
+    let acts = rest.and_then(|rest| Some(String::from_utf8_lossy(rest.strip_prefix(b"!")?)));
+    let mut acts = acts.iter().flat_map(|acts| acts.split('!'));
+    let mut act = || acts.next().filter(|act| !act.is_empty());
     Some(JobReport {
+        resumed_ms: act().and_then(|resumed| resumed.parse().ok()),
+        paused: act().map(|pause| Arc::new(format::act(pause))),
+        wanted: act().and_then(format::wanted).map(Arc::new),
         open: tick(open),
         ahead_ms,
         differs: differs > 0,
@@ -210,13 +216,13 @@ fn report(text: &[u8]) -> Option<JobReport> {
         since_ms: since.unwrap_or(0),
         lost: lost > 0,
         owns: owns > 0,
+        is_cancelled: rest == Some(b"~"),
         mark: tick(mark),
         well: well.and_then(tick),
         after: before
             .filter(|_| latest == tick(mark).map(|tick| tick.0))
             .map(TickTime),
         saved: bytes(rest),
-        paused: rest.and_then(|rest| Some(format::pause(&String::from_utf8_lossy(rest.strip_prefix(b"!")?)))),
     })
 }
 

@@ -227,12 +227,7 @@ fn push_call(call: Call, request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>
     let number_of = |generation: Option<Version>| generation.map_or(0, |number| number.0);
     let data = request.data.as_ref().map_or(&[][..], |data| &data.0);
     match call {
-        Call::Open {
-            within_ms,
-            fingerprint,
-            over,
-        } => {
-            append_number(tick, within_ms.min(MAX_EXACT_INTEGER));
+        Call::Open { fingerprint, over } => {
             let over = over.map_or(0, |over| over.0.min(MAX_EXACT_INTEGER));
             let LookData { name, plan } = LookData::read(request.data.as_ref());
             push_parts(
@@ -246,6 +241,10 @@ fn push_call(call: Call, request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>
         }
         Call::Withdraw => "x",
         Call::Reset => "z",
+        Call::Ending { number } => {
+            append_number(to, number.0);
+            "k"
+        }
         Call::Verify { .. } => "v",
         Call::Recall { .. } => "m",
         Call::Save { seq, .. } => {

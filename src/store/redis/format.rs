@@ -6,9 +6,10 @@ use std::sync::Arc;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 
 use crate::protocol::message::{
-    ClaimNumber, GrantNumber, JobPause, Kind, MAX_RUN_TEXT, Mode, NodeId, Permits,
+    ClaimNumber, Fence, GrantNumber, Kind, MAX_RUN_TEXT, Mode, NodeId, OperatorAct, Permits, TickTime,
+    WantedRun, start_within,
 };
-use crate::protocol::view::Presence;
+use crate::protocol::view::{MAX_NOTE, MAX_NOTES, NoteView, Presence};
 
 /// The bytes that a presence has as they are.
 const PLAIN: &AsciiSet = &NON_ALPHANUMERIC
@@ -153,7 +154,13 @@ pub(super) fn presence(presence: &Presence) -> String {
         ("waiting", waiting.as_bytes()),
     ];
     let fields = fields.map(|(field, value)| format!("{field}={}", encoded_start(value)));
-    fields.join("&")
+    let mut text = fields.join("&");
+    for note in &presence.notes {
+        let words = format!("{}:{}:{}", note.claim.0, note.fence.get(), note.text);
+        text += "&note=";
+        text += &encoded(words.as_bytes());
+    }
+    text
 }
 
 /// Encodes a value for a field or for a word of a push.
@@ -173,8 +180,9 @@ pub(super) fn encoded_start(value: &[u8]) -> String {
     text
 }
 
-/// Reads a pause of a job: `<since> <by> <why>`. A text that is none is a pause, too: the scripts grant no tick while it is there.
-pub(super) fn pause(text: &str) -> Arc<JobPause> {
+/// Reads an act of an operator: `<since> <by> <why>`. A pause whose text is malformed is still a pause: the scripts grant no tick
+/// while it is there.
+pub(super) fn act(text: &str) -> OperatorAct {
     let mut words = text.splitn(3, ' ');
     let since_ms = words
         .next()
@@ -185,10 +193,21 @@ pub(super) fn pause(text: &str) -> Arc<JobPause> {
             .decode_utf8_lossy()
             .into()
     };
-    Arc::new(JobPause {
+    OperatorAct {
         since_ms,
         by: word(),
         why: word(),
+    }
+}
+
+/// Reads a run that is wanted: `<tick>:<attempt> <since> <by> <why>`.
+pub(super) fn wanted(text: &str) -> Option<WantedRun> {
+    let (run, rest) = text.split_once(' ')?;
+    let (tick, attempt) = run.split_once(':')?;
+    Some(WantedRun {
+        tick: TickTime(decimal(tick)?),
+        attempt: decimal(attempt)?,
+        act: act(rest),
     })
 }
 
@@ -215,10 +234,22 @@ pub(super) fn read_presence(text: &[u8]) -> Presence {
             "prefix" => presence.prefix = value,
             "keys" => presence.keys = text.parse().unwrap_or_default(),
             "waiting" => presence.waiting = text.parse().unwrap_or_default(),
+            "note" if presence.notes.len() < MAX_NOTES => presence.notes.extend(read_note(&text)),
             _ => {}
         }
     }
     presence
+}
+
+/// Reads a note: `<claim>:<fence>:<text>`.
+fn read_note(text: &str) -> Option<NoteView> {
+    let mut words = text.splitn(3, ':');
+    let (claim, fence): (u64, u64) = (decimal(words.next()?)?, decimal(words.next()?)?);
+    Some(NoteView {
+        claim: ClaimNumber(claim),
+        fence: Fence::new(GrantNumber(fence / Fence::LOCAL), fence % Fence::LOCAL),
+        text: start_within(words.next()?, MAX_NOTE).into(),
+    })
 }
 
 /// Returns a text with each character escaped that has a meaning in a pattern of Redis.
@@ -284,17 +315,60 @@ mod tests {
             prefix: b"lock:\xff".to_vec(),
             keys: 3,
             waiting: 4,
+            notes: Vec::new(),
         };
         let text = presence(&told);
         assert!(text.is_ascii(), "{text}");
         assert_eq!(read_presence(text.as_bytes()), told);
         assert_eq!(read_presence(format!("zone=b&{text}&new").as_bytes()), told);
         assert_eq!(read_presence(b"\xff&pid=x&&=").pid, 0);
+        assert!(
+            text.ends_with("&keys=3&waiting=4"),
+            "nothing more without notes: {text}"
+        );
         let name = "ü".repeat(1_000);
         let text = presence(&Presence { name, ..told });
         assert!(text.len() < 1_000, "{text}");
         let read = read_presence(text.as_bytes()).name;
         assert!(read.len() > 80 && read.chars().all(|char| char == 'ü'), "{read}");
+    }
+
+    #[test]
+    fn notes_are_read_as_they_were_written_and_have_bounds() {
+        let note = |claim, text: &str| NoteView {
+            claim: ClaimNumber(claim),
+            fence: Fence::new(GrantNumber(1_700_000_000_000_000), 3),
+            text: text.into(),
+        };
+        let every: String = ('\0'..='\u{7f}').chain(['&', 'ü', '\u{202e}']).collect();
+        let notes = vec![note(7, "POST /a:b trace 1"), note(8, &every), note(u64::MAX, "")];
+        let told = Presence {
+            notes,
+            ..Presence::default()
+        };
+        let text = presence(&told);
+        assert!(text.is_ascii(), "{text}");
+        assert_eq!(read_presence(text.as_bytes()), told);
+        // The largest presence is read whole.
+        let full = note(u64::MAX, &"\u{1b}".repeat(MAX_NOTE));
+        let long = "ü".repeat(1_000);
+        let full = Presence {
+            name: long.clone(),
+            host: long.clone(),
+            version: long.clone(),
+            service: long.clone(),
+            prefix: long.into(),
+            notes: vec![full; MAX_NOTES],
+            ..told
+        };
+        let size = presence(&full).len();
+        assert!(size < 16_383, "{size}");
+        // Any client may write anything.
+        let hostile = format!("note=1:2:{}&", "ü".repeat(1_000)).repeat(1_000);
+        let read = read_presence(hostile.as_bytes()).notes;
+        assert!(read.len() == MAX_NOTES && read.iter().all(|note| note.text.len() == MAX_NOTE));
+        let foreign = "note=&note=x&note=1:2&note=:1:x&note=-1:1:x&note=1:+1:x&note=99999999999999999999:1:x";
+        assert_eq!(read_presence(foreign.as_bytes()).notes, []);
     }
 
     #[test]

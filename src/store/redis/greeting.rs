@@ -9,7 +9,7 @@ use crate::store::redis::connection::{ask_all, cannot_open, read_time};
 use crate::store::redis::decode::{self, error_text, field, result, text};
 
 /// The oldest supported version: older servers lack commands that the scripts use.
-const MIN_REDIS_VERSION: (u32, u32) = (6, 2);
+pub(super) const MIN_REDIS_VERSION: (u32, u32) = (6, 2);
 /// The first version whose `min-replicas-to-write` also applies to writes of scripts.
 const REPLICA_LIMIT_BINDS_SCRIPTS: (u32, u32) = (7, 0);
 
@@ -34,7 +34,7 @@ pub(super) async fn greet(
 
 /// Refuses a server of a Redis Cluster, which accepts connections and then refuses each lock by its slot. On a cluster,
 /// refuses any other server. Checks nothing if the Redis user may not send INFO.
-fn check_mode(store: &Config, server: &Value) -> Result<(), StoreError> {
+pub(super) fn check_mode(store: &Config, server: &Value) -> Result<(), StoreError> {
     let server = text(server.clone()).unwrap_or_default();
     let Some(mode) = field(&server, "redis_mode") else {
         return Ok(());
@@ -68,7 +68,7 @@ fn refuse_sentinel(store: &Config, watched: Option<Value>) -> StoreError {
 
 /// Refuses a server that is not a master. Only a master's "gone" and "busy" are true; a replica gives both without
 /// notice. INFO tells the role where ROLE does not: the user may lack the right, and some managed servers do not know it.
-fn check_role(
+pub(super) fn check_role(
     store: &Config,
     role: Value,
     replication: &Value,
@@ -106,7 +106,7 @@ fn check_role(
 }
 
 /// Returns whether a server did not answer a question because it does not know it, or the user may not ask.
-fn is_untold(error: &RedisError) -> bool {
+pub(super) fn is_untold(error: &RedisError) -> bool {
     error_text(error).is_some_and(|said| {
         said.starts_with("ERR unknown command") || decode::refusal(&said) == StoreRefusal::NoPermission
     })
@@ -170,7 +170,7 @@ pub(super) fn run_of(run_id: Option<&str>, replication: &Value) -> Option<String
     Some(format!("{}:{}", run_id?, field(&replication, "master_replid")?))
 }
 
-fn parse_version(version: &str) -> Option<(u32, u32)> {
+pub(super) fn parse_version(version: &str) -> Option<(u32, u32)> {
     let mut parts = version.split('.');
     Some((parts.next()?.parse().ok()?, parts.next()?.parse().ok()?))
 }

@@ -10,6 +10,7 @@ use redis::Value;
 
 use crate::error::{StoreError, StoreErrorKind};
 use crate::key::Key;
+use crate::protocol::finding::Finding;
 use crate::protocol::job_act::{JobActReply, JobActRequest};
 use crate::protocol::message::{Kind, Name, NodeId};
 use crate::protocol::steal::{AuditEntry, StealReply, StealRequest};
@@ -28,6 +29,7 @@ use crate::store::redis::names::{self, Names};
 use crate::store::{BoxFuture, Inspect, ServerId};
 
 mod answers;
+mod check;
 mod connections;
 mod jobs;
 mod keys;
@@ -40,7 +42,7 @@ const MAX_SCANS: usize = 1_000;
 /// The number of nodes that one pipeline asks about.
 const CHUNK: usize = 100;
 /// The last byte that is read of what a node told.
-const MAX_PRESENCE: &str = "4095";
+const MAX_PRESENCE: &str = "16383";
 
 /// Reads from the servers of a store.
 #[derive(Clone)]
@@ -95,6 +97,21 @@ impl Inspect for RedisInspector {
     fn recovering(&self) -> BoxFuture<'static, Vec<(Arc<str>, u64)>> {
         let inner = self.0.clone();
         Box::pin(async move { inner.recovering().await })
+    }
+
+    fn check(&self) -> BoxFuture<'static, Result<Vec<Finding>, StoreError>> {
+        let inner = self.0.clone();
+        Box::pin(async move { inner.check().await })
+    }
+
+    fn try_push(&self, key: Key) -> BoxFuture<'static, Result<(), StoreError>> {
+        let inner = self.0.clone();
+        Box::pin(async move { inner.try_push(&key).await })
+    }
+
+    fn remove(&self, key: Key) -> BoxFuture<'static, Result<(), StoreError>> {
+        let inner = self.0.clone();
+        Box::pin(async move { inner.remove(&key).await })
     }
 
     fn steal(&self, steal: StealRequest) -> BoxFuture<'static, Result<(StealReply, u64), StoreError>> {
@@ -374,22 +391,23 @@ impl Inner {
         };
         let read = keys.read(names).await?;
         let nodes = self.nodes(server, nodes_of(&read.views)).await?;
-        let address = self
-            .config
-            .topology
-            .cluster()
-            .and_then(|cluster| cluster.address(server));
         let view = ServerView {
-            server: match address {
-                Some((host, port)) => format!("{host}:{port}").into(),
-                None => self.config.master(server).server().into(),
-            },
+            server: self.name(server),
             now_us: read.now_us,
             date_us: read.now_us,
             keys: read.views,
             nodes,
         };
         Ok((view, read.unread))
+    }
+
+    /// Returns the name of a server, for an operator.
+    fn name(&self, server: ServerId) -> Arc<str> {
+        let cluster = self.config.topology.cluster();
+        match cluster.and_then(|cluster| cluster.address(server)) {
+            Some((host, port)) => format!("{host}:{port}").into(),
+            None => self.config.master(server).server().into(),
+        }
     }
 
     /// Reads what these nodes told of themselves, and which of them listen. A user without the right to read it still sees keys.

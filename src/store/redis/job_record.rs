@@ -51,7 +51,9 @@ pub(crate) fn read(fields: HashMap<Vec<u8>, Vec<u8>>) -> JobRecord {
         paused: of
             .0
             .get("paused")
-            .map(|text| format::pause(&String::from_utf8_lossy(text))),
+            .map(|text| Arc::new(format::act(&String::from_utf8_lossy(text)))),
+        resumed_ms: of.word("resumed"),
+        wanted: of.text("wanted").and_then(format::wanted).map(Arc::new),
         run_count,
         runs: (first..=run_count).filter_map(|run| of.run(run)).collect(),
         nodes: fields.keys().filter_map(|field| of.node(field)).collect(),

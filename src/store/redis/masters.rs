@@ -73,6 +73,15 @@ impl Masters {
         })
     }
 
+    /// Returns the masters as a node knows them that has asked none of them yet.
+    pub(super) fn unseen(&self) -> Self {
+        Masters {
+            clients: self.clients.clone(),
+            list: self.list.clone(),
+            seen: watch::Sender::new(vec![Seen::default(); self.clients.len()]),
+        }
+    }
+
     /// Returns the addresses, without users and passwords.
     pub(super) fn addresses(&self) -> String {
         let addresses: Vec<_> = self.clients.iter().map(address).collect();

@@ -335,6 +335,21 @@ impl Store for RedisStore {
         }
     }
 
+    fn for_trial(&self) -> Option<Arc<dyn Store>> {
+        let mut store = self.clone();
+        let config = store.edit();
+        config.run_policy = None;
+        // What its connections see and end is no news for the other node.
+        config.topology = match &config.topology {
+            Topology::Cluster(cluster) => {
+                Topology::Cluster(Arc::new(Cluster::with_seeds(cluster.seeds.clone())))
+            }
+            Topology::Quorum(masters) => Topology::Quorum(Arc::new(masters.unseen())),
+            alone => alone.clone(),
+        };
+        Some(Arc::new(store))
+    }
+
     fn connect(
         &self,
         server: ServerId,

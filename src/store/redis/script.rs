@@ -65,12 +65,14 @@ pub(super) static VOTE: LazyLock<LuaScript> =
     LazyLock::new(|| LuaScript::new(include_str!("lua/vote.lua").to_owned()));
 
 /// The script that takes a lease from its holder for an operator.
-pub(super) static REVOKE: LazyLock<LuaScript> =
-    LazyLock::new(|| LuaScript::new(include_str!("lua/revoke.lua").to_owned()));
+pub(super) static REVOKE: LazyLock<LuaScript> = LazyLock::new(|| {
+    LuaScript::new(concat!(include_str!("lua/revoked.lua"), include_str!("lua/revoke.lua")).to_owned())
+});
 
-/// The script that pauses and resumes a job.
-pub(super) static JOB_ACT: LazyLock<LuaScript> =
-    LazyLock::new(|| LuaScript::new(include_str!("lua/job_act.lua").to_owned()));
+/// The script that executes an act of an operator about a job.
+pub(super) static JOB_ACT: LazyLock<LuaScript> = LazyLock::new(|| {
+    LuaScript::new(concat!(include_str!("lua/revoked.lua"), include_str!("lua/job_act.lua")).to_owned())
+});
 
 impl LuaScript {
     pub(super) fn new(text: String) -> Self {

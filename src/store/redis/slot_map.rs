@@ -54,7 +54,12 @@ impl Cluster {
                 "the list of servers of the cluster is empty: give the URL of at least one".to_owned(),
             ));
         }
-        Ok(Cluster {
+        Ok(Cluster::with_seeds(seeds))
+    }
+
+    /// Returns the cluster as a node knows it that has asked no server yet.
+    pub(super) fn with_seeds(seeds: Vec<Client>) -> Self {
+        Cluster {
             seeds,
             map: RwLock::new(ClusterMap::new(SLOTS)),
             began: Instant::now(),
@@ -64,7 +69,7 @@ impl Cluster {
             inboxes: AtomicUsize::new(0),
             targets: Mutex::default(),
             hides_epoch: AtomicBool::new(false),
-        })
+        }
     }
 
     /// Returns the map, for reading.

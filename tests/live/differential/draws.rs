@@ -73,6 +73,12 @@ impl Run {
         }
         let job = self.ledger.job(&self.names[at]).cloned().unwrap_or_default();
         let mark = job.mark.map_or(0, |mark| mark.0);
+        if let Some(wanted) = job.wanted.filter(|_| self.rng.bool()) {
+            return Some(wanted.tick);
+        }
+        if self.rng.u8(..40) == 0 {
+            return Some(TickTime(mark).triggered());
+        }
         let ms = match self.rng.u8(..20) {
             0..10 if mark > 0 && !(job.done && self.rng.bool()) => mark,
             10 => mark.saturating_sub(1),
@@ -190,6 +196,9 @@ impl Run {
             7 if self.kind == Kind::Job && self.rng.u8(..4) > 0 => Verb::Call(match self.rng.u8(..20) {
                 0..4 => Call::Reset,
                 7 => Call::Withdraw,
+                4 => Call::Ending {
+                    number: self.run_number(at),
+                },
                 8..10 => Call::Verify { of },
                 10..13 => Call::Recall { of },
                 13.. => Call::Save {
@@ -197,7 +206,6 @@ impl Run {
                     seq: self.rng.u64(0..4),
                 },
                 _ => Call::Open {
-                    within_ms: [0, 3, 5_000, 1 << 40, u64::MAX][self.rng.usize(..5)],
                     fingerprint: [0, 7, u64::MAX][self.rng.usize(..3)],
                     over: self.marks[&claim_id].filter(|_| self.rng.bool()),
                 },
@@ -323,6 +331,16 @@ impl Run {
             5 => WhenBehind::After(TickTime(skipped)),
             _ => WhenBehind::Skip,
         }
+    }
+
+    /// Returns the number of one of the job's runs, or of none.
+    fn run_number(&mut self, at: usize) -> GrantNumber {
+        let runs = self
+            .ledger
+            .job(&self.names[at])
+            .map_or(Vec::new(), |job| job.runs.iter().collect());
+        let run = runs.get(self.rng.usize(..=runs.len()));
+        run.map_or(GrantNumber(7), |run| run.number)
     }
 
     /// Returns how a run ends: most of the runs of a tick end it.

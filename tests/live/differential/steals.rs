@@ -4,15 +4,19 @@ use std::sync::Arc;
 
 use tenure::protocol::job_act::{JobAct, JobActReply, JobActRequest};
 use tenure::protocol::ledger::SharedLease;
-use tenure::protocol::message::{Asking, GrantNumber, InboxEvent, Push};
+use tenure::protocol::message::{Asking, GrantNumber, InboxEvent, Push, TickTime};
 use tenure::protocol::steal::{StealAct, StealReply, StealRequest, StealTarget};
 use tenure::protocol::view::{InspectQuery, KeyView, RecordView};
 use tenure::store::Inspect;
 
 use super::{Run, TOLERANCE_MS};
 
+fn is_revoke(push: &Push) -> bool {
+    matches!(push, Push::Revoked(..))
+}
+
 impl Run {
-    /// Pauses a job or resumes it, on the server and in the ledger. Pauses are short: otherwise no tick runs.
+    /// Acts on a job, on the server and in the ledger. Pauses are short: otherwise no tick runs.
     pub(super) async fn act_on_job(&mut self, step: u64) {
         let inspector = self.store.inspector().expect("Redis shows its keys");
         let paused = |at: &usize| {
@@ -22,15 +26,27 @@ impl Run {
         };
         let at = (0..self.busy).find(paused);
         let at = at.unwrap_or_else(|| self.rng.usize(..self.busy));
-        let is_paused = self
-            .ledger
-            .job(&self.names[at])
-            .is_some_and(|job| job.paused.is_some());
-        let act = match self.rng.u8(..8) {
+        let job = self.ledger.job(&self.names[at]).cloned().unwrap_or_default();
+        let is_paused = job.paused.is_some();
+        let wanted = job.wanted.as_ref().map(|wanted| wanted.tick);
+        // Mostly the trigger that is wanted, and sometimes an earlier one.
+        let since = job.wanted.as_ref().map(|wanted| wanted.act.since_ms);
+        let since = since.map(|since| since - u64::from(self.rng.u8(..4) == 0));
+        let act = match self.rng.u8(..16) {
             0 => JobAct::Pause,
+            1..5 => JobAct::Trigger {
+                for_tick: [None, job.mark, job.well, Some(TickTime(u64::MAX >> 12))][self.rng.usize(..4)],
+            },
+            5..8 => JobAct::Cancel {
+                tick: wanted
+                    .filter(|_| self.rng.bool())
+                    .or(job.mark)
+                    .unwrap_or_default(),
+                since_ms: since.filter(|_| self.rng.bool()),
+            },
             _ if !is_paused && self.rng.bool() => return,
             _ if !is_paused => JobAct::Pause,
-            1..3 => JobAct::Resume { catch_up: true },
+            8..11 => JobAct::Resume { catch_up: true },
             _ => JobAct::Resume { catch_up: false },
         };
         let request = JobActRequest {
@@ -40,14 +56,26 @@ impl Run {
             why: "100% late\n".into(),
         };
         let (real, us) = inspector.act_on_job(request.clone()).await.unwrap();
-        let model = self.ledger.act_on_job(&request, us / 1000);
+        let mut pushes = Vec::new();
+        let model = self.ledger.act_on_job(&request, (us, us / 1000), &mut pushes);
         assert_eq!(real, model, "step {step}: {request:?}");
-        if model == JobActReply::Done {
-            self.saw(match act {
-                JobAct::Pause => "paused by an operator",
-                JobAct::Resume { .. } => "resumed by an operator",
-            });
-        }
+        self.saw(match (act, model) {
+            (JobAct::Pause, JobActReply::Done) => "paused by an operator",
+            (JobAct::Resume { .. }, JobActReply::Done) => "resumed by an operator",
+            (JobAct::Trigger { .. }, JobActReply::Done) => "triggered by an operator",
+            (JobAct::Trigger { .. }, JobActReply::TickUnfinished) => {
+                "not triggered in a pause with an open tick"
+            }
+            (JobAct::Trigger { .. }, JobActReply::InFuture) => "not triggered for a future time",
+            (JobAct::Trigger { .. }, JobActReply::Unchanged) => "not triggered twice",
+            (JobAct::Cancel { .. }, JobActReply::Done) if pushes.iter().any(is_revoke) => "run cancelled",
+            (JobAct::Cancel { .. }, JobActReply::Done) => "tick cancelled",
+            (JobAct::Cancel { .. }, JobActReply::OtherTick) => "not cancelled, another tick",
+            _ => "act refused",
+        });
+        self.compare_stolen_pushes(pushes, step).await;
+        self.compare(at, step);
+        self.compare_record(at, step);
         self.compare_memory(at, step);
     }
 

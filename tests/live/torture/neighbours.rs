@@ -17,6 +17,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 impl Worker {
     pub async fn builds_and_shuts_down(&self, rng: &mut fastrand::Rng) {
         while !*self.stop.borrow() && self.orders.locked != Locked::None {
+            self.quiet.pass().await;
             self.neighbour(&self.orders, rng).await;
         }
     }
@@ -26,21 +27,31 @@ impl Worker {
         let mut own = Vec::new();
         for n in 0..rng.u64(1..4) {
             let key = format!("neighbour:{}:{n}", locks.node_id());
+            let waits = self.quiet.waits("lock");
+            let guard = timeout(PATIENCE, locks.mutex(key).lock()).await;
+            drop(waits);
             own.extend(
-                timeout(PATIENCE, locks.mutex(key).lock())
-                    .await
+                guard
                     .ok()
-                    .and_then(Result::ok),
+                    .and_then(Result::ok)
+                    .map(|guard| (guard, self.quiet.holds("lock"))),
             );
         }
         let key = rng.usize(..orders.keys);
         let waits = tokio::spawn({
             let mutex = locks.mutex(name(rng.usize(..orders.keys)));
-            async move { mutex.lock().await.map(drop) }
+            let quiet = self.quiet.clone();
+            async move {
+                let _waits = quiet.waits("lock");
+                mutex.lock().await.map(drop)
+            }
         });
         let patience = Duration::from_millis(rng.u64(5..400));
         let lock = locks.rw_lock(name(key));
-        match timeout(patience, lock.write()).await {
+        let waits_too = self.quiet.waits("lock");
+        let got = timeout(patience, lock.write()).await;
+        drop(waits_too);
+        match got {
             Ok(Ok(guard)) => {
                 let held = Held::Real(guard);
                 let (id, _) = self.work_under(&held, key, false, None, rng).await;
@@ -48,7 +59,7 @@ impl Worker {
                     self.end(id, held, rng).await;
                 } else {
                     // The shutdown ends the lease.
-                    self.journal.write(now(), format_args!("ending {id} shutdown"));
+                    self.ending(id, "shutdown");
                     self.shut_down(&locks).await;
                     self.tell_loss(id, &held).await;
                 }

@@ -15,6 +15,7 @@ impl Worker {
         let semaphore = self.semaphore();
         let mut stop = self.stop.clone();
         while !*self.stop.borrow() {
+            self.quiet.pass().await;
             let (how, many) = (AcquireWay::any(rng), [1, 1, 1, 2, 3][rng.usize(..5)]);
             let got = tokio::select! {
                 got = self.acquire_permits(&semaphore, how, many, rng) => got,
@@ -46,6 +47,7 @@ impl Worker {
             sleep(Duration::from_millis(rng.u64(0..4))).await;
             return Ok(Some(self.pretended()));
         }
+        let _waits = self.quiet.waits("semaphore");
         let lease = self.orders.lease;
         let real = |guard| Some(Held::Real(guard));
         match how {

@@ -22,7 +22,7 @@ impl Worker {
     /// Gives its lease up for a transfer, and writes the text.
     pub async fn send(&self, id: u64, guard: Guard, key: usize, reads: bool, rng: &mut fastrand::Rng) {
         let sent = now();
-        self.journal.write(sent, format_args!("ending {id} transfer"));
+        self.ending(id, "transfer");
         let transfer = match guard.into_transfer(self.orders.lease).await {
             Ok(transfer) => transfer,
             // Other readers share the lease, or it is fixed and would last longer.
@@ -48,6 +48,7 @@ impl Worker {
     pub async fn adopts(&self, rng: &mut fastrand::Rng) {
         let travels = self.orders.travels();
         while !*self.stop.borrow() {
+            self.quiet.pass().await;
             let found = std::fs::read_dir(&travels).into_iter().flatten().flatten().next();
             // Several tasks may find a text, but only one can take it.
             let taken = travels.with_file_name(format!("taken-{}", self.node.node_id()));

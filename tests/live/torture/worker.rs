@@ -17,6 +17,7 @@
 //! | `latch name set/down/wait asked` / `… answer` | before / after | a latch; no answer: outcome unknown; `not`: not executed |
 //! | `leader fence value` | after | the leader that an observer saw |
 //! | `asked id` / `accepted id` / `refused id held` | before / after / after | the register that refuses old fences |
+//! | `event quiet` | after | the gauges equalled the journal while guards were held and callers waited |
 //! | `ready node`, `miss key why`, `error key kind`, `event name`, `broken text`, `end state` | after | the rest |
 
 use std::fmt;
@@ -34,10 +35,12 @@ use tenure::{Error, Guard, Lease, Locks, RwLock, Semaphore, TransferError};
 use tokio::sync::watch::{self, Receiver, Sender};
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
+use crate::support::meter::Meter;
 use crate::torture::events::{Events, kind};
 use crate::torture::journal::{Journal, now};
 use crate::torture::notes::Plain;
 use crate::torture::orders::{LONG, Locked, Orders, PERMITS, SEMAPHORE, build, count, counter, name};
+use crate::torture::quiet::Quiet;
 use crate::torture::register::Register;
 
 /// Tells a process that it is a worker, and its [`Orders`].
@@ -64,6 +67,7 @@ pub struct Worker {
     counters: Option<Vec<File>>,
     register: Option<Register>,
     ids: AtomicU64,
+    pub quiet: Arc<Quiet>,
     pub stop: Receiver<bool>,
 }
 
@@ -99,6 +103,7 @@ fn pending_for_ever(stop: Sender<bool>) {
 
 impl Worker {
     async fn run(orders: Orders, journal: Arc<Journal>, stop: Receiver<bool>) {
+        let gauges = Meter::of_gauges();
         let locks = build(&orders).await;
         let register = match &orders.register {
             Some(url) => Some(Register::connect(url).await),
@@ -114,6 +119,7 @@ impl Worker {
             register,
             journal,
             ids: AtomicU64::new(0),
+            quiet: Arc::default(),
             stop,
             orders,
         });
@@ -166,6 +172,11 @@ impl Worker {
                 }
             })
         }));
+        tasks.push(tokio::spawn({
+            let (worker, gauges) = (worker.clone(), gauges.clone());
+            let mut rng = fastrand::Rng::with_seed(worker.orders.seed ^ 3_000);
+            async move { worker.keep_comparing_gauges(&gauges, &mut rng).await }
+        }));
         let mut stop = worker.stop.clone();
         let _ = stop.wait_for(|stop| *stop).await;
         let end = Instant::now() + Duration::from_secs(15);
@@ -184,9 +195,23 @@ impl Worker {
             (idle, keys, waiting) => format!("stuck idle={idle} keys={keys} waiting={waiting}"),
         };
         worker.journal.write(now(), format_args!("end {state}"));
+        // A call of a handle that another task dropped may end a moment later.
+        let counts = || {
+            [
+                gauges.gauges_above_zero("tenure_held"),
+                gauges.gauges_above_zero("tenure_waiting"),
+            ]
+            .concat()
+        };
+        if !counts().is_empty() {
+            worker
+                .journal
+                .write(now(), format_args!("broken gauges {:?}", counts()));
+        }
     }
 
     async fn cycle(&self, key: usize, how: AcquireWay, mode: Mode, rng: &mut fastrand::Rng) {
+        self.quiet.pass().await;
         let mut stop = self.stop.clone();
         let got = tokio::select! {
             got = self.acquire(key, how, mode, rng) => got,
@@ -229,6 +254,7 @@ impl Worker {
             sleep(Duration::from_millis(rng.u64(0..4))).await;
             return Ok(Some(self.pretended()));
         }
+        let _waits = self.quiet.waits("lock");
         let lock = &self.locks[key];
         let lease = self.orders.lease;
         let reads = mode == Mode::Read;
@@ -299,7 +325,7 @@ impl Worker {
         key: usize,
         rng: &mut fastrand::Rng,
     ) -> Option<(Held, u64)> {
-        self.journal.write(now(), format_args!("ending {id} downgrade"));
+        self.ending(id, "downgrade");
         let patience = match rng.u32(..8) {
             0 => Duration::from_micros(1 << rng.u32(4..13)),
             _ => Duration::from_secs(3600),
@@ -326,7 +352,17 @@ impl Worker {
         let id = self.ids.fetch_add(1, Ordering::Relaxed);
         self.journal
             .write(granted, format_args!("granted {id} {key} {fence} {mode}"));
+        if key < self.orders.keys {
+            self.quiet.granted(id, "lock");
+        } else if key == self.orders.permits_key() {
+            self.quiet.granted(id, "semaphore");
+        }
         id
+    }
+
+    pub fn ending(&self, id: u64, how: &str) {
+        self.journal.write(now(), format_args!("ending {id} {how}"));
+        self.quiet.ending(id);
     }
 
     pub async fn work_under(
@@ -410,7 +446,7 @@ impl Worker {
 
     /// Ends a guard in one of the possible ways.
     pub async fn end(&self, id: u64, held: Held, rng: &mut fastrand::Rng) {
-        let ending = |how| self.journal.write(now(), format_args!("ending {id} {how}"));
+        let ending = |how| self.ending(id, how);
         match (held, rng.u32(..20)) {
             (Held::Real(guard), 0) => {
                 let task = tokio::spawn(async move {
@@ -469,6 +505,7 @@ impl Worker {
     /// Waits for `span`, or until the lease is lost.
     pub async fn stay(&self, began: u64, span: Duration, is_held: impl Fn() -> bool) {
         loop {
+            self.quiet.pass().await;
             let left = span.saturating_sub(Duration::from_nanos(now() - began));
             if !is_held() || left.is_zero() {
                 return;

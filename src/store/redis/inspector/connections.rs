@@ -19,11 +19,14 @@ use crate::store::redis::inspector::answers::unreadable;
 use crate::store::redis::link::{compare_run, is_master_of_quorum, recorded_texts};
 use crate::store::redis::names;
 use crate::store::redis::run::{Comparison, RunPolicy};
+use crate::store::redis::slot_map::Cluster;
 
 /// Connections that open at their first use.
 pub(super) struct Connections {
     pub(super) config: Arc<Config>,
     open: Mutex<HashMap<ServerId, InspectorConnection>>,
+    /// Whether a server is refused that is no master, or of another kind than the store.
+    refuses: bool,
 }
 
 /// A connection, and where it leads.
@@ -40,7 +43,22 @@ impl Connections {
         Connections {
             config,
             open: Mutex::default(),
+            refuses: true,
         }
+    }
+
+    /// Returns connections that may also lead to servers that cannot be used.
+    pub(super) fn to_any(config: Arc<Config>) -> Self {
+        Connections {
+            refuses: false,
+            ..Connections::new(config)
+        }
+    }
+
+    /// Returns the configuration of the server to which the connection leads.
+    pub(super) async fn at(&self, server: ServerId) -> Result<Arc<Config>, StoreError> {
+        let opened = timeout(self.config.timeout, self.connection(server)).await;
+        Ok(opened.unwrap_or_else(|_| Err(too_slow(&self.config)))?.at)
     }
 
     /// Sends one command to a server, and returns its answer.
@@ -147,28 +165,54 @@ impl Connections {
             .map(drop)
     }
 
+    /// Opens a connection. A node of a cluster would show its own slots only, and a replica an older state.
+    async fn greeted(
+        &self,
+        at: &Arc<Config>,
+        of: Option<(&Arc<Cluster>, ServerId)>,
+    ) -> Result<MultiplexedConnection, StoreError> {
+        let mut opened = connect(at).await?;
+        if self.refuses {
+            greet(at, &mut opened, &mut Vec::new()).await?;
+        }
+        if let Some((cluster, server)) = of {
+            cluster.check(server, at, &mut opened).await?;
+        }
+        Ok(opened)
+    }
+
     async fn connection(&self, server: ServerId) -> Result<InspectorConnection, StoreError> {
         if let Some(open) = self.open.lock().await.get(&server) {
             return Ok(open.clone());
         }
         let config = &self.config;
-        let (server_at, at) = match (config.topology.cluster(), config.topology.sentinels()) {
-            (Some(cluster), _) => cluster::server_at(cluster, config, server).await?,
+        let (connection, at) = match (config.topology.cluster(), config.topology.sentinels()) {
+            (Some(cluster), _) => {
+                let (mut opened, mut failed) = (None, cluster.no_server());
+                for (server, at, limit) in cluster::servers_at(cluster, config, server).await? {
+                    match timeout(limit, self.greeted(&at, Some((cluster, server)))).await {
+                        Ok(Ok(connection)) => {
+                            opened = Some((connection, at));
+                            break;
+                        }
+                        Ok(Err(error)) => failed = error,
+                        Err(_) => failed = too_slow(&at),
+                    }
+                }
+                opened.ok_or(failed)?
+            }
             (None, Some(sentinels)) => {
                 let located = sentinels.watch(config.timeout).locate().await?;
-                let at = config.at(located).map_err(|error| cannot_open(config, error))?;
-                (server, Arc::new(at))
+                let at = Arc::new(config.at(located).map_err(|error| cannot_open(config, error))?);
+                (self.greeted(&at, None).await?, at)
             }
-            (None, None) => (server, config.master(server)),
+            (None, None) => {
+                let at = config.master(server);
+                (self.greeted(&at, None).await?, at)
+            }
         };
-        let mut opened = connect(&at).await?;
-        // A node of a cluster would show its own slots only, and a replica an older state.
-        greet(&at, &mut opened, &mut Vec::new()).await?;
-        if let Some(cluster) = config.topology.cluster() {
-            cluster.check(server_at, &at, &mut opened).await?;
-        }
         let open = InspectorConnection {
-            connection: opened,
+            connection,
             at,
             is_checked: false,
         };

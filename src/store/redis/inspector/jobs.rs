@@ -5,6 +5,7 @@ use std::collections::{BTreeSet, HashMap};
 use redis::Value;
 
 use crate::error::StoreError;
+use crate::protocol::cluster::map::ANY;
 use crate::protocol::job_act::{JobAct, JobActReply, JobActRequest};
 use crate::protocol::message::{GrantNumber, Name};
 use crate::protocol::view::{JobAnswer, JobQuery, JobView, Position};
@@ -41,10 +42,17 @@ impl Inner {
     }
 
     async fn job(&self, name: Name) -> Result<JobAnswer, StoreError> {
-        let cluster = self.config.topology.cluster();
-        let at = cluster.map_or(ServerId(0), |cluster| {
-            cluster.server(self.config.names.slot(&name))
-        });
+        let (cluster, slot) = (self.config.topology.cluster(), self.config.names.slot(&name));
+        let at = match cluster {
+            Some(cluster) => {
+                // Without a map, another server is asked first, which may be away.
+                if cluster.server(slot) == ANY {
+                    cluster.read(&self.config).await?;
+                }
+                cluster.server(slot)
+            }
+            None => ServerId(0),
+        };
         let (mut jobs, mut unread) = self
             .read_jobs(at, std::slice::from_ref(&name), JobReading::One)
             .await?;
@@ -100,22 +108,33 @@ impl Inner {
         let (names, stealer) = (&self.config.names, self.stealer());
         let server = stealer.server_of(names.slot(&request.name)).await?;
         self.connections.check_reign(server).await?;
-        let mut memory = Vec::new();
+        let (mut memory, mut record) = (Vec::new(), Vec::new());
         names.push_memory(&request.name, &mut memory);
-        let act = match request.act {
-            JobAct::Pause => "p",
-            JobAct::Resume { catch_up: false } => "r",
-            JobAct::Resume { catch_up: true } => "c",
+        names.push_record(&request.name, &mut record);
+        let (act, tick) = match request.act {
+            JobAct::Pause => ("p", String::new()),
+            JobAct::Resume { catch_up: false } => ("r", String::new()),
+            JobAct::Resume { catch_up: true } => ("c", String::new()),
+            JobAct::Trigger { for_tick } => ("t", for_tick.map_or_else(String::new, |tick| tick.to_string())),
+            JobAct::Cancel { tick, since_ms: None } => ("x", tick.to_string()),
+            JobAct::Cancel {
+                tick,
+                since_ms: Some(since_ms),
+            } => ("x", format!("{tick} {since_ms}")),
         };
         let text = |text: &str| format::encoded_start(text.as_bytes());
         let mut call = redis::cmd("EVALSHA");
-        call.arg(&*JOB_ACT.sha).arg(1).arg(memory).arg(act);
+        call.arg(&*JOB_ACT.sha).arg(2).arg(memory).arg(record).arg(act);
         call.arg(format!("{} {}", text(&request.by), text(&request.why)));
+        call.arg(tick);
         let (time, reply): (u64, String) = read(Ok(stealer.run(server, &JOB_ACT, call).await?))?;
         let reply = match &*reply {
             "0" => JobActReply::Done,
             "U" => JobActReply::Unknown,
             "N" => JobActReply::Unchanged,
+            "O" => JobActReply::TickUnfinished,
+            "F" => JobActReply::InFuture,
+            "X" => JobActReply::OtherTick,
             _ => return Err(malformed("the script's answer to an act about a job").error),
         };
         Ok((reply, time))

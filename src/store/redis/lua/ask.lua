@@ -1,10 +1,11 @@
 -- ask: answers a call about a job. If the job has no owner, its key first goes to the next live waiter.
---   o = open:   returns the tick that was begun, has not ended well, and is at most `tick` ms old. `to` is
+--   o = open:   returns the tick that was begun and has not ended. `to` is
 --               <print>:<over>:<name> <plan>: the caller's fingerprint, its name and when the job is due, which the store
 --               keeps, and the latest tick that the caller knows to be over. If that tick is open here, the server came
 --               back with an older copy of its data. Then the store marks the tick as over.
 --   x = withdraw: the caller's node has the job no more.
 --   z = reset:  sets a mark ahead of the server's clock back to the clock.
+--   k = ending: returns whether an operator cancelled the run with the number `to`.
 --   v = verify: returns whether the holder owns the job for this tick.
 --   m = recall: as v, and returns the data that the runs of the tick saved.
 --   s = save:   as v, and saves `to`, which is <seq>:<data>, if the holder owns the job.
@@ -13,15 +14,27 @@
 -- returns       U<open tick, or 0>:<ms by which the mark is ahead of the clock>:<1 = another fingerprint was kept>:<now>:
 --               <1 = a tick that is over was open>:<1 = the holder owns the job>:<mark>:<latest tick that went well>:
 --               <`passed`, or 0:0>:<when the store first saw the caller's fingerprint, or 0>: then nothing, or = and the
---               saved data; of o in a pause ! and <since> <by> <why>.
+--               saved data; of o ! and when the latest pause ended, ! and <since> <by> <why> of a pause, ! and the run that is
+--               wanted as it is kept, if there is one of these; of k ~ if it was cancelled.
 if asks then
   -- Saves data of a run, unless data with a later number of the same run came first.
   local function save(job, tick, to)
     local colon = find(to, ':', 1, true)
-    local seq, run = string.sub(to, 1, colon - 1), format('%d:%d:', tick, job.attempt)
+    local seq, run = string.sub(to, 1, colon - 1), format('%d:%d:', tick, job:attempt_at(tick))
     local kept = job.saved and find(job.saved, run, 1, true) == 1 and string.sub(job.saved, #run + 1) + 0
     if kept and kept >= seq + 0 then return end
     redis.call('HSET', job.key, 'saved', run .. seq, 'data', string.sub(to, colon + 1))
+  end
+
+  -- Returns whether an operator cancelled the run with this number. Mostly it is one of the latest.
+  local function was_cancelled(job, number)
+    for r = job.run, math.max(1, job.run - 99), -1 do
+      local place = format('%d', r % 100)
+      local run = redis.call('HGET', job.key, 'h' .. place)
+      if run and string.match(run, '^%d+:%d+:%d+:(%d+):') == number then
+        return find(redis.call('HGET', job.key, 'e' .. place) or '', format('%d:cancelled:', r), 1, true) == 1
+      end
+    end
   end
 
   -- Removes the nodes of the job that did not look for the time of two looks.
@@ -83,19 +96,25 @@ if asks then
     end
     local open, ahead, differs, since, data = 0, math.max(job.mark, job.skipped, ms) - ms, 0, '0', ''
     local mark = job.mark
-    local owns = verb ~= 'o' and verb ~= 'z' and verb ~= 'x' and number and tick == mark
+    local owns = not find('ozxk', verb, 1, true) and number and (tick == mark or tick == job.wanted)
     -- These two are returned as they are stored. A node that cannot read them ignores them.
     local found = redis.call('HMGET', job.key, 'well', 'passed')
     if verb == 'z' then
       if ahead > 0 then
         redis.call('HSET', job.key, 'mark', format('%d', ms), 'done', '1')
         if job.skipped > ms then redis.call('HSET', job.key, 'skipped', format('%d', ms)) end
+        if (tonumber(found[1]) or 0) > ms then redis.call('HSET', job.key, 'well', format('%d', ms)) end
       end
     elseif verb == 'o' then
-      -- For this verb the word `tick` is the greatest age of a tick, in ms.
-      if job.paused then data = '!' .. job.paused end
-      if job.attempt > 0 and not job.done and mark <= ms and mark + tick >= ms then open = mark end
+      local wanted = job.wanted and job:is_open(job.wanted) and format('%d:%d', job.wanted, job.wanted_attempt) .. job.wanted_text
+      local resumed = redis.call('HGET', job.key, 'resumed')
+      if job.paused or wanted or resumed then
+        data = '!' .. (resumed or '') .. '!' .. (job.paused or '') .. '!' .. (wanted or '')
+      end
+      if job.attempt > 0 and not job.done and mark <= ms then open = mark end
       differs, since = keep(job, print, lease, name, plan)
+    elseif verb == 'k' then
+      if was_cancelled(job, to) then data = '~' end
     elseif verb == 'x' then
       redis.call('HDEL', job.key, 'w' .. job.node)
     elseif owns and verb == 's' then

@@ -49,7 +49,7 @@ for i = first, n do
     if not well then
       reply = 'E' .. (type(reply) == 'table' and reply.err or reply)
     elseif job and type(reply) == 'number' and reply > 0 then
-      reply = format('W%d:%d', reply, job.attempt)
+      reply = format('W%d:%d', reply, job:attempt_at(tick))
     end
   end
   replies[i + 1], at = reply, at + words

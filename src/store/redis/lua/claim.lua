@@ -1,6 +1,7 @@
 -- claim: grants a free key, or lets a reader join readers, if no live waiter comes first. Otherwise a claim that waits
 -- joins the queue. Only this verb creates an owner or a waiter. A tick is granted only if it is due and still open. If
--- an earlier tick of the job has not ended, or a record blocks the key, `to` decides:
+-- an earlier tick of the job has not ended, or a record blocks the key, `to` decides. A tick that comes during a triggered
+-- run waits for it, and a triggered tick waits for an earlier tick.
 --   q         wait; ticks that waited here before are skipped
 --   <number>  grant this tick only if that tick is the latest one and has ended; otherwise answer J
 --   empty     skip this tick
@@ -8,7 +9,7 @@
 -- returns  integer = granted, its number
 --          G<number>:<capacity> = granted, but a current holder of permits recorded another capacity
 --          V<number>:<tick> = granted; the tick in the reply had not ended, and never runs again
---          O = the tick is over; S = the tick was never granted and never will be; F<ms> = the tick is due in so many ms; H =
+--          O = the tick is over; C = it was cancelled; S = the tick was never granted and never will be; F<ms> = the tick is due in so many ms; H =
 --              the job is paused
 --          J<tick>:<1 = it has not ended> = another tick must run first; the reply has the latest tick
 --          Q<ms> or Q = queued, then :<node> of the exclusive owner; P<ms> or P = queued behind a foreign owner
@@ -36,20 +37,24 @@ if claims then
       return 'R' .. recovering
     end
     local open = job and job.mark ~= tick and job.attempt > 0 and not job.done and job.mark
-    if not (own or records[i] or rest or blocked) then own = grant(i, job, holder, hold, tick) end
+    local behind = job and job:is_behind(tick)
+    if not (own or records[i] or rest or blocked or behind) then own = grant(i, job, holder, hold, tick) end
     if own and recorded and recorded ~= string.match(tick, '%d+$') then return format('G%d:%s', own, recorded) end
     if own then return open and format('V%d:%d', own, open) or own end
-    if job and tick > job.mark and to ~= '' then
-      -- The earlier tick has ended. So this tick waits for no run: a foreign record blocks it.
-      if to ~= 'q' or not waits then return left(i, 'B') end
-      if tick - 1 > job.skipped then
+    if job and tick > job.mark and not job:is_triggered(tick) then
+      local beside = job:is_beside_trigger(records[i])
+      if to == '' and not beside then
+        -- A job never overlaps itself here, and a tick that came during a run is not run late by another node either.
+        redis.call('HSET', job.key, 'skipped', format('%d', tick))
+        return left(i, 'B')
+      end
+      -- The earlier tick has ended. So a tick that names it waits for a triggered run, or a foreign record blocks it.
+      local names = to ~= '' and to ~= 'q'
+      if not waits or names and not beside then return left(i, 'B') end
+      if not names and tick - 1 > job.skipped then
         redis.call('HSET', job.key, 'skipped', format('%d', tick - 1))
         job.skipped = tick - 1
       end
-    elseif job and tick > job.mark then
-      -- A job never overlaps itself here, and a tick that came during a run is not run late by another node either.
-      redis.call('HSET', job.key, 'skipped', format('%d', tick))
-      return left(i, 'B')
     end
     if not waits then return left(i, 'B') end
     enqueue(queue, entry, lease)

@@ -18,7 +18,7 @@
 -- ARGV[at+2]  holder: <node>:<claim>:<nonce>:
 -- ARGV[at+3]  lease in ms
 -- ARGV[at+4]  hold in ms: lease + margin
--- ARGV[at+5]  tick: of a job, when the tick is due, in ms since 1970 (of o: its greatest age); of a lock 1 for a reader,
+-- ARGV[at+5]  tick: of a job, when the tick is due, in ms since 1970; of a lock 1 for a reader,
 --             else 0; of a semaphore <permits>/<capacity>; of a latch see latch.lua; of an election see elect.lua
 -- ARGV[at+6]  to: of y, p and a the holder that goes on; of c and w what to do behind an earlier tick (claim.lua); of r
 --             the number of an owner's grant, after a v if a candidate has a value (elect.lua), and after an a if the

@@ -83,7 +83,8 @@ if frees then
 
   -- Grants a key that is free, or whose owner gave it away, to the first live waiter, or to every reader before the
   -- first waiter that does not read. Other nodes learn of their grant by a push, the caller by the reply. Removes
-  -- waiters that are dead, or whose tick is over, if they come before. Finds no waiter while the server recovers. Returns
+  -- waiters that are dead, or whose tick is over, if they come before. Passes over a triggered tick while a tick of the
+  -- schedule has not ended. Finds no waiter while the server recovers. Returns
   -- four values: whether one waiter owns the key alone, the caller's number, whether the key is left free for a poll gap,
   -- and whether the first waiter cannot be granted.
   function hand_over(i, queue, job, caller, goes_on)
@@ -103,8 +104,9 @@ if frees then
           local channel = 'tenure1:n:' .. node
           local dies = (call('ZSCORE', queue, 'b' .. entry) or 0) + 0
           local over = dies < ms or job and not job:may_wait(tick + 0)
-          local is_next = not over and holder == caller
-          if not over and not is_next then
+          local is_behind = job and job:is_behind(tick + 0)
+          local is_next = not over and holder == caller and not is_behind
+          if not over and not is_next and not is_behind then
             -- A waiter is fresh for a third of its lease after its latest heartbeat.
             is_next = ms + math.floor(lease / 3) <= dies
             if is_next and probes then
@@ -129,7 +131,7 @@ if frees then
             if holder == caller then
               own = number
             else
-              local attempt = job and job.attempt .. ' ' or ''
+              local attempt = job and job:attempt_at(tick + 0) .. ' ' or ''
               -- The number of receivers decides nothing, and a Redis user that may not publish can still hand over.
               local push = '1 ' .. kind .. ' ' .. claim .. ' ' .. nonce .. ' ' .. text .. ' ' .. lease .. ' ' .. attempt
               redis.pcall('PUBLISH', channel, push .. KEYS[i])

@@ -23,7 +23,7 @@ if claims or renews or yields then
   function left(i, letter)
     if recovering then return 'R' .. recovering end
     local ttl, node = redis.call('PTTL', KEYS[i]), letter == 'Q' and string.match(records[i] or '', '^(%x+):%d+:%x+:%d+$') or ''
-    if letter == 'Q' and (gap or not shared[i] and #node ~= 32) then letter = 'P' end
+    if letter == 'Q' and (gap or records[i] and #node ~= 32) then letter = 'P' end
     return letter .. (ttl < 0 and '' or format('%d', ttl)) .. ':' .. node
   end
 end

@@ -1,7 +1,7 @@
 -- renew: extends an owner's lease to its full length, or notes a waiter's heartbeat and hands over a free key. Never
 -- creates, but may assert a lost lease: see assertion.lua.
 -- KEYS[i]  record
--- returns  integer = granted, its number; O = the tick is over; S = the tick was never granted and never will be; H =
+-- returns  integer = granted, its number; O = the tick is over; C = it was cancelled; S = the tick was never granted and never will be; H =
 --          the job is paused; X = gone; Q<ms> or Q = queued, then :<node> of the exclusive owner; P<ms> or P = queued behind a foreign owner
 --          R<ms> = queued, or granted to a holder that does not know its number; the server recovers for so many ms
 --          L = the assertion is late; ! = an operator revoked the lease
@@ -34,6 +34,6 @@ if renews then
       if own then return own end
     end
     if waits then return left(i, 'Q') end
-    return job and (not job:is_open(tick) and job:over(tick) or job.paused and 'H') or 'X'
+    return job and (not job:is_open(tick) and job:over(tick) or job.paused and not job:is_triggered(tick) and 'H') or 'X'
   end
 end

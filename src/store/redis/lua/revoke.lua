@@ -44,9 +44,7 @@ if type(record) == 'string' then
   if act == 'h' and not owner then
     call('DEL', key)
   elseif act ~= 'a' and from == 1 then
-    -- PEXPIRE comes first because it needs no memory: the server does not refuse the next write for want of memory.
-    if left > 0 then call('PEXPIRE', key, left) end
-    call('SET', key, '!' .. record, 'KEEPTTL')
+    revoke_record(key, record)
   end
 elseif record then
   -- The record is not a string: claims share it.
