@@ -15,8 +15,8 @@
 
 pub use crate::primitives::held::StealNotice;
 pub use crate::primitives::inspect::inspection::{
-    Cursor, Entry, HolderEntry, Inspection, Kind, Mode, NodeEntry, Page, PermitCount, Permits, PresenceEntry,
-    State, WaiterEntry,
+    Cursor, Entry, HolderEntry, Inspection, Kind, Mode, NodeEntry, NotACursor, Page, PermitCount, Permits,
+    PresenceEntry, State, WaiterEntry,
 };
 pub use crate::primitives::inspect::note::NoteEntry;
 pub use crate::primitives::inspect::steal::{Steal, StealEnd, StealError, StealStep, Stolen};

@@ -217,8 +217,8 @@ pub struct JobAnswer {
 /// Where the next page begins.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Position {
-    /// At this index of the names that a store in memory had when the first page was asked for.
-    Name(Arc<[Name]>, usize),
+    /// After this name, among the names of a store in memory in their order.
+    After(Name),
     /// At this cursor of SCAN, of the server with this id.
     Scan(u16, u64),
 }

@@ -12,11 +12,11 @@ use crate::error::{StoreError, StoreErrorKind};
 use crate::options::DEFAULT_PREFIX;
 use crate::protocol::job_act::{JobActReply, JobActRequest};
 use crate::protocol::ledger::Ledger;
+use crate::protocol::ledger::view::page_of;
 use crate::protocol::message::{Batch, BatchReply, GrantNumber, InboxEvent, Kind, Name, NodeId, Push, Reply};
 use crate::protocol::steal::{AuditEntry, MAX_AUDIT, StealAct, StealReply, StealRequest};
 use crate::protocol::view::{
-    InspectAnswer, InspectQuery, JobAnswer, JobQuery, NodeView, PAGE, Position, Presence, ServerView,
-    nodes_of,
+    InspectAnswer, InspectQuery, JobAnswer, JobQuery, NodeView, Presence, ServerView, nodes_of,
 };
 use crate::protocol::write::Action;
 use crate::store::{Abilities, BoxFuture, Immediate, Inbox, Inspect, Link, ServerId, Sink, Store, sealed};
@@ -254,21 +254,17 @@ const CHUNK: usize = 100;
 
 impl Inspect for MemoryStore {
     fn read(&self, query: InspectQuery) -> BoxFuture<'static, Result<InspectAnswer, StoreError>> {
-        let (names, at) = match query {
-            InspectQuery::List(_, Some(Position::Name(names, at))) => (names, at),
-            InspectQuery::List(prefix, _) => {
+        let (names, next) = match query {
+            InspectQuery::List(prefix, from) => {
                 let server = self.lock();
-                let names = server.parts[self.part].ledger.names();
-                let names = names.filter(|name| name.key.as_bytes().starts_with(&prefix));
-                (names.cloned().collect(), 0)
+                page_of(server.parts[self.part].ledger.names(), &prefix, from.as_ref())
             }
             InspectQuery::Show(key) => {
                 let names = Kind::ALL.iter().map(|kind| Name::new(*kind, key.clone()));
-                (names.collect(), 0)
+                (names.collect(), None)
             }
-            InspectQuery::Nodes(_) => (Arc::default(), 0),
+            InspectQuery::Nodes(_) => (Vec::new(), None),
         };
-        let end = names.len().min(at + PAGE);
         let mut view = ServerView {
             server: "memory".into(),
             now_us: now_us(),
@@ -276,7 +272,7 @@ impl Inspect for MemoryStore {
             keys: Vec::new(),
             nodes: BTreeMap::new(),
         };
-        for chunk in names[at..end].chunks(CHUNK) {
+        for chunk in names.chunks(CHUNK) {
             let server = self.lock();
             let views = chunk
                 .iter()
@@ -286,7 +282,7 @@ impl Inspect for MemoryStore {
         view.nodes = self.nodes(nodes_of(&view.keys));
         Box::pin(ready(Ok(InspectAnswer {
             views: vec![view],
-            next: (end < names.len()).then_some(Position::Name(names, end)),
+            next,
             failures: Vec::new(),
         })))
     }

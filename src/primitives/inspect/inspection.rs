@@ -22,8 +22,12 @@
 //!    with that claim (`primitives/inspect/note.rs` `notes_of`).
 
 use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, percent_encode};
 
 use crate::driver::handle::Handle;
 use crate::driver::inspector::Inspector;
@@ -32,7 +36,7 @@ use crate::key::Key;
 #[cfg(feature = "serde")]
 use crate::primitives::inspect::json;
 use crate::primitives::inspect::note::{NoteEntry, notes_of};
-use crate::protocol::message::{Fence, NodeId};
+use crate::protocol::message::{Fence, Name, NodeId};
 use crate::protocol::view::{
     HolderView, InspectAnswer, InspectQuery, KeyView, NodeView, Position, RecordView, ServerView, WaiterView,
 };
@@ -77,7 +81,7 @@ impl Inspection {
     /// may be empty and not be the last. Ask again with [`next`](Page::next) until there is none.
     ///
     /// A key that is held from the first page to the last is listed, unless its slot of a cluster moves to another server meanwhile.
-    /// One that comes or goes may be listed, and on Redis a key may be listed twice (`SCAN`). Memory lists the keys of the moment of the first page.
+    /// One that comes or goes may be listed, and on Redis a key may be listed twice (`SCAN`). Memory lists keys in the order of their kinds and names.
     ///
     /// # Errors
     /// [`Error::Connect`] if the store is unavailable or refuses. [`Error::Closed`] in a forked child. A master of a quorum that
@@ -143,6 +147,11 @@ impl Inspection {
         Ok(servers.collect())
     }
 
+    /// Returns whether the store is a quorum, each of whose masters has [entries](Page::entries) of its own.
+    pub fn is_quorum(&self) -> bool {
+        self.handle.node().servers.is_quorum()
+    }
+
     async fn read(&self, query: InspectQuery) -> Result<Page, Error> {
         let page = self.ask(query).await?;
         Ok(Page {
@@ -178,8 +187,46 @@ impl Inspection {
 /// }
 /// # Ok(()) }
 /// ```
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cursor(Position);
+
+impl fmt::Display for Cursor {
+    /// Writes a text for links, which [`parse`](str::parse) reads in any process that has the same store.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Position::Scan(server, cursor) => write!(f, "{server}-{cursor}"),
+            Position::After(name) => {
+                let key = percent_encode(name.key.as_bytes(), NON_ALPHANUMERIC);
+                write!(f, "{}-{key}", name.kind.word())
+            }
+        }
+    }
+}
+
+impl FromStr for Cursor {
+    type Err = NotACursor;
+
+    fn from_str(text: &str) -> Result<Self, NotACursor> {
+        let (first, second) = text.split_once('-').ok_or(NotACursor)?;
+        if let (Ok(server), Ok(cursor)) = (first.parse(), second.parse()) {
+            return Ok(Cursor(Position::Scan(server, cursor)));
+        }
+        let kind = first.parse().map_err(|_| NotACursor)?;
+        let key: Vec<u8> = percent_decode_str(second).collect();
+        Ok(Cursor(Position::After(Name::new(kind, Key::from(key)))))
+    }
+}
+
+/// The text is not that of a [`Cursor`].
+///
+/// ```
+/// use tenure::inspect::Cursor;
+///
+/// assert!("page 2".parse::<Cursor>().is_err());
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not the text of a cursor")]
+pub struct NotACursor;
 
 /// A part of a listing.
 ///

@@ -43,7 +43,7 @@ mod steal;
 pub(crate) mod ticks;
 pub mod transaction;
 pub(crate) mod transfer;
-mod view;
+pub(crate) mod view;
 pub(crate) mod watchers;
 
 /// The state of all keys of one server.

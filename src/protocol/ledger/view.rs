@@ -1,13 +1,27 @@
 //! What the ledger shows of its keys to an operator. Looking changes nothing: no key is settled or swept.
 
-use std::sync::Arc;
-
 use crate::protocol::ledger::Ledger;
 use crate::protocol::ledger::record::{KeyRecord, Record, RecordOwner, SharedLease, Watcher, is_past};
 use crate::protocol::message::{Mode, Name};
 use crate::protocol::view::{
     HolderView, JobAnswer, JobQuery, JobView, KeyView, MAX_LISTED, PAGE, Position, RecordView, WaiterView,
 };
+
+/// Returns a page of the names whose keys begin with a prefix, in their order, and where the next page begins.
+pub(crate) fn page_of<'a>(
+    names: impl Iterator<Item = &'a Name>,
+    prefix: &[u8],
+    from: Option<&Position>,
+) -> (Vec<Name>, Option<Position>) {
+    let is_next = |name: &&Name| !matches!(from, Some(Position::After(last)) if *name <= last);
+    let names = names.filter(|name| name.key.as_bytes().starts_with(prefix));
+    let mut names: Vec<Name> = names.filter(is_next).cloned().collect();
+    names.sort();
+    let is_last = names.len() <= PAGE;
+    names.truncate(PAGE);
+    let next = names.last().filter(|_| !is_last).cloned().map(Position::After);
+    (names, next)
+}
 
 impl Ledger {
     /// Returns every name with state, in no order.
@@ -17,20 +31,10 @@ impl Ledger {
 
     /// Returns what is kept of the jobs that are asked for, at `now_us` and at this date.
     pub fn view_jobs(&self, query: JobQuery, now_us: u64, date_ms: u64) -> JobAnswer {
-        let (names, at) = match query {
-            JobQuery::One(key) => ([Name::job(key)].into(), 0),
-            JobQuery::Page(_, Some(Position::Name(names, at))) => (names, at),
-            JobQuery::Page(prefix, _) => {
-                let names = self
-                    .jobs
-                    .keys()
-                    .filter(|name| name.key.as_bytes().starts_with(&prefix));
-                let mut names: Vec<Name> = names.cloned().collect();
-                names.sort();
-                (Arc::from(names), 0)
-            }
+        let (names, next) = match query {
+            JobQuery::One(key) => (vec![Name::job(key)], None),
+            JobQuery::Page(prefix, from) => page_of(self.jobs.keys(), &prefix, from.as_ref()),
         };
-        let end = names.len().min(at + PAGE);
         let view = |name: &Name| {
             let owner = self.record(name, now_us).and_then(Record::number);
             Some(JobView {
@@ -42,8 +46,8 @@ impl Ledger {
             })
         };
         JobAnswer {
-            jobs: names[at..end].iter().filter_map(view).collect(),
-            next: (end < names.len()).then(|| Position::Name(names.clone(), end)),
+            jobs: names.iter().filter_map(view).collect(),
+            next,
         }
     }
 

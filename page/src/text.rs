@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 /// Returns printable characters as they are, and each byte of anything else as `\xNN`. Bash (`$'…'`) and redis-cli read
 /// that form. A backslash is escaped, too, so different values have different texts.
-pub(crate) fn shown(bytes: impl AsRef<[u8]>) -> String {
+pub fn shown(bytes: impl AsRef<[u8]>) -> String {
     let mut text = String::new();
     for chunk in bytes.as_ref().utf8_chunks() {
         for c in chunk.valid().chars() {
@@ -19,6 +19,21 @@ pub(crate) fn shown(bytes: impl AsRef<[u8]>) -> String {
         escape(chunk.invalid(), &mut text);
     }
     text
+}
+
+/// Returns the bytes of a text that [`shown`] returned. A backslash that begins no `\xNN` stands for itself.
+pub fn unshown(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let escaped = rest.strip_prefix(b"\\x").and_then(|digits| unhex(digits.get(..2)?));
+        rest = match &escaped {
+            Some(_) => &rest[4..],
+            None => after,
+        };
+        bytes.extend(escaped.unwrap_or_else(|| vec![*first]));
+    }
+    bytes
 }
 
 fn escape(bytes: &[u8], text: &mut String) {
@@ -41,7 +56,7 @@ fn is_printable(c: char) -> bool {
 
 /// Returns the line of a JSON object. Characters that are not printable are escaped: they can stand in strings only, and there
 /// JSON has escapes for them.
-pub(crate) fn json(object: serde_json::Result<String>) -> io::Result<String> {
+pub fn json(object: serde_json::Result<String>) -> io::Result<String> {
     let mut line = String::new();
     for c in object?.chars() {
         if is_printable(c) {
@@ -57,12 +72,12 @@ pub(crate) fn json(object: serde_json::Result<String>) -> io::Result<String> {
 }
 
 /// Returns the bytes as hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
+pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Returns the bytes of hexadecimal digits, or `None` if the text is something else.
-pub(crate) fn unhex(text: &[u8]) -> Option<Vec<u8>> {
+pub fn unhex(text: &[u8]) -> Option<Vec<u8>> {
     let digits: Option<Vec<u32>> = text.iter().map(|byte| char::from(*byte).to_digit(16)).collect();
     let digits = digits.filter(|digits| digits.len().is_multiple_of(2))?;
     let byte = |pair: &[u32]| u8::try_from(pair[0] * 16 + pair[1]).ok();
@@ -70,19 +85,19 @@ pub(crate) fn unhex(text: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// Returns the duration in seconds, as its two largest units: `3m 12s`.
-pub(crate) fn duration(duration: Duration) -> String {
+pub fn duration(duration: Duration) -> String {
     let rounded = duration.saturating_add(Duration::from_millis(500)).as_secs();
     let text = humantime::format_duration(Duration::from_secs(rounded)).to_string();
     text.split(' ').take(2).collect::<Vec<_>>().join(" ")
 }
 
 /// Returns how long ago a time was: `3m 12s ago`. A time after `now` was `0s ago`: clocks differ.
-pub(crate) fn age(time: SystemTime, now: SystemTime) -> String {
+pub fn age(time: SystemTime, now: SystemTime) -> String {
     format!("{} ago", duration(now.duration_since(time).unwrap_or_default()))
 }
 
 /// Returns the time in RFC 3339, or `-` if the form has no such year.
-pub(crate) fn date(time: SystemTime) -> String {
+pub fn date(time: SystemTime) -> String {
     let mut text = String::new();
     match write!(text, "{}", humantime::format_rfc3339_seconds(time)) {
         Ok(()) => text,
@@ -115,6 +130,15 @@ mod tests {
         ] {
             assert_eq!(shown(bytes), text);
         }
+    }
+
+    #[test]
+    fn what_is_shown_is_read_back() {
+        let all: Vec<u8> = (0..=255).collect();
+        for bytes in [&all[..], b"\\x0a", b"a\\", "Größe \u{202e}".as_bytes(), b""] {
+            assert_eq!(unshown(&shown(bytes)), bytes);
+        }
+        assert_eq!(unshown(r"C:\dir\x4"), br"C:\dir\x4");
     }
 
     #[test]

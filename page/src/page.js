@@ -1,0 +1,171 @@
+// Keeps a page current. It asks for the page again, and exchanges the rows that changed. Without this script a reload does the same.
+"use strict";
+
+(() => {
+  const LONGEST = 16; // The longest pause while the server does not answer, in intervals.
+  const QUIET = 10000; // Between two announcements of changes, in ms.
+  const byId = (id) => document.getElementById(id);
+  // The server's text of each row: the page adds local times to the rows.
+  const texts = new WeakMap();
+  let tag = null, failures = 0, timer = 0, isAsking = false, changed = 0, announcedAt = 0;
+
+  const pad = (n) => String(n).padStart(2, "0");
+  const clock = (d) => `${pad(d.getHours())}:${pad(d.getMinutes())}:${pad(d.getSeconds())}`;
+  const day = (d) => `${d.getFullYear()}-${pad(d.getMonth() + 1)}-${pad(d.getDate())}`;
+
+  function age(ms) {
+    const s = Math.max(0, Math.round(ms / 1000));
+    const units = [[86400, "d"], [3600, "h"], [60, "m"], [1, "s"]];
+    const at = units.findIndex(([n]) => s >= n);
+    if (at < 0) return "0s";
+    const [[n, unit], next] = [units[at], units[at + 1]];
+    const rest = next ? Math.floor((s % n) / next[0]) : 0;
+    return `${Math.floor(s / n)}${unit}` + (rest ? ` ${rest}${next[1]}` : "");
+  }
+
+  // Writes the time in the zone of the browser, with UTC beside it.
+  function localize(root) {
+    for (const time of root.querySelectorAll("time[datetime]")) {
+      const at = new Date(time.dateTime);
+      if (isNaN(at)) continue;
+      time.dataset.utc ??= time.textContent;
+      const ago = "age" in time.dataset ? `, ${age(Date.now() - at)} ago` : "";
+      const text = `${day(at)} ${clock(at)} (${time.dataset.utc})${ago}`;
+      if (time.textContent !== text) time.textContent = text;
+    }
+  }
+
+  const focusable = "a[href], button, input, select, summary, [tabindex]";
+
+  // Remembers which element has the focus, so that it has it after its row was exchanged.
+  function focusOf(row) {
+    const has = document.activeElement;
+    return row.contains(has) && has !== row ? [...row.querySelectorAll(focusable)].indexOf(has) : -1;
+  }
+
+  function put(old, row) {
+    const at = focusOf(old);
+    old.replaceWith(row);
+    if (at < 0) return;
+    const all = row.querySelectorAll(focusable);
+    (all[Math.min(at, all.length - 1)] ?? byId("main")).focus({ preventScroll: true });
+  }
+
+  // Gives the focus to a neighbour before its row goes.
+  function leave(row) {
+    if (!row.contains(document.activeElement)) return;
+    const next = row.nextElementSibling ?? row.previousElementSibling;
+    (next?.querySelector(focusable) ?? byId("main")).focus({ preventScroll: true });
+  }
+
+  // Makes the children of a region those of the new one. Children have ids.
+  function exchange(region, fresh) {
+    let count = 0, place = null;
+    const wanted = new Set([...fresh.children].map((row) => row.id).filter(Boolean));
+    for (const row of [...region.children]) {
+      if (!row.id || !wanted.has(row.id)) { leave(row); row.remove(); count++; }
+    }
+    const present = new Map([...region.children].map((row) => [row.id, row]));
+    for (const row of [...fresh.children]) {
+      const text = row.outerHTML;
+      let has = present.get(row.id);
+      if (!has || texts.get(has) !== text) {
+        count++;
+        texts.set(row, text);
+        if (has) put(has, row);
+        has = row;
+        localize(row);
+      }
+      const after = place ? place.nextElementSibling : region.firstElementChild;
+      if (after !== has) {
+        const at = focusOf(has);
+        region.insertBefore(has, after);
+        if (at >= 0) has.querySelectorAll(focusable)[at]?.focus({ preventScroll: true });
+      }
+      place = has;
+    }
+    return count;
+  }
+
+  function show(html, isAnswer) {
+    const fresh = new DOMParser().parseFromString(html, "text/html");
+    if (!isAnswer) {
+      // The store is away: what was seen last stays, and the notice says why.
+      exchange(byId("notices"), fresh.getElementById("notices") ?? document.createElement("div"));
+      document.body.dataset.stale = "";
+      return;
+    }
+    if ("stale" in document.body.dataset) delete document.body.dataset.stale;
+    const regions = [...document.querySelectorAll("[data-live]")];
+    // A view that could not be shown before has other regions.
+    if ([...fresh.querySelectorAll("[data-live]")].some((region) => !byId(region.id))) {
+      location.reload();
+      return;
+    }
+    for (const region of regions) {
+      const of = fresh.getElementById(region.id);
+      const count = of ? exchange(region, of) : 0;
+      if (region.tagName === "TBODY") changed += count;
+    }
+  }
+
+  // Says politely that rows changed, but not each second.
+  function announce() {
+    const now = Date.now();
+    if (changed === 0 || now - announcedAt < QUIET) return;
+    byId("changes").textContent = `${changed} ${changed === 1 ? "row" : "rows"} changed, ${clock(new Date())}`;
+    [changed, announcedAt] = [0, now];
+  }
+
+  function say(text) {
+    const connection = byId("connection");
+    if (connection.textContent !== text) connection.textContent = text;
+  }
+
+  async function ask() {
+    if (isAsking || document.visibilityState !== "visible") return;
+    isAsking = true;
+    clearTimeout(timer);
+    try {
+      const headers = { Accept: "text/html" };
+      if (tag) headers["If-None-Match"] = tag;
+      const answer = await fetch(location.href, { headers, cache: "no-store", signal: AbortSignal.timeout(30000) });
+      if (answer.status === 200) {
+        show(await answer.text(), true);
+        tag = answer.headers.get("ETag");
+      } else if (answer.status === 503) {
+        show(await answer.text(), false);
+        tag = null;
+      } else if (answer.status !== 304) {
+        throw new Error(answer.status === 401 || answer.status === 403 ? "it gives no access any more: reload the page" : `it answers ${answer.status}`);
+      }
+      failures = 0;
+      say("");
+    } catch (error) {
+      failures++;
+      const why = error instanceof TypeError ? "it cannot be reached" : error.message;
+      if (failures === 1) since = clock(new Date());
+      say(`The server of this page does not answer since ${since}: ${why}. What is shown is from before.`);
+    }
+    isAsking = false;
+    announce();
+    localize(document);
+    plan();
+  }
+
+  let since = "";
+
+  function plan() {
+    clearTimeout(timer);
+    const interval = Number(document.body.dataset.interval);
+    if (interval > 0) timer = setTimeout(ask, interval * Math.min(2 ** Math.max(0, failures - 1), LONGEST));
+  }
+
+  document.querySelectorAll("[data-live] > [id]").forEach((row) => texts.set(row, row.outerHTML));
+  localize(document);
+  if (document.body.dataset.interval) {
+    document.addEventListener("visibilitychange", () => { failures = 0; document.visibilityState === "visible" ? ask() : clearTimeout(timer); });
+    addEventListener("online", () => { failures = 0; ask(); });
+    plan();
+  }
+})();
