@@ -7,18 +7,18 @@ use std::time::Duration;
 
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
-use tenure::inspect::{Entry, Kind, NodeEntry};
+use tenure::inspect::{Entry, Kind};
 
 use crate::failure::Failure;
 use crate::jobs::JobsArgs;
 use crate::run_args::RunArgs;
+use crate::serve::ServeArgs;
 use crate::terminal::{ask, warn};
 use crate::text::{shown, unhex};
+use crate::words::is_called;
 
 /// The shortest time between two listings of a watch.
 const MIN_PERIOD: Duration = Duration::from_millis(100);
-/// The fewest digits of a node's id that select it.
-const MIN_ID_DIGITS: usize = 8;
 
 /// Shows which node holds which lease of the crate tenure, since when, and which nodes wait.
 ///
@@ -62,6 +62,8 @@ pub(crate) enum Command {
     ///
     /// The URL is that of the services. The trial is in no contract with them, and leaves nothing but the last grant numbers.
     Doctor(DoctorArgs),
+    /// Serves a page for the browser: leases, nodes and jobs, and with --operate what an operator does about them
+    Serve(ServeArgs),
     /// Prints the audit list: what operators did by `steal`, the latest first
     Audit,
 }
@@ -99,11 +101,18 @@ pub(crate) struct OperatorArgs {
     /// The reason, which is told to those concerned and kept in the audit list
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub(crate) why: String,
+    #[command(flatten)]
+    name: NameArgs,
+    #[command(flatten)]
+    confirmation: ConfirmArgs,
+}
+
+/// Which operator acts.
+#[derive(clap::Args)]
+pub(crate) struct NameArgs {
     /// Your name, as the reason; $USER by default, else the name of the process's user
     #[arg(long, value_name = "NAME")]
     by: Option<String>,
-    #[command(flatten)]
-    confirmation: ConfirmArgs,
 }
 
 /// Whether the operator is asked.
@@ -137,6 +146,12 @@ impl OperatorArgs {
         self.confirmation.confirms(question)
     }
 
+    pub(crate) fn by(&self) -> String {
+        self.name.by()
+    }
+}
+
+impl NameArgs {
     /// Returns the name of the operator. Services and containers often lack the variables, and an entry of the audit list needs a
     /// name.
     pub(crate) fn by(&self) -> String {
@@ -241,15 +256,6 @@ impl ListArgs {
         self.kind.is_none_or(|kind| kind == entry.kind)
             && wanted.is_none_or(|wanted| nodes.any(|node| is_called(node, wanted)))
     }
-}
-
-/// Returns whether the node has this name or host, or an id that begins with it. Names are compared as they are shown, so that
-/// each can be typed.
-fn is_called(node: &NodeEntry, wanted: &str) -> bool {
-    let id = node.id.to_string();
-    let is_id = wanted.len() >= MIN_ID_DIGITS && id.starts_with(&wanted.to_ascii_lowercase());
-    let told = node.presence.as_ref();
-    is_id || told.is_some_and(|told| shown(&told.name) == wanted || shown(&told.host) == wanted)
 }
 
 fn kind_parser() -> impl TypedValueParser<Value = Kind> {

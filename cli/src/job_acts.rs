@@ -17,10 +17,11 @@ use tokio::time::sleep;
 use crate::NO;
 use crate::args::{ConfirmArgs, OperatorArgs, OutputArgs};
 use crate::failure::Failure;
-use crate::jobs::{date, history_rows, jobs_table, key, unknown, zone_of};
+use crate::jobs::{history_rows, jobs_table, key, unknown};
 use crate::table::View;
 use crate::terminal::{tell, warn};
 use crate::text::shown;
+use crate::words::{self, date_in as date, zone_of};
 
 /// How often `--wait` looks whether the run has ended.
 const LOOK_PAUSE: Duration = Duration::from_millis(200);
@@ -314,25 +315,17 @@ impl Context<'_> {
 
     /// Prints what became of an act: for people by the text for what was done, or the text if nothing had to be done. Returns whether
     /// it was done.
-    fn tell(&self, job: &Key, outcome: &JobActOutcome, [done, unchanged]: [&str; 2]) -> bool {
-        let text = match outcome {
-            JobActOutcome::Done { unwritten, .. } => {
-                if let Some(error) = unwritten {
-                    warn(&shown(format!("the audit list could not be written: {error}")));
-                }
-                done
-            }
-            JobActOutcome::Unknown => "unknown",
-            JobActOutcome::TickUnfinished => {
-                "is paused, and a tick has not ended: wait for its end, cancel it, or resume the job"
-            }
-            JobActOutcome::InFuture => "that tick has not come yet",
-            JobActOutcome::OtherTick => "the tick has ended, or another one has begun",
-            JobActOutcome::EndedItself => "the run was asked, and its tick has ended",
-            _ => unchanged,
-        };
+    fn tell(&self, job: &Key, outcome: &JobActOutcome, words: [&'static str; 2]) -> bool {
+        if let JobActOutcome::Done {
+            unwritten: Some(error),
+            ..
+        } = outcome
+        {
+            warn(&shown(format!("the audit list could not be written: {error}")));
+        }
         let is_done = matches!(outcome, JobActOutcome::Done { .. });
-        self.say(job, text, if is_done { done } else { outcome.word() });
+        let text = words::job_act(outcome, words);
+        self.say(job, text, if is_done { words[0] } else { outcome.word() });
         is_done
     }
 

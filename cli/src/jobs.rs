@@ -5,20 +5,20 @@ use std::fmt::Write;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use chrono::DateTime;
 use chrono_tz::Tz;
 use clap::Subcommand;
 use serde_json::json;
-use tenure::scheduler::{HistoryEntry, JobEntry, JobHistory, JobPlan, JobRun};
-use tenure::{Key, Locks, NodeId};
+use tenure::scheduler::{HistoryEntry, JobEntry, JobHistory, JobRun};
+use tenure::{Key, Locks};
 
 use crate::NO;
 use crate::args::OutputArgs;
 use crate::failure::Failure;
 use crate::job_acts::{self, JobActCommand};
-use crate::table::{NONE, View, or_none, short, table};
+use crate::table::{View, table};
 use crate::terminal::{print, warn};
 use crate::text::{self, age, duration, shown};
+use crate::words::{HISTORY, date_in as date, history_row, node_of_run as node, or_none, took, zone_of};
 
 /// How far a success may be ahead of the clock of the store, because clocks differ.
 const MAX_AHEAD: Duration = Duration::from_secs(1);
@@ -233,40 +233,8 @@ fn history_table(history: &JobHistory, zone: Option<Tz>) -> String {
 
 /// Returns the table of these entries, with times in a zone.
 pub(crate) fn history_rows(entries: &[HistoryEntry], zone: Tz) -> String {
-    let rows = entries.iter().map(|entry| match entry {
-        HistoryEntry::Run(run) => [
-            date(run.tick, zone),
-            run.state.word().to_owned(),
-            run.attempt.to_string(),
-            node(run),
-            date(run.began, zone),
-            or_none(run.took.map(took)),
-            run.fence.to_string(),
-            run_text(run),
-        ],
-        HistoryEntry::NoRun(none) => {
-            let mut row = [const { String::new() }; 8].map(|_| NONE.to_owned());
-            row[0] = date(none.first, zone);
-            row[1] = none.why.word().to_owned();
-            if none.count > 1 {
-                row[7] = format!("{} ticks until {}", none.count, date(none.last, zone));
-            }
-            row
-        }
-        HistoryEntry::Act(act) => {
-            let mut row = [const { String::new() }; 8].map(|_| NONE.to_owned());
-            row[0] = date(act.time(), zone);
-            row[1] = shown(&act.what);
-            let tick = act.tick().map(|tick| format!("{}, ", date(tick, zone)));
-            row[7] = shown(format!("{}by {}: {}", tick.unwrap_or_default(), act.by, act.why));
-            row
-        }
-        _ => [const { String::new() }; 8],
-    });
-    let header = [
-        "TICK", "OUTCOME", "ATTEMPT", "NODE", "BEGAN", "TOOK", "FENCE", "TEXT",
-    ];
-    table(header, rows.collect())
+    let rows = entries.iter().map(|entry| history_row(entry, zone));
+    table(HISTORY, rows.collect())
 }
 
 async fn check(
@@ -306,49 +274,4 @@ async fn check(
         false => format!("{sentence}\n"),
     })?;
     Ok(ExitCode::from(if is_recent { 0 } else { NO }))
-}
-
-/// Returns the text of a run: whether it was triggered, and its error.
-fn run_text(run: &JobRun) -> String {
-    let text = shown(&*run.text);
-    match (run.is_triggered, text.is_empty()) {
-        (false, _) => text,
-        (true, true) => "triggered".to_owned(),
-        (true, false) => format!("triggered: {text}"),
-    }
-}
-
-pub(crate) fn zone_of(plan: Option<&JobPlan>) -> Tz {
-    plan.and_then(|plan| plan.zone.parse().ok()).unwrap_or(Tz::UTC)
-}
-
-/// Returns a time in a zone, with its offset: the clocks of a zone may show a time twice.
-pub(crate) fn date(time: SystemTime, zone: Tz) -> String {
-    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let time = i64::try_from(since.as_secs())
-        .ok()
-        .and_then(|seconds| DateTime::from_timestamp(seconds, 0));
-    or_none(time.map(|time| {
-        time.with_timezone(&zone)
-            .format("%Y-%m-%d %H:%M:%S%:z")
-            .to_string()
-    }))
-}
-
-/// Returns how long a run took, in ms if it was short.
-fn took(time: Duration) -> String {
-    if time < Duration::from_secs(1) {
-        return format!("{}ms", time.as_millis());
-    }
-    duration(time)
-}
-
-/// Returns the name of the node of a run, or the first digits of its id.
-fn node(run: &JobRun) -> String {
-    let id: NodeId = run.node;
-    if run.node_name.is_empty() {
-        short(id)
-    } else {
-        shown(&*run.node_name)
-    }
 }

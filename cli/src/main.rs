@@ -7,6 +7,7 @@
 //!     tenure jobs history reconcile
 //!     tenure steal account:42 --why 'stuck since the deploy'
 //!     tenure doctor
+//!     tenure serve
 //!
 //! It exits with 0; with 1 if the answer is no; with 2 after wrong usage; with 3 if the store is unavailable or refuses. `run` has
 //! the codes of `timeout(1)`.
@@ -22,11 +23,11 @@ mod list;
 #[cfg(target_os = "linux")]
 mod run;
 mod run_args;
+mod serve;
 mod steal;
 mod store;
 mod table;
 mod terminal;
-mod text;
 
 use std::ffi::OsStr;
 use std::process::ExitCode;
@@ -34,6 +35,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser};
 use tenure::Locks;
 use tenure::inspect::Inspection;
+use tenure_page::{text, words};
 
 use args::{Args, Command, OutputArgs};
 use failure::Failure;
@@ -85,7 +87,10 @@ fn refuse(error: &clap::Error) -> ExitCode {
 #[tokio::main(flavor = "current_thread")]
 async fn answer(args: &Args) -> Result<ExitCode, Failure> {
     let locks = store::connect(&args.store).await?;
-    if !matches!(args.command, Command::Ls(_) | Command::Doctor(_)) {
+    if !matches!(
+        args.command,
+        Command::Ls(_) | Command::Doctor(_) | Command::Serve(_)
+    ) {
         warn_of_recovery(&locks.inspect()).await?;
     }
     match &args.command {
@@ -96,6 +101,7 @@ async fn answer(args: &Args) -> Result<ExitCode, Failure> {
         Command::Run(_) => unreachable!("it forks before there is a runtime"),
         Command::Jobs(wanted) => return jobs::run(&locks, wanted, &args.output).await,
         Command::Doctor(wanted) => return doctor::run(&locks.inspect(), wanted, &args.output).await,
+        Command::Serve(wanted) => serve::run(&locks, wanted).await?,
         Command::Audit => steal::audit(&locks, &args.output).await?,
     }
     Ok(ExitCode::SUCCESS)
@@ -104,10 +110,7 @@ async fn answer(args: &Args) -> Result<ExitCode, Failure> {
 /// Writes a line to stderr for each server that recovers. A failure is left to the screen.
 async fn warn_of_recovery(inspection: &Inspection) -> Result<(), Failure> {
     for (server, left) in inspection.recovering().await? {
-        let left = text::duration(left);
-        terminal::warn(&text::shown(format!(
-            "{server} may have lost leases, and grants none for {left}: holders go on, callers wait"
-        )));
+        terminal::warn(&words::recovering(&server, left));
     }
     Ok(())
 }

@@ -13,7 +13,8 @@ use crate::args::{OutputArgs, StealArgs};
 use crate::failure::Failure;
 use crate::table::View;
 use crate::terminal::{print, tell, warn};
-use crate::text::{self, duration, shown};
+use crate::text::{self, shown};
+use crate::words;
 
 pub(crate) async fn run(locks: &Locks, wanted: &StealArgs, output: &OutputArgs) -> Result<ExitCode, Failure> {
     let view = View::new(output.is_hex);
@@ -108,22 +109,18 @@ fn step_text(step: &StealStep, is_json: bool) -> String {
         };
         return format!("{object}\n");
     }
-    match step {
-        StealStep::Asked(grace) => format!("asked     the holder has {}\n", duration(*grace)),
-        StealStep::Revoked(Some(left)) => {
-            format!("revoked   the lease ends in {} at the latest\n", duration(*left))
-        }
-        StealStep::Revoked(None) => "revoked\n".to_owned(),
-        _ => "not asked (the holder is another library, or its node has no presence or does not listen)\n"
-            .to_owned(),
-    }
+    let (word, sentence) = words::steal_step(step);
+    format!(
+        "{}\n",
+        format_args!("{word:<9} {sentence}").to_string().trim_end()
+    )
 }
 
 fn end_text(stolen: &Stolen, view: &View, is_json: bool) -> io::Result<String> {
-    let (word, sentence) = match stolen.end {
-        StealEnd::GivenBack => ("given_back", "given back by its holder"),
-        StealEnd::HandedOver => ("handed_over", "handed over"),
-        _ => ("ended", "the revoked lease has ended"),
+    let word = match stolen.end {
+        StealEnd::GivenBack => "given_back",
+        StealEnd::HandedOver => "handed_over",
+        _ => "ended",
     };
     if is_json {
         let object = json!({ "step": word, "now": stolen.entry, "is_read": stolen.unread.is_none() });
@@ -134,7 +131,7 @@ fn end_text(stolen: &Stolen, view: &View, is_json: bool) -> io::Result<String> {
         None => "state     free\n".to_owned(),
         Some(entry) => view.details(entry),
     };
-    Ok(format!("done      {sentence}; now:\n{now}"))
+    Ok(format!("done      {}; now:\n{now}", words::steal_end(stolen)))
 }
 
 /// Prints the audit list.

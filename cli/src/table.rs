@@ -5,17 +5,14 @@ use std::time::SystemTime;
 
 use comfy_table::Table;
 use comfy_table::presets::NOTHING;
-use tenure::inspect::{AuditEntry, Entry, HolderEntry, Mode, NodeEntry, WaiterEntry};
-use tenure::{Key, NodeId};
+use tenure::Key;
+use tenure::inspect::{AuditEntry, Entry, HolderEntry, NodeEntry, WaiterEntry};
 
 use crate::text::{age, date, duration, hex, shown};
+use crate::words::{NONE, mode, node as name, now, or_none, short};
 
-/// How many digits of a node's id are shown where there is little room.
-const SHORT_ID: usize = 8;
 /// Between two lines of a holder or waiter, of which no line should be longer than a terminal of 80 columns.
 const BREAK: &str = "\n    ";
-/// The text of what is not known, or does not exist.
-pub(crate) const NONE: &str = "-";
 
 /// How values are shown, and the time that ages are counted from.
 pub(crate) struct View {
@@ -32,12 +29,10 @@ impl View {
 
     /// Creates a view of this moment. `has_notes`: its tables of keys have a column for notes.
     pub(crate) fn with_notes(is_hex: bool, has_notes: bool) -> View {
-        #[expect(clippy::disallowed_methods, reason = "judges no lease: ages are for a reader")]
-        let now = SystemTime::now();
         View {
             is_hex,
             has_notes,
-            now,
+            now: now(),
         }
     }
 
@@ -96,7 +91,7 @@ impl View {
 
     fn node_row(&self, node: &NodeEntry) -> [String; 10] {
         let mut row = [const { String::new() }; 10];
-        row[0] = short_id(node);
+        row[0] = short(node.id);
         if let Some(told) = &node.presence {
             row[1] = shown(&told.name);
             row[2] = shown(&told.host);
@@ -222,39 +217,6 @@ fn node(node: &NodeEntry) -> String {
         let _ = write!(text, ", pid {}", told.pid);
     }
     text
-}
-
-/// Returns the name of a node, or the first digits of its id, and its host.
-fn name(node: &NodeEntry) -> String {
-    match &node.presence {
-        None => short_id(node),
-        Some(told) if told.name.is_empty() => format!("{}@{}", short_id(node), shown(&told.host)),
-        Some(told) => format!("{}@{}", shown(&told.name), shown(&told.host)),
-    }
-}
-
-fn short_id(node: &NodeEntry) -> String {
-    short(node.id)
-}
-
-/// Returns the first digits of an id.
-pub(crate) fn short(id: NodeId) -> String {
-    let mut id = id.to_string();
-    id.truncate(SHORT_ID);
-    id
-}
-
-fn mode(mode: Mode) -> String {
-    match mode {
-        Mode::Exclusive => "exclusive".to_owned(),
-        Mode::Read => "read".to_owned(),
-        Mode::Permits(permits) => format!("{} of {} permits", permits.weight, permits.capacity),
-        _ => "another mode".to_owned(),
-    }
-}
-
-pub(crate) fn or_none(text: Option<String>) -> String {
-    text.unwrap_or_else(|| NONE.to_owned())
 }
 
 /// Returns the table of these rows.

@@ -86,7 +86,11 @@ pub(crate) fn is_own(headers: &HeaderMap) -> bool {
     if let Some(site) = headers.get(SITE) {
         return site == "same-origin";
     }
-    let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
+    let text = |name| {
+        headers
+            .get(name)
+            .and_then(|value: &HeaderValue| value.to_str().ok())
+    };
     let (Some(origin), Some(host)) = (text(ORIGIN), text(HOST)) else {
         return false;
     };

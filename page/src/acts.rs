@@ -44,7 +44,11 @@ impl Act {
     }
 
     fn tab(self) -> Tab {
-        if self == Act::Steal { Tab::Leases } else { Tab::Jobs }
+        if self == Act::Steal {
+            Tab::Leases
+        } else {
+            Tab::Jobs
+        }
     }
 
     /// Returns the view that shows what became of the act.
@@ -81,7 +85,13 @@ async fn form(act: Act, visit: Visit) -> Response {
     let ticket = form::issue(&visit, operator, &action);
     let back = link(act.view(), &[("k", visit.query.get("k"))]);
     let body = confirmation(&described, operator, (&action, &back), &ticket);
-    let page = layout(&described.title, Some(act.tab()), &visit.notices().await, false, &body);
+    let page = layout(
+        &described.title,
+        Some(act.tab()),
+        &visit.notices().await,
+        false,
+        &body,
+    );
     let mut response = page.into_response();
     if let Some(cookie) = ticket.cookie.and_then(|cookie| cookie.parse().ok()) {
         response.headers_mut().insert(SET_COOKIE, cookie);

@@ -39,7 +39,10 @@ impl JobAct {
 pub(crate) async fn perform(act: JobAct, order: &Order, begun: &Begun) {
     let (jobs, key, by, why) = (order.app.locks.jobs(), &order.key, &order.by, &order.why);
     let (outcome, words) = match act {
-        JobAct::Pause => (jobs.pause(key, by, why).await, ["The job is paused", "It was paused already"]),
+        JobAct::Pause => (
+            jobs.pause(key, by, why).await,
+            ["The job is paused", "It was paused already"],
+        ),
         JobAct::Resume => {
             let catch_up = order.form.get("catch_up") == "yes";
             let words = ["The job is resumed", "It was not paused"];
@@ -66,7 +69,9 @@ pub(crate) async fn perform(act: JobAct, order: &Order, begun: &Begun) {
                 begun.say_unwritten(unwritten);
             }
         }
-        Err(error) => begun.say(shown(format!("The store did not answer, so it is not known whether it was done: {error}"))),
+        Err(error) => begun.say(shown(format!(
+            "The store did not answer, so it is not known whether it was done: {error}"
+        ))),
     }
 }
 
@@ -110,7 +115,11 @@ pub(crate) async fn describe(act: JobAct, visit: &Visit, key: &Key) -> Result<Op
             let Some(tick) = tick_entry(&visit.query).filter(|tick| is_present(&job, tick)) else {
                 return Ok(None);
             };
-            let which = if tick.is_triggered { "triggered run" } else { "tick" };
+            let which = if tick.is_triggered {
+                "triggered run"
+            } else {
+                "tick"
+            };
             let text = html! {
                 p { "The " (which) " of " strong { (date_in(tick.tick, zone)) } " is over then: no node runs it again. A run of it that goes on "
                     "is asked to end, and loses its lease after the grace." }
@@ -119,7 +128,12 @@ pub(crate) async fn describe(act: JobAct, visit: &Visit, key: &Key) -> Result<Op
         }
     };
     let text = html! { (state) (text) };
-    Ok(Some(Described { title, text, fields, button }))
+    Ok(Some(Described {
+        title,
+        text,
+        fields,
+        button,
+    }))
 }
 
 /// Returns whether the job has that tick, or wants that run.
@@ -153,4 +167,3 @@ fn when_it_begins(job: &JobEntry) -> Markup {
         }
     }
 }
-

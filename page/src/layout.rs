@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use maud::{DOCTYPE, Markup, html};
 use tenure::Key;
 
+use crate::links::id;
 use crate::text::{date, shown};
 
 /// How many bytes of a key a list shows.
@@ -62,7 +63,7 @@ pub(crate) fn layout(
                     h1 { (title) }
                     div #notices role="status" data-live {
                         @for notice in notices {
-                            p.notice { (notice) }
+                            p.notice id=(id(&[notice.as_bytes()])) { (notice) }
                         }
                     }
                     p #connection role="status" {}

@@ -38,26 +38,39 @@ pub(crate) fn id(parts: &[&[u8]]) -> String {
 
 /// Returns the parameter for a time.
 pub(crate) fn ms(time: SystemTime) -> String {
-    time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis().to_string()
+    time.duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_millis()
+        .to_string()
 }
 
 /// Returns the link that cancels a tick.
 pub(crate) fn cancel_link(k: &str, tick: &TickEntry) -> String {
     let since = tick.since.map(ms).unwrap_or_default();
     let triggered = if tick.is_triggered { "yes" } else { "" };
-    let parameters = [("k", k), ("tick", &ms(tick.tick)), ("triggered", triggered), ("since", &since)];
+    let parameters = [
+        ("k", k),
+        ("tick", &ms(tick.tick)),
+        ("triggered", triggered),
+        ("since", &since),
+    ];
     link("cancel", &parameters)
 }
 
 /// Returns the link that takes the lease of a holder. `None`: its lease has no number. The command takes it.
 pub(crate) fn steal_link(k: &str, entry: &Entry, holder: &HolderEntry) -> Option<String> {
     let number = holder.number?.to_string();
-    Some(link("steal", &[("k", k), ("kind", entry.kind.word()), ("seen", &number)]))
+    Some(link(
+        "steal",
+        &[("k", k), ("kind", entry.kind.word()), ("seen", &number)],
+    ))
 }
 
 /// Returns the link that takes the record of a foreign client.
 pub(crate) fn steal_foreign_link(k: &str, entry: &Entry) -> Option<String> {
     let digest = entry.foreign.as_deref()?;
-    Some(link("steal", &[("k", k), ("kind", entry.kind.word()), ("seen", digest)]))
+    Some(link(
+        "steal",
+        &[("k", k), ("kind", entry.kind.word()), ("seen", digest)],
+    ))
 }
-

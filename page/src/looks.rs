@@ -63,7 +63,10 @@ impl<K: Eq + Hash + Clone, T: Send + Sync + 'static> Shared<K, T> {
         let look = tokio::spawn(async move {
             let seen = reading.await.map(Arc::new);
             let at = Instant::now();
-            *slot = Some(Look { at, seen: seen.clone() });
+            *slot = Some(Look {
+                at,
+                seen: seen.clone(),
+            });
             seen
         });
         match look.await {
@@ -116,7 +119,10 @@ impl Looks {
         prefix: Vec<u8>,
         from: Option<Cursor>,
     ) -> Result<Arc<Page>, Error> {
-        let name = (prefix.clone(), from.as_ref().map(Cursor::to_string).unwrap_or_default());
+        let name = (
+            prefix.clone(),
+            from.as_ref().map(Cursor::to_string).unwrap_or_default(),
+        );
         let inspection = locks.inspect();
         let read = |_| async move { inspection.list(prefix, from).await };
         self.leases.get(name, FRESH, read).await

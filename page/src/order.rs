@@ -42,4 +42,3 @@ pub(crate) fn capital(text: &str) -> String {
     let first = chars.next().into_iter().flat_map(char::to_uppercase);
     first.chain(chars).collect()
 }
-

@@ -53,7 +53,11 @@ pub(crate) fn runs(runs: &[&JobRun], (first, end): (SystemTime, SystemTime)) -> 
 fn bar(run: &JobRun, longest: Duration, all: (SystemTime, SystemTime)) -> Markup {
     let x = place(run.began, all).min(WIDTH - MIN_WIDTH);
     let until = run.took.map_or(run.began, |took| run.began + took);
-    let until = if run.state == RunState::Running { all.1 } else { until };
+    let until = if run.state == RunState::Running {
+        all.1
+    } else {
+        until
+    };
     let width = (place(until, all) - x).max(MIN_WIDTH);
     let part = run.took.unwrap_or(longest).as_secs_f64() / longest.as_secs_f64().max(0.001);
     let height = 15.0 + 80.0 * part.min(1.0);

@@ -100,4 +100,3 @@ pub(crate) fn outcome(acts: &Acts, nonce: &str) -> Markup {
         }
     }
 }
-

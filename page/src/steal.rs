@@ -4,9 +4,9 @@ use maud::{Markup, html};
 use tenure::inspect::{Entry, HolderEntry, Kind, StealError};
 use tenure::{Error, Key};
 
+use crate::layout::name;
 use crate::order::{Described, Order, capital, grace_field};
 use crate::progress::Begun;
-use crate::layout::name;
 use crate::text::shown;
 use crate::views::key::holder_facts;
 use crate::visit::{Query, Visit};
@@ -28,7 +28,10 @@ async fn find(
         return Ok(Some((entry, None)));
     }
     let number = seen.parse::<u64>().ok();
-    let holder = entry.holders.iter().find(|holder| holder.number.is_some() && holder.number == number);
+    let holder = entry
+        .holders
+        .iter()
+        .find(|holder| holder.number.is_some() && holder.number == number);
     let holder = holder.cloned();
     Ok(holder.map(|holder| (entry, Some(holder))))
 }
@@ -39,7 +42,9 @@ pub(crate) async fn describe(visit: &Visit, key: &Key) -> Result<Option<Describe
         return Ok(None);
     };
     let loses = match &holder {
-        Some(holder) => html! { (words::node(&holder.node)) " loses the lease with the number " (visit.query.get("seen")) ":" },
+        Some(holder) => {
+            html! { (words::node(&holder.node)) " loses the lease with the number " (visit.query.get("seen")) ":" }
+        }
         None => html! { "A client of another library loses its record:" },
     };
     let next = entry.waiters.first().map(|waiter| words::node(&waiter.node));
@@ -77,12 +82,20 @@ pub(crate) async fn perform(order: &Order, begun: &Begun) {
         Err(error) => return begun.say(shown(format!("Nothing was done: {error}"))),
     };
     let inspection = order.app.locks.inspect();
-    let steal = inspection.steal(&entry).by(&*order.by).why(&*order.why).grace(order.form.grace());
+    let steal = inspection
+        .steal(&entry)
+        .by(&*order.by)
+        .why(&*order.why)
+        .grace(order.form.grace());
     let steal = match holder.and_then(|holder| holder.number) {
         Some(number) => steal.number(number),
         None => steal,
     };
-    let steal = if order.form.get("now") == "yes" { steal.now() } else { steal };
+    let steal = if order.form.get("now") == "yes" {
+        steal.now()
+    } else {
+        steal
+    };
     let report = |step| {
         let (word, sentence) = words::steal_step(&step);
         begun.say(match sentence.is_empty() {

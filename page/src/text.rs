@@ -26,7 +26,9 @@ pub fn unshown(text: &str) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.as_bytes();
     while let Some((first, after)) = rest.split_first() {
-        let escaped = rest.strip_prefix(b"\\x").and_then(|digits| unhex(digits.get(..2)?));
+        let escaped = rest
+            .strip_prefix(b"\\x")
+            .and_then(|digits| unhex(digits.get(..2)?));
         rest = match &escaped {
             Some(_) => &rest[4..],
             None => after,

@@ -72,7 +72,9 @@ fn is_equal(one: &[u8], other: &[u8]) -> bool {
 
 async fn check(token: Arc<[u8]>, request: Request, next: Next) -> Response {
     let headers = request.headers();
-    let bearer = headers.get(AUTHORIZATION).and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
+    let bearer = headers
+        .get(AUTHORIZATION)
+        .and_then(|value| value.as_bytes().strip_prefix(b"Bearer "));
     let known = cookie(headers, COOKIE).and_then(|value| unhex(value.as_bytes()));
     let has_cookie = known.is_some_and(|known| code(&token, COOKIE.as_bytes()).verify_slice(&known).is_ok());
     if has_cookie || bearer.is_some_and(|bearer| is_equal(bearer, &token)) {
@@ -84,7 +86,9 @@ async fn check(token: Arc<[u8]>, request: Request, next: Next) -> Response {
         true => to_bytes(request.into_body(), MAX_FORM).await.unwrap_or_default(),
         false => Bytes::new(),
     };
-    let given = Query::new(&String::from_utf8_lossy(&body)).get("token").to_owned();
+    let given = Query::new(&String::from_utf8_lossy(&body))
+        .get("token")
+        .to_owned();
     if is_equal(given.as_bytes(), &token) {
         let value = hex(&code(&token, COOKIE.as_bytes()).finalize().into_bytes());
         let cookie = format!("{COOKIE}={value}; HttpOnly; SameSite=Strict");

@@ -6,8 +6,8 @@ use maud::{Markup, html};
 use tenure::inspect::Entry;
 
 use crate::layout::{table, time};
-use crate::picture::span;
 use crate::links::id;
+use crate::picture::span;
 use crate::words;
 
 /// The most tracks of a key. The oldest are dropped first.
@@ -44,11 +44,23 @@ impl Tracks {
         for entry in entries {
             let (server, kind) = (entry.server.to_string(), entry.kind.word());
             for holder in &entry.holders {
-                let name = (server.clone(), kind, holder.node.id.to_string(), Some(holder.claim), true);
+                let name = (
+                    server.clone(),
+                    kind,
+                    holder.node.id.to_string(),
+                    Some(holder.claim),
+                    true,
+                );
                 self.see(name, words::node(&holder.node), holder.since, now);
             }
             for waiter in &entry.waiters {
-                let name = (server.clone(), kind, waiter.node.id.to_string(), waiter.claim, false);
+                let name = (
+                    server.clone(),
+                    kind,
+                    waiter.node.id.to_string(),
+                    waiter.claim,
+                    false,
+                );
                 self.see(name, words::node(&waiter.node), None, now);
             }
         }
@@ -86,7 +98,12 @@ impl Tracks {
         let first = self.tracks.iter().map(|track| track.from).min().unwrap_or(now);
         let since_first = now.duration_since(first).unwrap_or_default().as_secs() / STEP.as_secs();
         let end = first + STEP * (since_first as u32 + 1);
-        let rows: Vec<_> = self.tracks.iter().rev().map(|track| track.row((first, end))).collect();
+        let rows: Vec<_> = self
+            .tracks
+            .iter()
+            .rev()
+            .map(|track| track.row((first, end)))
+            .collect();
         let header = ["NODE", "KIND", "CLAIM", "FROM", "UNTIL", "BAR"];
         html! {
             section aria-labelledby="line" {
@@ -118,7 +135,11 @@ impl Track {
             html! { (kind) },
             html! { (words::or_none(claim_text.clone())) " " (if *holds { "held" } else { "waited" }) },
             time(self.from, false),
-            if self.is_present { html! { "now" } } else { time(self.until, false) },
+            if self.is_present {
+                html! { "now" }
+            } else {
+                time(self.until, false)
+            },
             span(&words, class, (first, end), (self.from, until)),
         ];
         (id(&name), cells)

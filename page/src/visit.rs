@@ -88,7 +88,9 @@ impl Query {
     /// Returns a parameter without the white space around it, or an empty text.
     pub(crate) fn get(&self, name: &str) -> &str {
         let mut pairs = self.pairs.iter();
-        pairs.find(|(key, _)| key == name).map_or("", |(_, value)| value.trim())
+        pairs
+            .find(|(key, _)| key == name)
+            .map_or("", |(_, value)| value.trim())
     }
 
     /// Returns the key that the parameter `k` has as hexadecimal digits.
@@ -132,7 +134,9 @@ impl Visit {
             return Vec::new();
         }
         let lines = values.into_iter().map(|value| serde_json::to_string(&value));
-        lines.map(|line| line.unwrap_or_else(|error| error.to_string())).collect()
+        lines
+            .map(|line| line.unwrap_or_else(|error| error.to_string()))
+            .collect()
     }
 
     /// Answers with what a view shows, or says why the store does not tell it.
@@ -211,7 +215,14 @@ impl Visit {
 
 /// Returns the value of a cookie.
 pub(crate) fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    let fields = headers.get_all(COOKIE).iter().filter_map(|value| value.to_str().ok());
-    let mut pairs = fields.flat_map(|field| field.split(';')).filter_map(|pair| pair.split_once('='));
-    pairs.find(|(key, _)| key.trim() == name).map(|(_, value)| value.trim())
+    let fields = headers
+        .get_all(COOKIE)
+        .iter()
+        .filter_map(|value| value.to_str().ok());
+    let mut pairs = fields
+        .flat_map(|field| field.split(';'))
+        .filter_map(|pair| pair.split_once('='));
+    pairs
+        .find(|(key, _)| key.trim() == name)
+        .map(|(_, value)| value.trim())
 }

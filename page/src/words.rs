@@ -19,7 +19,10 @@ pub const NONE: &str = "-";
 
 /// The present time, for a reader.
 pub fn now() -> SystemTime {
-    #[expect(clippy::disallowed_methods, reason = "judges no lease: times are for a reader")]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "judges no lease: times are for a reader"
+    )]
     SystemTime::now()
 }
 

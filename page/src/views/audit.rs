@@ -47,6 +47,12 @@ fn row(act: &AuditEntry) -> (String, Vec<Markup>) {
         html! { (shown(&act.why)) },
     ];
     let time = act.time_ms.to_string();
-    let name = [time.as_bytes(), act.what.as_bytes(), act.key.as_bytes(), act.number.as_bytes(), act.by.as_bytes()];
+    let name = [
+        time.as_bytes(),
+        act.what.as_bytes(),
+        act.key.as_bytes(),
+        act.number.as_bytes(),
+        act.by.as_bytes(),
+    ];
     (id(&name), cells)
 }

@@ -36,7 +36,10 @@ async fn look(visit: &Visit, key: &Key) -> Result<Shown, Error> {
         None => html! { (outcome) div #job data-live { p #unknown { "The store does not know this job." } } },
         Some((job, history)) => html! { (outcome) (body(visit, job, history, days)) },
     };
-    let entries = seen.as_ref().as_ref().map_or(&[][..], |(_, history)| &history.entries);
+    let entries = seen
+        .as_ref()
+        .as_ref()
+        .map_or(&[][..], |(_, history)| &history.entries);
     Ok(Shown {
         title: name(key.as_bytes()),
         tab: Tab::Jobs,
@@ -136,7 +139,8 @@ fn picture_of(job: &JobEntry, history: &JobHistory, zone: Tz) -> Markup {
     let since = job.now.checked_sub(DAY).unwrap_or(SystemTime::UNIX_EPOCH);
     let runs: Vec<&JobRun> = runs.filter(|run| run.began >= since).collect();
     let end = |run: &&JobRun| run.began + run.took.unwrap_or_default();
-    let (Some(first), Some(last)) = (runs.iter().map(|run| run.began).min(), runs.iter().map(end).max()) else {
+    let (Some(first), Some(last)) = (runs.iter().map(|run| run.began).min(), runs.iter().map(end).max())
+    else {
         return html! { p #no-runs { "None." } };
     };
     html! {
@@ -151,7 +155,11 @@ fn picture_of(job: &JobEntry, history: &JobHistory, zone: Tz) -> Markup {
 }
 
 /// Returns the rows of these entries. With `k`, those of runs have a link that runs their tick again.
-pub(crate) fn history_rows(entries: &[HistoryEntry], zone: Tz, k: Option<&str>) -> Vec<(String, Vec<Markup>)> {
+pub(crate) fn history_rows(
+    entries: &[HistoryEntry],
+    zone: Tz,
+    k: Option<&str>,
+) -> Vec<(String, Vec<Markup>)> {
     let rows = entries.iter().map(|entry| {
         let texts = words::history_row(entry, zone);
         let mut cells: Vec<Markup> = texts.iter().map(|text| html! { (text) }).collect();

@@ -17,7 +17,17 @@ pub(crate) async fn page(visit: Visit) -> Response {
 async fn look(visit: &Visit) -> Result<Shown, Error> {
     let query = &visit.query;
     let jobs = visit.app.looks.jobs(&visit.app.locks, query.bytes("q")).await?;
-    let header = ["JOB", "STATE", "NODE", "LAST", "BEGAN", "TOOK", "LAST-SUCCESS", "NEXT", "NODES"];
+    let header = [
+        "JOB",
+        "STATE",
+        "NODE",
+        "LAST",
+        "BEGAN",
+        "TOOK",
+        "LAST-SUCCESS",
+        "NEXT",
+        "NODES",
+    ];
     let rows: Vec<_> = jobs.iter().map(row).collect();
     let body = html! {
         form.search method="get" action="jobs" role="search" {

@@ -24,7 +24,11 @@ pub(crate) async fn page(visit: Visit) -> Response {
 async fn look(visit: &Visit) -> Result<Shown, Error> {
     let query = &visit.query;
     let from = query.get("from").parse::<Cursor>().ok();
-    let page = visit.app.looks.leases(&visit.app.locks, query.bytes("q"), from).await?;
+    let page = visit
+        .app
+        .looks
+        .leases(&visit.app.locks, query.bytes("q"), from)
+        .await?;
     let found = found(&page, query.get("kind").parse().ok(), query.get("node"));
     let skip: usize = query.get("skip").parse().unwrap_or(0);
     let shown: Vec<&Entry> = found.iter().skip(skip).take(ROWS).copied().collect();
@@ -35,7 +39,10 @@ async fn look(visit: &Visit) -> Result<Shown, Error> {
     };
     let next = next.map(|(from, skip)| {
         let of_form = ["q", "kind", "node"].map(|name| (name, query.get(name)));
-        link("leases", &[&of_form[..], &[("from", &from), ("skip", &skip)]].concat())
+        link(
+            "leases",
+            &[&of_form[..], &[("from", &from), ("skip", &skip)]].concat(),
+        )
     });
     let mut notices = visit.notices().await;
     notices.extend(failures(&page));
@@ -63,7 +70,9 @@ fn found<'a>(page: &'a Page, kind: Option<Kind>, node: &str) -> Vec<&'a Entry> {
 }
 
 fn body(visit: &Visit, entries: &[&Entry], next: Option<&str>) -> Markup {
-    let header = ["KEY", "KIND", "STATE", "NODE", "SINCE", "WAITING", "NOTE", "SERVER"];
+    let header = [
+        "KEY", "KIND", "STATE", "NODE", "SINCE", "WAITING", "NOTE", "SERVER",
+    ];
     let rows: Vec<_> = entries.iter().map(|entry| row(entry)).collect();
     let query = &visit.query;
     html! {
@@ -108,6 +117,10 @@ fn row(entry: &Entry) -> (String, Vec<Markup>) {
         html! { (words::or_none(note)) },
         html! { (shown(&*entry.server)) },
     ];
-    let name = [entry.key.as_bytes(), entry.kind.word().as_bytes(), entry.server.as_bytes()];
+    let name = [
+        entry.key.as_bytes(),
+        entry.kind.word().as_bytes(),
+        entry.server.as_bytes(),
+    ];
     (id(&name), cells)
 }

@@ -34,11 +34,19 @@ pub(crate) async fn other(uri: OriginalUri, request: axum::extract::Request) -> 
     if matches!(request.uri().path(), "" | "/") {
         return start(uri).await;
     }
-    (StatusCode::NOT_FOUND, plain("Not found", "There is no such page.")).into_response()
+    (
+        StatusCode::NOT_FOUND,
+        plain("Not found", "There is no such page."),
+    )
+        .into_response()
 }
 
 pub(crate) async fn css() -> Response {
-    ([(CONTENT_TYPE, "text/css; charset=utf-8")], include_str!("../page.css")).into_response()
+    (
+        [(CONTENT_TYPE, "text/css; charset=utf-8")],
+        include_str!("../page.css"),
+    )
+        .into_response()
 }
 
 pub(crate) async fn script() -> Response {
@@ -54,7 +62,11 @@ pub(crate) async fn icon() -> Response {
 pub(crate) fn failures(page: &Page) -> Vec<String> {
     let failures = page.failures.iter();
     failures
-        .map(|(server, error)| shown(format!("{server} does not answer, and its rows are missing: {error}")))
+        .map(|(server, error)| {
+            shown(format!(
+                "{server} does not answer, and its rows are missing: {error}"
+            ))
+        })
         .collect()
 }
 

@@ -25,7 +25,12 @@ async fn look(visit: &Visit) -> Result<Shown, Error> {
         title: "Nodes".to_owned(),
         tab: Tab::Nodes,
         notices: visit.notices().await,
-        body: table("nodes", "Nodes that told of themselves within the last minute", &header, &rows),
+        body: table(
+            "nodes",
+            "Nodes that told of themselves within the last minute",
+            &header,
+            &rows,
+        ),
         lines: visit.lines(&*nodes),
         next: None,
     })

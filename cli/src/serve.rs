@@ -1,0 +1,76 @@
+//! `tenure serve`: the page for the browser, on its own.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use tenure::Locks;
+use tenure_page::{Access, loopback_only, router, with_token};
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::args::NameArgs;
+use crate::failure::Failure;
+use crate::terminal::tell;
+use crate::text::shown;
+
+/// The fewest characters of a token.
+const MIN_TOKEN: usize = 16;
+
+#[derive(clap::Args)]
+pub(crate) struct ServeArgs {
+    /// The address and port; 0 is any free port. One that is not loopback needs --token-file
+    #[arg(long, value_name = "ADDRESS", default_value = "127.0.0.1:7070")]
+    listen: SocketAddr,
+    /// Lets the reader act: take leases; pause, resume, trigger and cancel jobs
+    #[arg(long = "operate")]
+    is_operated: bool,
+    /// A file with a token of 16 characters or more, which the browser asks for; programs send `Authorization: Bearer`
+    #[arg(long, value_name = "FILE")]
+    token_file: Option<PathBuf>,
+    #[command(flatten)]
+    name: NameArgs,
+}
+
+/// Serves the page until Ctrl-C or SIGTERM.
+pub(crate) async fn run(locks: &Locks, wanted: &ServeArgs) -> Result<(), Failure> {
+    let token = wanted.token_file.as_ref().map(read_token).transpose()?;
+    let name = wanted.name.by();
+    let is_operated = wanted.is_operated;
+    let page = router(locks, move |_| match is_operated {
+        true => Access::Operate(name.clone()),
+        false => Access::Read,
+    });
+    let page = match token {
+        Some(token) => with_token(page, &token),
+        None if wanted.listen.ip().is_loopback() => loopback_only(page),
+        None => {
+            let text =
+                "an address that is not loopback needs --token-file: the page would be open to the network";
+            return Err(Failure::Usage(text.to_owned()));
+        }
+    };
+    let refused = |error| Failure::Usage(format!("cannot listen on {}: {error}", wanted.listen));
+    let listener = TcpListener::bind(wanted.listen).await.map_err(refused)?;
+    tell(&format!("http://{}/\n", listener.local_addr()?));
+    let mut terminate = signal(SignalKind::terminate())?;
+    let stop = async move {
+        tokio::select! {
+            _ = tokio::signal::ctrl_c() => {}
+            _ = terminate.recv() => {}
+        }
+    };
+    Ok(axum::serve(listener, page).with_graceful_shutdown(stop).await?)
+}
+
+fn read_token(path: &PathBuf) -> Result<String, Failure> {
+    let name = shown(path.as_os_str().as_encoded_bytes());
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| Failure::Usage(format!("cannot read {name}: {error}")))?;
+    let token = text.trim().to_owned();
+    if token.len() < MIN_TOKEN {
+        return Err(Failure::Usage(format!(
+            "the token in {name} is shorter than {MIN_TOKEN} characters"
+        )));
+    }
+    Ok(token)
+}
