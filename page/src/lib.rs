@@ -99,6 +99,12 @@ const ROUTES: [(&str, Answers); 15] = [
     ("/icon.svg", || get(views::icon)),
 ];
 
+/// Returns each path, for a test that a path has its row in.
+#[doc(hidden)]
+pub fn paths() -> impl Iterator<Item = &'static str> {
+    ROUTES.iter().map(|(path, _)| *path)
+}
+
 /// Returns the page for these locks, to be nested in a router of axum 0.8.
 ///
 /// `access` is asked for each request, before anything else is done. It must be quick: it runs on the runtime's thread. The head of the

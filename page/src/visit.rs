@@ -108,6 +108,11 @@ impl Query {
         self.get("grace").parse().map_or(GRACE, Duration::from_secs)
     }
 
+    /// Returns a parameter in the form in which names are shown.
+    pub(crate) fn shown(&self, name: &str) -> String {
+        shown(self.bytes(name))
+    }
+
     /// Returns bytes that are written as they are shown.
     pub(crate) fn bytes(&self, name: &str) -> Vec<u8> {
         unshown(self.get(name))

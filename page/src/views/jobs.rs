@@ -31,7 +31,7 @@ async fn look(visit: &Visit) -> Result<Shown, Error> {
     let rows: Vec<_> = jobs.iter().map(row).collect();
     let body = html! {
         form.search method="get" action="jobs" role="search" {
-            p { label for="q" { "Jobs that begin with" } input #q name="q" type="search" value=(query.get("q")); }
+            p { label for="q" { "Jobs that begin with" } input #q name="q" type="search" value=(query.shown("q")); }
             p { button type="submit" { "Search" } }
         }
         (table("jobs", "What jobs did; ticks are in the zone of the job", &header, &rows))

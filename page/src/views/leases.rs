@@ -29,10 +29,11 @@ async fn look(visit: &Visit) -> Result<Shown, Error> {
         .looks
         .leases(&visit.app.locks, query.bytes("q"), from)
         .await?;
-    let found = found(&page, query.get("kind").parse().ok(), query.get("node"));
+    let node = query.shown("node");
+    let found = found(&page, query.get("kind").parse().ok(), &node);
     let skip: usize = query.get("skip").parse().unwrap_or(0);
     let shown: Vec<&Entry> = found.iter().skip(skip).take(ROWS).copied().collect();
-    let next = if found.len() > skip + ROWS {
+    let next = if found.len() > skip.saturating_add(ROWS) {
         Some((query.get("from").to_owned(), (skip + ROWS).to_string()))
     } else {
         page.next.as_ref().map(|next| (next.to_string(), String::new()))
@@ -77,7 +78,7 @@ fn body(visit: &Visit, entries: &[&Entry], next: Option<&str>) -> Markup {
     let query = &visit.query;
     html! {
         form.search method="get" action="leases" role="search" {
-            p { label for="q" { "Keys that begin with" } input #q name="q" type="search" value=(query.get("q")); }
+            p { label for="q" { "Keys that begin with" } input #q name="q" type="search" value=(query.shown("q")); }
             p {
                 label for="kind" { "Kind" }
                 select #kind name="kind" {
@@ -87,7 +88,7 @@ fn body(visit: &Visit, entries: &[&Entry], next: Option<&str>) -> Markup {
                     }
                 }
             }
-            p { label for="node" { "Node: a name, a host or 8 digits of an id" } input #node name="node" value=(query.get("node")); }
+            p { label for="node" { "Node: a name, a host or 8 digits of an id" } input #node name="node" value=(query.shown("node")); }
             p { button type="submit" { "Search" } }
         }
         (table("leases", "Keys that are held, waited for or set", &header, &rows))

@@ -1,0 +1,193 @@
+//! The page on real servers. They are started here: `apt-get install redis-server`.
+
+#![allow(
+    unreachable_pub,
+    reason = "a test binary exports nothing, and some files are included from elsewhere"
+)]
+#![allow(
+    clippy::disallowed_methods,
+    reason = "tests play the operator and the world around"
+)]
+
+#[allow(dead_code, reason = "other tests need the rest of it")]
+#[path = "../../../tests/live/server.rs"]
+mod server;
+#[allow(dead_code, reason = "other tests need the rest of it")]
+#[path = "../page/tools.rs"]
+mod tools;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use http::StatusCode;
+use tenure::Locks;
+use tenure_page::{Access, router};
+use tokio::time::sleep;
+
+use crate::server::RedisServer;
+use crate::tools::{Browser, hex, read, until};
+
+/// Returns how often the server executed each command, without those of this question.
+fn calls(server: &RedisServer) -> BTreeMap<String, u64> {
+    let text: String = redis::cmd("INFO")
+        .arg("commandstats")
+        .query(&mut server.client())
+        .unwrap();
+    let lines = text
+        .lines()
+        .filter_map(|line| line.strip_prefix("cmdstat_")?.split_once(":calls="));
+    let count = |rest: &str| rest.split(',').next().unwrap_or_default().parse().unwrap();
+    let calls = lines.map(|(name, rest)| (name.to_owned(), count(rest)));
+    calls.filter(|(name, _)| name != "info").collect()
+}
+
+/// Returns how often it executed each since then.
+fn since(before: &BTreeMap<String, u64>, server: &RedisServer) -> BTreeMap<String, u64> {
+    let now = calls(server).into_iter();
+    let more = now.map(|(name, count)| (count - before.get(&name).unwrap_or(&0), name));
+    more.filter(|(count, _)| *count > 0)
+        .map(|(count, name)| (name, count))
+        .collect()
+}
+
+/// Returns locks that look, and do not tell of themselves.
+async fn watcher(server: &RedisServer) -> Locks {
+    let locks = Locks::builder().presence(false).lazy();
+    locks.connect(&server.url()).await.unwrap()
+}
+
+/// Writes records as clients write them that have a key for an hour.
+fn write_records(server: &RedisServer, count: u64) {
+    let script = "for i = 1, tonumber(ARGV[1]) do redis.call('SET', 'lock:k' .. i, 'x', 'PX', 3600000) end";
+    let mut call = redis::cmd("EVAL");
+    let _: () = call
+        .arg(script)
+        .arg(0)
+        .arg(count)
+        .query(&mut server.client())
+        .unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_of_a_hundred_thousand_is_a_few_scans_and_goes_on_by_its_cursor() {
+    let server = RedisServer::start();
+    write_records(&server, 100_000);
+    let locks = watcher(&server).await;
+    let mut browser = read(&locks);
+    let before = calls(&server);
+    let page = browser.open("/leases").await;
+    assert_eq!(page.texts("#leases tr").len(), 100);
+    let scans = since(&before, &server)["scan"];
+    assert!(scans <= 200, "{scans} SCANs for a hundred rows");
+    let next = page.links("a#next").remove(0);
+    browser.open(&format!("/{next}")).await;
+    let sparse = calls(&server);
+    let page = browser.open("/leases?q=none").await;
+    let scans = since(&sparse, &server)["scan"];
+    assert!(scans <= 200, "{scans} SCANs that find nothing");
+    assert_eq!(page.texts("a#next"), ["Search on: nothing is found so far"]);
+    // A link of another process of the page leads on, too.
+    let mut other = read(&watcher(&server).await);
+    let mut to = page.links("a#next").pop();
+    let mut pages = 1;
+    while let Some(link) = to {
+        to = other.open(&format!("/{link}")).await.links("a#next").pop();
+        pages += 1;
+    }
+    assert!(
+        (5..=20).contains(&pages),
+        "{pages} pages of 200 SCANs, each of which visits 100 keys or more"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn ten_viewers_cost_the_store_what_one_costs() {
+    let server = RedisServer::start();
+    write_records(&server, 10);
+    let watcher = watcher(&server).await;
+    let app = router(&watcher, |_| Access::Read);
+    let key = format!("/key?k={}", hex("k1"));
+    for path in ["/leases", &key, "/nodes", "/jobs", "/audit"] {
+        let mut cost = Vec::new();
+        for viewers in [1, 10] {
+            // The look before is older than it may be.
+            sleep(Duration::from_millis(if path == "/audit" {
+                5_500
+            } else {
+                1_200
+            }))
+            .await;
+            let before = calls(&server);
+            let views = (0..viewers).map(|_| {
+                let (mut browser, path) = (Browser::new(app.clone()), path.to_owned());
+                tokio::spawn(async move { browser.open(&path).await })
+            });
+            for view in views.collect::<Vec<_>>() {
+                view.await.unwrap();
+            }
+            cost.push(since(&before, &server));
+        }
+        let [one, ten] = &cost[..] else { unreachable!() };
+        let sum = |calls: &BTreeMap<String, u64>| calls.values().sum::<u64>();
+        // Viewers that come a second later look again.
+        assert!(
+            sum(ten) < 3 * sum(one),
+            "{path}: {one:?}, and for ten viewers {ten:?}"
+        );
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn without_a_viewer_the_store_is_asked_nothing() {
+    let server = RedisServer::start();
+    write_records(&server, 10);
+    let watcher = watcher(&server).await;
+    let mut browser = read(&watcher);
+    for path in ["/leases", "/key?k=6b31", "/nodes", "/jobs", "/audit"] {
+        browser.open(path).await;
+    }
+    sleep(Duration::from_secs(1)).await;
+    let before = calls(&server);
+    sleep(Duration::from_secs(10)).await;
+    let mut asked = since(&before, &server);
+    asked.remove("ping");
+    assert!(asked.is_empty(), "{asked:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_view_says_that_the_store_is_away_and_comes_back_by_itself() {
+    let mut server = RedisServer::with_reserved_port();
+    let locks = Locks::builder()
+        .presence(false)
+        .lazy()
+        .connect(&server.url())
+        .await
+        .unwrap();
+    let mut browser = read(&locks);
+    let views = ["/leases", "/key?k=61", "/nodes", "/jobs", "/job?k=61", "/audit"];
+    for path in views {
+        browser.open(path).await;
+    }
+    server.kill();
+    for path in views {
+        // What was seen last is served for some seconds.
+        let answer = until("the view says so", || {
+            let mut browser = read(&locks);
+            async move { Some(browser.get(path).await).filter(|answer| answer.status != StatusCode::OK) }
+        })
+        .await;
+        assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{path}");
+        let notice = answer.texts("#notices .notice").join("; ");
+        let error = locks.inspect().list("", None).await.unwrap_err().to_string();
+        let words = error.split(':').next().unwrap();
+        assert!(notice.contains(words), "{path}: {notice}, and not {error}");
+    }
+    server.restart();
+    for path in views {
+        until("the view comes back", || {
+            let mut browser = read(&locks);
+            async move { Some(browser.get(path).await).filter(|answer| answer.status == StatusCode::OK) }
+        })
+        .await;
+    }
+}
