@@ -21,6 +21,7 @@
 //! | [`jobs`] | did it run on Saturday, where, how long: history and alarms |
 //! | [`command`] | look, steal, audit: a key is stuck at night |
 //! | [`run`] | crontabs, CI and deploy scripts: a command that ends before its lease does |
+//! | [`page`] | leases and jobs in a browser, in your service or on its own |
 //! | [`how_it_works`] | claims, bursts, batches and renewals, and what they cost |
 //!
 //! The first lock, the layer and the first job are on the [front page](crate). The files are `docs/*.md` of the repository, and
@@ -47,6 +48,7 @@ guides! {
     jobs: "jobs",
     operations: "operations",
     other_clients: "other-clients",
+    page: "page",
     quorum: "quorum",
     redis: "redis",
     run: "run",
