@@ -1,12 +1,12 @@
 //! `tenure serve`: the page for the browser, on its own.
 
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use tenure::Locks;
 use tenure_page::{Access, loopback_only, router, with_token};
 use tokio::net::TcpListener;
-use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::NameArgs;
 use crate::failure::Failure;
@@ -52,14 +52,25 @@ pub(crate) async fn run(locks: &Locks, wanted: &ServeArgs) -> Result<(), Failure
     let refused = |error| Failure::Usage(format!("cannot listen on {}: {error}", wanted.listen));
     let listener = TcpListener::bind(wanted.listen).await.map_err(refused)?;
     tell(&format!("http://{}/\n", listener.local_addr()?));
-    let mut terminate = signal(SignalKind::terminate())?;
-    let stop = async move {
+    Ok(axum::serve(listener, page)
+        .with_graceful_shutdown(stop()?)
+        .await?)
+}
+
+/// Returns what is over at Ctrl-C or SIGTERM.
+fn stop() -> io::Result<impl Future<Output = ()>> {
+    #[cfg(unix)]
+    let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
+    Ok(async move {
+        let interrupt = tokio::signal::ctrl_c();
+        #[cfg(unix)]
         tokio::select! {
-            _ = tokio::signal::ctrl_c() => {}
+            _ = interrupt => {}
             _ = terminate.recv() => {}
         }
-    };
-    Ok(axum::serve(listener, page).with_graceful_shutdown(stop).await?)
+        #[cfg(not(unix))]
+        let _ = interrupt.await;
+    })
 }
 
 fn read_token(path: &PathBuf) -> Result<String, Failure> {

@@ -26,5 +26,6 @@ mod jobs;
 mod listings;
 mod refusals;
 mod run;
+mod serve;
 mod steals;
 mod watches;
