@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, SystemTime};
 
-use tenure::inspect::{Entry, Kind, Mode, Permits, State};
+use tenure::inspect::{Cursor, Entry, Kind, Mode, Permits, State};
 use tenure::{Error, Guard, Locks, NodeId};
 use tokio::task::JoinHandle;
 
@@ -32,10 +32,13 @@ pub async fn list(locks: &Locks, prefix: &str) -> Vec<Entry> {
         assert!(page.failures.is_empty(), "{page:?}");
         let is_new = |entry: &Entry| seen.insert((entry.kind, entry.key.clone()));
         entries.extend(page.entries.into_iter().filter(is_new));
-        from = page.next;
-        if from.is_none() {
+        // A link has the text of a cursor, and another process reads it.
+        let Some(next) = page.next else {
             return entries;
-        }
+        };
+        let read: Cursor = next.to_string().parse().unwrap();
+        assert_eq!(read, next);
+        from = Some(read);
     }
 }
 
