@@ -65,6 +65,12 @@ fn a_store_that_is_unavailable_or_refuses_is_code_3() {
     let url = |password| server.url().replace("//", &format!("//:{password}@"));
     run(&["ls", "--url", &url("hunter")]).refuses(3, "WRONGPASS");
     assert_eq!(run(&["ls", "--url", &url("hunter2")]).code, 0);
+    // A server that does not know HELLO repeats its arguments.
+    let old = RedisServer::with_args(&["--rename-command", "HELLO", ""]);
+    let url = old.url().replace("//", "//app:hunter2@") + "?protocol=resp3";
+    for args in [&["ls"][..], &["doctor"]] {
+        run(&[args, &["--url", &url]].concat()).refuses(3, "unknown command 'HELLO'");
+    }
 }
 
 #[test]

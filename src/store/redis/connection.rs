@@ -85,7 +85,7 @@ pub(super) fn failure(error: RedisError) -> Failure {
         };
         return Failure {
             executed,
-            error: refused(&text).with_source(error),
+            error: refused_by(&text, error),
         };
     }
     let (executed, kind) = if error.is_connection_refusal() {
@@ -113,10 +113,19 @@ pub(super) fn refused(text: &str) -> StoreError {
     }
 }
 
+/// Returns the error of a server that refused, with its answer as the source. An answer that may have a password is left out.
+pub(super) fn refused_by(text: &str, error: RedisError) -> StoreError {
+    let refusal = refused(text);
+    match decode::repeats_arguments(&error) {
+        true => refusal,
+        false => refusal.with_source(error),
+    }
+}
+
 /// Returns the error of a connection that could not be opened. No request was sent on it.
 pub(super) fn cannot_open(store: &Config, error: RedisError) -> StoreError {
     if let Some(text) = error_text(&error) {
-        return refused(&text).with_source(error);
+        return refused_by(&text, error);
     }
     if error.kind() == ErrorKind::AuthenticationFailed {
         return StoreError::refused(StoreRefusal::WrongPassword).with_source(error);
@@ -143,4 +152,32 @@ pub(super) fn too_slow(store: &Config) -> StoreError {
 pub(super) fn read_time(time: RedisResult<Value>) -> RedisResult<u64> {
     let (seconds, micros): (u64, u64) = redis::from_redis_value(time?)?;
     Ok(seconds.saturating_mul(1_000_000).saturating_add(micros))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as _;
+
+    use super::*;
+
+    /// Returns the error of a server that answers so.
+    fn said(line: &str) -> StoreError {
+        let answer = redis::parse_redis_value(format!("-{line}\r\n").as_bytes()).unwrap();
+        failure(decode::result(answer).unwrap_err()).error
+    }
+
+    /// Redis and its relatives repeat the arguments of a command that they do not know.
+    #[test]
+    fn arguments_that_a_server_repeats_are_in_no_text_of_the_error() {
+        for line in [
+            "ERR unknown command 'HELLO', with args beginning with: '3' 'AUTH' 'app' 'hunter2' ",
+            "ERR unknown command `HELLO`, with args beginning with: `3`, `AUTH`, `app`, `hunter2`, ",
+        ] {
+            let error = said(line);
+            assert!(error.to_string().contains("unknown command"), "{error}");
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+            assert!(error.source().is_none());
+        }
+        assert!(said("ERR anything else").source().is_some());
+    }
 }

@@ -234,10 +234,21 @@ pub(super) fn malformed(why: impl Display) -> Failure {
     }
 }
 
-/// Returns the code and the text of a server's error, or `None` if the error is not from the server.
+/// What stands before the arguments of a command that a server does not know. A password may be among them: `HELLO 3 AUTH user
+/// password`.
+const ARGUMENTS: &str = ", with args beginning with";
+
+/// Returns the code and the text of a server's error, or `None` if the error is not from the server. The text repeats no arguments.
 pub(super) fn error_text(error: &RedisError) -> Option<String> {
     let code = error.code()?;
-    Some(format!("{code} {}", error.detail().unwrap_or_default()))
+    let detail = error.detail().unwrap_or_default();
+    let detail = detail.split_once(ARGUMENTS).map_or(detail, |(words, _)| words);
+    Some(format!("{code} {detail}"))
+}
+
+/// Returns whether the text of a server's error repeats the arguments of the command.
+pub(super) fn repeats_arguments(error: &RedisError) -> bool {
+    error.detail().is_some_and(|detail| detail.contains(ARGUMENTS))
 }
 
 /// Converts a server's error that redis-rs returns as a value.

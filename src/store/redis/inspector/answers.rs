@@ -3,7 +3,7 @@
 use redis::{FromRedisValue, Pipeline, RedisResult, Value, from_redis_value};
 
 use crate::error::StoreError;
-use crate::store::redis::connection::{failure, refused};
+use crate::store::redis::connection::{failure, refused_by};
 use crate::store::redis::decode::{error_text, malformed, result};
 
 /// Appends a read of a key.
@@ -39,7 +39,7 @@ pub(super) fn checked(answer: Value) -> Result<Option<Value>, StoreError> {
         Ok(answer) => Ok(Some(answer)),
         Err(error) if matches!(error.code(), Some("WRONGTYPE" | "MOVED" | "ASK" | "TRYAGAIN")) => Ok(None),
         Err(error) => Err(match error_text(&error) {
-            Some(text) => refused(&text).with_source(error),
+            Some(text) => refused_by(&text, error),
             None => failure(error).error,
         }),
     }
