@@ -1,5 +1,6 @@
 //! `tenure doctor`: whether the servers are fit for locks, and whether locks work.
 
+use std::io::ErrorKind;
 use std::process::ExitCode;
 
 use tenure::inspect::{Finding, FindingLevel, Inspection};
@@ -21,13 +22,18 @@ pub(crate) async fn run(
     if !wanted.is_read_only {
         findings.extend(inspection.check_locks().await?);
     }
-    if output.is_json {
-        for finding in &findings {
-            terminal::tell(&json(serde_json::to_string(finding))?);
-        }
+    let text = if output.is_json {
+        let lines = findings
+            .iter()
+            .map(|finding| json(serde_json::to_string(finding)));
+        lines.collect::<Result<String, _>>()?
     } else {
         let header = ["LEVEL", "CHECK", "SERVER", "TEXT"];
-        terminal::tell(&table(header, findings.iter().map(row).collect()));
+        table(header, findings.iter().map(row).collect())
+    };
+    match terminal::print(&text) {
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+        written => written?,
     }
     let has_fault = findings.iter().any(|finding| finding.level == FindingLevel::Fail);
     Ok(if has_fault {
