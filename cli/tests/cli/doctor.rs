@@ -298,6 +298,53 @@ fn a_master_of_a_quorum_that_is_away_is_named_and_the_others_are_checked() {
     assert_eq!(rows(&answer.out).len(), 20);
 }
 
+/// Each server that is silent is named by its own address, and not by that of the first.
+#[test]
+fn a_server_that_is_silent_is_named() {
+    let masters: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
+    let hosts: Vec<String> = masters
+        .iter()
+        .map(|master| format!("127.0.0.1:{}", master.port()))
+        .collect();
+    let url = format!("redis+quorum://{}/", hosts.join(","));
+    masters[1].freeze();
+    let answer = run(&["doctor", "--read-only", "--url", &url]);
+    let rows = rows(&answer.out).into_iter();
+    let failed: Vec<_> = rows.filter(|row| row[0] == "fail").collect();
+    assert!(
+        matches!(&failed[..], [row] if row[1..3] == ["connection", &*hosts[1]] && row[3].contains(&hosts[1])),
+        "{answer:?}"
+    );
+    let listing = run(&["ls", "--url", &url]);
+    assert!(
+        listing.err.contains(&hosts[1]) && !listing.err.contains(&hosts[0]),
+        "{listing:?}"
+    );
+    masters[1].thaw();
+}
+
+/// A server that loads its data answers so, too. A right would not help.
+#[test]
+fn a_server_that_refuses_plain_reads_fails() {
+    let server = durable(RedisServer::with_args(&["--replica-serve-stale-data", "no"]));
+    send::<()>(&server, &format!("REPLICAOF {}", closed().replace(':', " ")));
+    let answer = run(&["doctor", "--read-only", "--url", &server.url()]);
+    let found = faults(&answer);
+    let words: Vec<_> = found
+        .iter()
+        .map(|[level, check, text]| (*level, *check, text.contains("MASTERDOWN")))
+        .collect();
+    assert_eq!(
+        words,
+        [
+            ("fail", "role", false),
+            ("fail", "recovery", true),
+            ("fail", "latency", true)
+        ],
+        "{answer:?}"
+    );
+}
+
 #[test]
 fn a_store_that_does_not_answer_or_refuses_is_code_3() {
     for options in [&[][..], &["--read-only"]] {
@@ -318,4 +365,15 @@ fn a_closed_pipe_does_not_hide_a_fault() {
     let mut doctor = command(&["doctor", "--read-only", "--url", &url]);
     let code = doctor.stdout(writer).status().unwrap().code();
     assert_eq!(code, Some(1));
+}
+
+#[test]
+fn a_report_that_cannot_be_written_is_code_3() {
+    let server = RedisServer::start();
+    for option in [&[][..], &["--json"]] {
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let mut doctor = command(&["doctor", "--read-only", "--url", &server.url()]);
+        let code = doctor.args(option).stdout(full).status().unwrap().code();
+        assert_eq!(code, Some(3));
+    }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use redis::Value;
+use redis::{FromRedisValue, Value};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 
@@ -12,7 +12,7 @@ use crate::key::Key;
 use crate::protocol::finding::{Finding, FindingLevel};
 use crate::protocol::message::{Kind, Name, NodeId};
 use crate::store::ServerId;
-use crate::store::redis::connection::{cannot_open, read_time, too_slow};
+use crate::store::redis::connection::{cannot_open, read_time};
 use crate::store::redis::decode::{field, result, text};
 use crate::store::redis::greeting::{MIN_REDIS_VERSION, check_mode, check_role, is_untold, parse_version};
 use crate::store::redis::inbox;
@@ -46,11 +46,13 @@ struct ServerFacts {
     is_in_cluster: bool,
     /// The services begin a recovery after each restart and promotion.
     always_recovers: bool,
-    /// What is left of a recovery in ms, as PTTL answers.
-    recovering: Option<i64>,
+    /// What is left of a recovery in ms, as PTTL answers, or why the server refuses to tell.
+    recovering: Option<Result<i64, String>>,
     /// How far the server's clock is ahead of this machine's, in µs, beyond half a round trip. Negative if it is behind.
     skew_us: Option<i64>,
     latency: Duration,
+    /// Why the server refuses pings, such as LOADING.
+    refusal: Option<String>,
 }
 
 impl Inner {
@@ -108,7 +110,7 @@ impl Inner {
             let answers = connections.ask(server, &questions).await?;
             let [longest, left] = <[Value; 2]>::try_from(answers).map_err(unreadable)?;
             facts.always_recovers = result(longest).ok().and_then(text).is_some();
-            facts.recovering = read(result(left)).ok();
+            facts.recovering = told(left);
         }
         let began = wall_us();
         let (time, trip) = exchange(connections, server, "TIME").await?;
@@ -117,7 +119,9 @@ impl Inner {
         let mut pings = Vec::with_capacity(PINGS);
         for _ in 0..PINGS {
             // An error is an answer, too.
-            pings.push(exchange(connections, server, "PING").await?.1);
+            let (answer, trip) = exchange(connections, server, "PING").await?;
+            facts.refusal = told::<Value>(answer).and_then(Result::err);
+            pings.push(trip);
         }
         facts.latency = median(pings);
         Ok(facts)
@@ -144,7 +148,10 @@ impl Inner {
                 _ = received.recv() => Ok(()),
             }
         };
-        let late = |_| StoreError::new(StoreErrorKind::TimedOut, too_slow(&self.config));
+        let late = |_| {
+            let text = format_args!("no published message arrived within {:?}", self.config.timeout);
+            StoreError::new(StoreErrorKind::TimedOut, text)
+        };
         timeout(self.config.timeout, pushing).await.map_err(late)?
     }
 
@@ -167,6 +174,15 @@ impl Inner {
         let slot = names.slot(&Name::lock(key.clone()));
         let server = self.stealer().server_of(slot).await?;
         read::<i64>(result(self.connections.ask_one(server, &remove).await?)).map(drop)
+    }
+}
+
+/// Returns what the server answered, or why it refuses for now. `None`: the user may not ask, or the server does not know the
+/// question.
+fn told<T: FromRedisValue>(answer: Value) -> Option<Result<T, String>> {
+    match result(answer) {
+        Err(error) if is_untold(&error) => None,
+        answer => Some(read(answer).map_err(|error| error.to_string())),
     }
 }
 
@@ -216,14 +232,20 @@ fn judge(facts: &ServerFacts) -> Vec<Verdict> {
         ("clock", facts.skew_us.map(clock)),
     ];
     if !facts.is_in_cluster {
-        found.push(("recovery", facts.recovering.map(recovery)));
+        let recovering = facts.recovering.clone();
+        let refused = |why| (Fail, why);
+        found.push((
+            "recovery",
+            recovering.map(|left| left.map_or_else(refused, recovery)),
+        ));
     }
     let latency = format!("the median of {PINGS} pings is {:?}", facts.latency);
     let advice = "use a server that is nearer or less busy";
-    found.push((
-        "latency",
-        Some(fail_if(facts.latency > MAX_LATENCY, latency, advice)),
-    ));
+    let latency = match &facts.refusal {
+        Some(why) => (Fail, why.clone()),
+        None => fail_if(facts.latency > MAX_LATENCY, latency, advice),
+    };
+    found.push(("latency", Some(latency)));
     let untold = || (Warn, UNTOLD.to_owned());
     let verdicts = found.into_iter().map(|(check, found)| {
         let (level, text) = found.unwrap_or_else(untold);
@@ -331,7 +353,7 @@ mod tests {
                     aof_enabled:1\r\nconnected_slaves:0\r\n";
         ServerFacts {
             info: Some(info.to_owned()),
-            recovering: Some(-2),
+            recovering: Some(Ok(-2)),
             skew_us: Some(1_000_000),
             latency: MAX_LATENCY,
             ..ServerFacts::default()
@@ -362,13 +384,18 @@ mod tests {
             assert_eq!(faults(&facts), [fault], "{changed}");
         }
         type Change = fn(&mut ServerFacts);
-        let changes: [(Change, _); 7] = [
+        let changes: [(Change, _); 9] = [
             (|facts| facts.role = Some((Fail, String::new())), ("role", Fail)),
             (|facts| facts.skew_us = Some(1_000_001), ("clock", Fail)),
             (|facts| facts.skew_us = Some(-1_000_001), ("clock", Fail)),
-            (|facts| facts.recovering = Some(1), ("recovery", Fail)),
-            (|facts| facts.recovering = Some(-1), ("recovery", Fail)),
+            (|facts| facts.recovering = Some(Ok(1)), ("recovery", Fail)),
+            (|facts| facts.recovering = Some(Ok(-1)), ("recovery", Fail)),
             (|facts| facts.recovering = None, ("recovery", Warn)),
+            (
+                |facts| facts.recovering = Some(Err(String::new())),
+                ("recovery", Fail),
+            ),
+            (|facts| facts.refusal = Some(String::new()), ("latency", Fail)),
             (
                 |facts| facts.latency += Duration::from_nanos(1),
                 ("latency", Fail),

@@ -58,7 +58,9 @@ impl Connections {
     /// Returns the configuration of the server to which the connection leads.
     pub(super) async fn at(&self, server: ServerId) -> Result<Arc<Config>, StoreError> {
         let opened = timeout(self.config.timeout, self.connection(server)).await;
-        Ok(opened.unwrap_or_else(|_| Err(too_slow(&self.config)))?.at)
+        Ok(opened
+            .unwrap_or_else(|_| Err(too_slow(&self.config_of(server))))?
+            .at)
     }
 
     /// Sends one command to a server, and returns its answer.
@@ -72,21 +74,35 @@ impl Connections {
         if pipe.is_empty() {
             return Ok(Vec::new());
         }
-        let config = &self.config;
         let asking = async {
             let mut connection = self.connection(server).await?.connection;
             let answers = connection.send_packed_commands(pipe, 0, pipe.len()).await;
             answers.map_err(|error| failure(error).error)
         };
-        let late = |_| StoreError::new(StoreErrorKind::TimedOut, too_slow(config));
-        let answered = timeout(config.timeout, asking)
+        let answered = timeout(self.config.timeout, asking)
             .await
-            .map_err(late)
+            .map_err(|_| self.no_answer(server))
             .and_then(|answered| answered);
         if answered.is_err() {
             self.open.lock().await.remove(&server);
         }
         answered
+    }
+
+    /// Returns the configuration of a server as far as it is known without a connection. It names the server in an error.
+    fn config_of(&self, server: ServerId) -> Arc<Config> {
+        let cluster = self.config.topology.cluster();
+        let address = cluster.and_then(|cluster| cluster.address(server));
+        let at = address.and_then(|address| self.config.at(address).ok());
+        at.map_or_else(|| self.config.master(server), Arc::new)
+    }
+
+    /// Returns the error of a server that did not answer in time. It may have no connection yet, so it may need advice.
+    fn no_answer(&self, server: ServerId) -> StoreError {
+        let at = self.config_of(server);
+        let (address, deadline, hint) = (at.address(), at.timeout, at.hint(None));
+        let text = format_args!("no answer from {address} within {deadline:?}{hint}");
+        StoreError::new(StoreErrorKind::TimedOut, text)
     }
 
     /// Checks before a steal, once for each connection, what a link of a node checks: the Sentinels must confirm the server, and
@@ -107,7 +123,7 @@ impl Connections {
             Ok(())
         };
         let checked = timeout(self.config.timeout, checking).await;
-        let checked = checked.unwrap_or_else(|_| Err(too_slow(&self.config)));
+        let checked = checked.unwrap_or_else(|_| Err(self.no_answer(server)));
         if checked.is_err() {
             self.open.lock().await.remove(&server);
         }
