@@ -71,6 +71,11 @@ impl Inspector {
         self.answer(self.inspector()?.try_push(key)).await
     }
 
+    /// Returns a right that the user lacks.
+    pub(crate) async fn try_rights(&self, key: Key) -> Result<(), StoreError> {
+        self.answer(self.inspector()?.try_rights(key)).await
+    }
+
     /// Removes what a trial has left of a key.
     pub(crate) async fn remove(&self, key: Key) -> Result<(), StoreError> {
         self.answer(self.inspector()?.remove(key)).await

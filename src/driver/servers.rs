@@ -87,6 +87,11 @@ impl Drop for OpenInbox {
     }
 }
 
+/// Returns a key that no process uses.
+pub(crate) fn fresh_key() -> Key {
+    Key::from(format!("doctor:{}", Uuid::new_v4()))
+}
+
 impl Servers {
     pub(crate) fn new(store: Arc<dyn Store>, options: &Options, seed: u64) -> Self {
         Servers {
@@ -168,12 +173,11 @@ impl Servers {
 
     /// Returns a key that no process uses, for each server that answers for names, with the server's name.
     pub(crate) fn fresh_keys(&self) -> Vec<(Arc<str>, Key)> {
-        let fresh = || Key::from(format!("doctor:{}", Uuid::new_v4()));
         if self.is_quorum() {
-            return vec![(self.text(), fresh())];
+            return vec![(self.text(), fresh_key())];
         }
         let key_at = |id| {
-            let mut keys = std::iter::repeat_with(fresh).take(MAX_FRESH_KEYS);
+            let mut keys = std::iter::repeat_with(fresh_key).take(MAX_FRESH_KEYS);
             let key = keys.find(|key| self.store.server(&Name::lock(key.clone())) == id)?;
             Some((self.get(id).text.clone(), key))
         };

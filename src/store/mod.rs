@@ -251,6 +251,12 @@ pub trait Inspect: Debug + Send + Sync + 'static {
         Box::pin(ready(Ok(())))
     }
 
+    /// Sends the commands of the scripts, as far as they change nothing of `key`, which does not exist. Returns the right that is
+    /// missing. A quorum is not asked: its script has other commands.
+    fn try_rights(&self, _key: Key) -> BoxFuture<'static, Result<(), StoreError>> {
+        Box::pin(ready(Ok(())))
+    }
+
     /// Removes all that the server keeps of a key, which no process uses any more. A quorum keeps nothing of such a key.
     fn remove(&self, _key: Key) -> BoxFuture<'static, Result<(), StoreError>> {
         Box::pin(ready(Ok(())))

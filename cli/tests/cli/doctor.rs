@@ -92,6 +92,43 @@ fn a_good_server_is_all_ok_for_the_documented_user_and_nothing_is_left() {
     );
 }
 
+/// A trial uses few commands of the scripts in each step, and a script is refused without the name of the command.
+#[test]
+fn each_right_that_the_services_need_is_tried_and_named() {
+    let server = durable(RedisServer::start());
+    let url = url_of(&server, "tenure");
+    for right in [
+        "get",
+        "mget",
+        "exists",
+        "pttl",
+        "del",
+        "pexpire",
+        "pexpireat",
+        "hget",
+        "hmget",
+        "hdel",
+        "hkeys",
+        "zadd",
+        "zrem",
+        "zscore",
+        "zcount",
+        "zrange",
+        "zrangebyscore",
+        "zrevrangebyscore",
+    ] {
+        send::<()>(&server, &format!("ACL SETUSER tenure -{right}"));
+        let answer = run(&["doctor", "--url", &url]);
+        send::<()>(&server, &format!("ACL SETUSER tenure +{right}"));
+        let found = faults(&answer);
+        let words = format!("'{right}' command");
+        let named =
+            |[level, check, text]: &[&str; 3]| *level == "fail" && *check == "locks" && text.contains(&words);
+        assert!(answer.code == 1 && found.iter().any(named), "{right}: {answer:?}");
+    }
+    run(&["doctor", "--url", &url]).well();
+}
+
 /// Returns a server, the URL of `tenure`, and more arguments.
 type Case = (&'static str, &'static str, RedisServer, Option<String>);
 

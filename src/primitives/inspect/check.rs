@@ -6,7 +6,8 @@ use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::driver::handle::Handle;
-use crate::error::Error;
+use crate::driver::servers::fresh_key;
+use crate::error::{Error, StoreErrorKind, StoreRefusal};
 use crate::key::Key;
 use crate::options::TRIAL_PATIENCE;
 use crate::primitives::election::Election;
@@ -24,6 +25,7 @@ use crate::protocol::message::{TickTime, WhenBehind};
 use crate::protocol::session::step::SessionInput;
 use crate::protocol::step::InboxState;
 
+const NO_PERMISSION: StoreErrorKind = StoreErrorKind::Refused(StoreRefusal::NoPermission);
 /// How long a latch of a trial lives, if the trial is interrupted.
 const LATCH_LIFE: Duration = Duration::from_secs(5);
 
@@ -41,8 +43,9 @@ impl Inspection {
 
     /// Tries the locks under keys that no process uses: two nodes of this process hand a mutex over by a push, and then take a
     /// reader, a permit, a latch, an election and (feature `scheduler`) a tick of a job. A quorum serves the mutex only. A right that
-    /// the user lacks is a finding with the server's words. The trial takes part in no contract and begins no recovery. Nothing is
-    /// left but the last grant numbers (`tenure1:clock`). Each server of a cluster is tried. In memory there is nothing to try.
+    /// the user lacks is a finding with the server's words. The trial takes part in no contract, and begins no recovery unless the
+    /// server loses its data meanwhile. Nothing is left but the last grant numbers (`tenure1:clock`). Each server of a cluster is
+    /// tried. In memory there is nothing to try.
     ///
     /// # Errors
     /// [`Error::Closed`] in a forked child. [`Error::Options`] if the operating system gives no thread.
@@ -71,7 +74,13 @@ impl Inspection {
                     findings.push(finding(server, trial.run().await));
                 }
             }
-            Err(error) => findings.push(finding(one.node().servers.text(), Err(error.to_string()))),
+            Err(error) => {
+                // A script that is refused does not name the right.
+                let rights = self.inspector.try_rights(fresh_key()).await.err();
+                let missing = rights.filter(|error| *error.kind() == NO_PERMISSION);
+                let text = missing.unwrap_or(error).to_string();
+                findings.push(finding(one.node().servers.text(), Err(text)));
+            }
         }
         Ok(findings)
     }
@@ -110,6 +119,8 @@ impl Trial<'_> {
     }
 
     async fn take_all(&self) -> Result<&'static str, String> {
+        let rights = self.inspection.inspector.try_rights(self.key.clone()).await;
+        rights.map_err(|error| error.to_string())?;
         self.hand_over().await?;
         if self.one.node().servers.is_quorum() {
             return Ok("a mutex was handed over");

@@ -109,6 +109,11 @@ impl Inspect for RedisInspector {
         Box::pin(async move { inner.try_push(&key).await })
     }
 
+    fn try_rights(&self, key: Key) -> BoxFuture<'static, Result<(), StoreError>> {
+        let inner = self.0.clone();
+        Box::pin(async move { inner.try_rights(&key).await })
+    }
+
     fn remove(&self, key: Key) -> BoxFuture<'static, Result<(), StoreError>> {
         let inner = self.0.clone();
         Box::pin(async move { inner.remove(&key).await })

@@ -17,7 +17,7 @@ use crate::store::redis::decode::{field, result, text};
 use crate::store::redis::greeting::{MIN_REDIS_VERSION, check_mode, check_role, is_untold, parse_version};
 use crate::store::redis::inbox;
 use crate::store::redis::inspector::Inner;
-use crate::store::redis::inspector::answers::{read, unreadable};
+use crate::store::redis::inspector::answers::{is_refused_with, push, read, unreadable};
 use crate::store::redis::inspector::connections::Connections;
 use crate::store::redis::names::{self, Names};
 
@@ -32,6 +32,29 @@ const MAX_SKEW: Duration = Duration::from_secs(1);
 /// The part of its limit up to which memory may be used, in percent.
 const MAX_MEMORY: f64 = 90.0;
 const UNTOLD: &str = "the server does not tell: give the user the rights in docs/redis.md, or look it up";
+
+/// The commands of the scripts that change nothing of a key that does not exist, with their other words. A script that is refused
+/// does not tell for which of its commands, and a trial does not get to each of them.
+const HARMLESS: [(&str, &[&str]); 18] = [
+    ("GET", &[]),
+    ("MGET", &[]),
+    ("EXISTS", &[]),
+    ("PTTL", &[]),
+    ("DEL", &[]),
+    ("PEXPIRE", &["1"]),
+    ("PEXPIREAT", &["1"]),
+    ("HGET", &["field"]),
+    ("HMGET", &["field"]),
+    ("HDEL", &["field"]),
+    ("HKEYS", &[]),
+    ("ZADD", &["XX", "0", "member"]),
+    ("ZREM", &["member"]),
+    ("ZSCORE", &["member"]),
+    ("ZCOUNT", &["0", "0"]),
+    ("ZRANGE", &["0", "0"]),
+    ("ZRANGEBYSCORE", &["0", "0"]),
+    ("ZREVRANGEBYSCORE", &["0", "0"]),
+];
 
 /// The name of a check, and what it has found.
 type Verdict = (&'static str, FindingLevel, String);
@@ -153,6 +176,25 @@ impl Inner {
             StoreError::new(StoreErrorKind::TimedOut, text)
         };
         timeout(self.config.timeout, pushing).await.map_err(late)?
+    }
+
+    /// Returns the first right that the user lacks, in the server's words. Other refusals are left to the trial.
+    pub(super) async fn try_rights(&self, key: &Key) -> Result<(), StoreError> {
+        if self.config.topology.masters().is_some() {
+            return Ok(());
+        }
+        let (names, name) = (&self.config.names, Name::lock(key.clone()));
+        let (mut record, mut questions) = (Vec::new(), redis::pipe());
+        names.push_record(&name, &mut record);
+        for (command, words) in HARMLESS {
+            push(&mut questions, command, &record, words);
+        }
+        let server = self.stealer().server_of(names.slot(&name)).await?;
+        let answers = self.connections.ask(server, &questions).await?;
+        let refused = answers
+            .into_iter()
+            .find(|answer| is_refused_with(answer, &["NOPERM"]));
+        refused.map_or(Ok(()), |answer| read::<Value>(result(answer)).map(drop))
     }
 
     /// Removes the records, queues and memories of a key of a trial.
