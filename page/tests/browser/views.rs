@@ -1,0 +1,86 @@
+//! Each view, in both themes, on narrow screens and with a zoom.
+
+use crate::browser::Browser;
+use crate::stage::{Stage, job, node, until, until_told};
+
+/// A stage with something to see in each view, and the addresses of the views.
+async fn full_stage() -> (Stage, Vec<(&'static str, String)>, Vec<Box<dyn std::any::Any>>) {
+    let stage = Stage::start().await;
+    let mut kept: Vec<Box<dyn std::any::Any>> = Vec::new();
+    let guard = stage.locks.mutex("account:42").lock().await.unwrap();
+    guard.note("moves 12 entries of March");
+    let second = node(&stage.server, "web-2").await;
+    let waits = second.mutex("account:42");
+    kept.push(Box::new(tokio::spawn(async move { waits.lock().await })));
+    for n in 0..6 {
+        let key = format!("tenant/{n}/reports/a-rather-long-name-of-a-report-that-wraps");
+        kept.push(Box::new(second.mutex(key).lock().await.unwrap()));
+    }
+    let job = job(&stage.locks, "reconcile").await;
+    for text in ["no rates for 2026-02-30", ""] {
+        *job.error.lock().unwrap() = Some(text.to_owned()).filter(|text| !text.is_empty());
+        run_once(&stage).await;
+    }
+    stage.locks.jobs().pause("reconcile", "mia", "INC-7").await.unwrap();
+    until_told(&stage.locks, 2).await;
+    let number = stage.locks.inspect().show("account:42").await.unwrap().entries[0].holders[0].number;
+    let seen = format!("&kind=lock&seen={}", number.unwrap());
+    let of_key = |path| stage.view(path, "account:42");
+    let of_job = |path| stage.view(path, "reconcile");
+    let views = vec![
+        ("leases", stage.at("leases")),
+        ("key", of_key("key")),
+        ("free-key", stage.view("key", "free")),
+        ("nodes", stage.at("nodes")),
+        ("jobs", stage.at("jobs")),
+        ("job", of_job("job")),
+        ("audit", stage.at("audit")),
+        ("steal", of_key("steal") + &seen),
+        ("pause", of_job("pause")),
+        ("resume", of_job("resume")),
+        ("trigger", of_job("trigger")),
+        ("changed", of_key("steal") + "&kind=lock&seen=1"),
+        ("nothing", stage.at("nothing")),
+    ];
+    kept.push(Box::new((guard, job, second)));
+    (stage, views, kept)
+}
+
+/// Triggers the job, and waits until it has run once more.
+async fn run_once(stage: &Stage) {
+    let jobs = stage.locks.jobs();
+    let runs = async || {
+        let history = jobs.history("reconcile", std::time::UNIX_EPOCH).await.unwrap();
+        let entries = history.map_or(Vec::new(), |history| history.entries);
+        let is_run = |entry: &&tenure::scheduler::HistoryEntry| match entry {
+            tenure::scheduler::HistoryEntry::Run(run) => run.took.is_some(),
+            _ => false,
+        };
+        entries.iter().filter(is_run).count()
+    };
+    let before = runs().await;
+    jobs.trigger("reconcile", None, "mia", "INC-7").await.unwrap();
+    until("the job ran", async || runs().await > before).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn no_view_has_a_fault_for_axe_or_a_line_in_the_console_in_either_theme() {
+    let (_stage, views, _kept) = full_stage().await;
+    let browser = Browser::start().await;
+    for (width, scale) in [(1280, 1), (640, 2), (320, 1)] {
+        browser.width(width, scale).await;
+        for theme in ["light", "dark"] {
+            browser.theme(theme).await;
+            for (name, url) in &views {
+                let what = format!("{name}-{width}-{theme}");
+                browser.goto(url).await;
+                browser.shoot(&what).await;
+                browser.has_no_sideways_scroll(&what).await;
+                browser.has_no_axe_violation(&what).await;
+                let lines = browser.console().await;
+                let is_refusal = matches!(*name, "changed" | "nothing");
+                assert!(is_refusal || lines.is_empty(), "{what}: {lines:?}");
+            }
+        }
+    }
+}
