@@ -10,8 +10,15 @@
 )]
 
 mod browser;
+mod command;
 mod driver;
 #[path = "../../../tests/live/server.rs"]
 mod server;
 mod stage;
+
+mod acts;
+mod endurance;
+mod hostile;
+mod keyboard;
+mod live;
 mod views;

@@ -26,7 +26,7 @@ impl Stage {
     pub async fn start() -> Stage {
         let server = RedisServer::with_reserved_port();
         let locks = node(&server, "web-1").await;
-        let (url, page) = serve(&node(&server, "page").await).await;
+        let (url, page) = serve_as(&node(&server, "page").await, "mia").await;
         Stage {
             server,
             locks,
@@ -65,11 +65,12 @@ pub async fn node(server: &RedisServer, name: &str) -> Locks {
     builder.connect(&server.url()).await.unwrap()
 }
 
-/// Serves the page on a free port of this process.
-pub async fn serve(locks: &Locks) -> (String, JoinHandle<()>) {
+/// Serves the page for this operator on a free port of this process.
+pub async fn serve_as(locks: &Locks, operator: &str) -> (String, JoinHandle<()>) {
+    let operator = operator.to_owned();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/", listener.local_addr().unwrap());
-    let page = router(locks, |_| Access::Operate("mia".to_owned()));
+    let page = router(locks, move |_| Access::Operate(operator.clone()));
     let task = tokio::spawn(async move { axum::serve(listener, page).await.unwrap() });
     (url, task)
 }
@@ -85,7 +86,7 @@ pub async fn until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     assert!(ended.is_ok(), "timed out waiting until {what}");
 }
 
-/// Waits until so many nodes have told of themselves.
+/// Waits until so many nodes have told of themselves. A node does when it first claims a lease.
 pub async fn until_told(locks: &Locks, count: usize) {
     until("the nodes told of themselves", async || {
         locks.inspect().nodes().await.unwrap().len() >= count
