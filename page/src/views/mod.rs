@@ -34,11 +34,12 @@ pub(crate) async fn other(uri: OriginalUri, request: axum::extract::Request) -> 
     if matches!(request.uri().path(), "" | "/") {
         return start(uri).await;
     }
-    (
-        StatusCode::NOT_FOUND,
-        plain("Not found", "There is no such page."),
-    )
-        .into_response()
+    let (status, text) = (StatusCode::NOT_FOUND, "There is no such page.");
+    // The links of a page are relative, and of a deeper path they lead to nothing.
+    if request.uri().path().matches('/').count() > 1 {
+        return (status, text).into_response();
+    }
+    (status, plain("Not found", text)).into_response()
 }
 
 pub(crate) async fn css() -> Response {
