@@ -23,32 +23,43 @@
     return `${Math.floor(s / n)}${unit}` + (rest ? ` ${rest}${next[1]}` : "");
   }
 
-  // Writes the time in the zone of the browser, with UTC beside it.
+  // Returns the time in the zone of the browser, with UTC beside it. A date that is equal in both is written once.
+  function both(at, utc) {
+    const [date, text] = [day(at), `${day(at)} ${clock(at)}`];
+    if (utc.startsWith(text)) return utc;
+    return `${text} (${utc.startsWith(date) ? utc.slice(date.length + 1) : utc})`;
+  }
+
   function localize(root) {
     for (const time of root.querySelectorAll("time[datetime]")) {
       const at = new Date(time.dateTime);
       if (isNaN(at)) continue;
       time.dataset.utc ??= time.textContent;
       const ago = "age" in time.dataset ? `, ${age(Date.now() - at)} ago` : "";
-      const text = `${day(at)} ${clock(at)} (${time.dataset.utc})${ago}`;
+      const text = both(at, time.dataset.utc) + ago;
       if (time.textContent !== text) time.textContent = text;
     }
   }
 
   const focusable = "a[href], button, input, select, summary, [tabindex]";
 
-  // Remembers which element has the focus, so that it has it after its row was exchanged.
+  // Returns the element of the row that has the focus, and its place in the row.
   function focusOf(row) {
     const has = document.activeElement;
-    return row.contains(has) && has !== row ? [...row.querySelectorAll(focusable)].indexOf(has) : -1;
+    return row.contains(has) && has !== row ? { has, at: [...row.querySelectorAll(focusable)].indexOf(has) } : null;
+  }
+
+  // Gives the focus to the element with the same link, else to the one at the same place.
+  function refocus(row, { has, at }) {
+    const all = [...row.querySelectorAll(focusable)];
+    const same = all.find((one) => one.hasAttribute("href") && one.getAttribute("href") === has.getAttribute("href"));
+    (same ?? all[Math.min(at, all.length - 1)] ?? byId("main")).focus({ preventScroll: true });
   }
 
   function put(old, row) {
-    const at = focusOf(old);
+    const focus = focusOf(old);
     old.replaceWith(row);
-    if (at < 0) return;
-    const all = row.querySelectorAll(focusable);
-    (all[Math.min(at, all.length - 1)] ?? byId("main")).focus({ preventScroll: true });
+    if (focus) refocus(row, focus);
   }
 
   // Gives the focus to a neighbour before its row goes.
@@ -78,9 +89,9 @@
       }
       const after = place ? place.nextElementSibling : region.firstElementChild;
       if (after !== has) {
-        const at = focusOf(has);
+        const focus = focusOf(has);
         region.insertBefore(has, after);
-        if (at >= 0) has.querySelectorAll(focusable)[at]?.focus({ preventScroll: true });
+        if (focus) refocus(has, focus);
       }
       place = has;
     }
@@ -92,10 +103,8 @@
     if (!isAnswer) {
       // The store is away: what was seen last stays, and the notice says why.
       exchange(byId("notices"), fresh.getElementById("notices") ?? document.createElement("div"));
-      document.body.dataset.stale = "";
       return;
     }
-    if ("stale" in document.body.dataset) delete document.body.dataset.stale;
     const regions = [...document.querySelectorAll("[data-live]")];
     // A view that could not be shown before has other regions.
     if ([...fresh.querySelectorAll("[data-live]")].some((region) => !byId(region.id))) {
@@ -130,6 +139,7 @@
       const headers = { Accept: "text/html" };
       if (tag) headers["If-None-Match"] = tag;
       const answer = await fetch(location.href, { headers, cache: "no-store", signal: AbortSignal.timeout(30000) });
+      document.body.toggleAttribute("data-stale", answer.status === 503);
       if (answer.status === 200) {
         show(await answer.text(), true);
         tag = answer.headers.get("ETag");
@@ -143,6 +153,7 @@
       say("");
     } catch (error) {
       failures++;
+      document.body.toggleAttribute("data-stale", true);
       const why = error instanceof TypeError ? "it cannot be reached" : error.message;
       if (failures === 1) since = clock(new Date());
       say(`The server of this page does not answer since ${since}: ${why}. What is shown is from before.`);

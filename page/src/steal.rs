@@ -52,8 +52,7 @@ pub(crate) async fn describe(visit: &Visit, key: &Key) -> Result<Option<Describe
         p { strong { (loses) } }
         @if let Some(holder) = &holder { (holder_facts(holder)) }
         p {
-            (entry.waiter_count) " wait. "
-            @if let Some(next) = next { "Next comes " (next) "." } @else { "Nothing comes next." }
+            @if let Some(next) = next { "Waiting: " (entry.waiter_count) ". Next comes " (next) "." } @else { "No node waits for it." }
         }
         p { "Its holder is asked for it, and after the grace the lease is revoked. The next holder comes when this one was told, or when its lease "
             "has ended: so no two hold the key at once." }

@@ -199,7 +199,7 @@ impl Visit {
         }
         if let Ok(servers) = self.app.looks.recovering(&self.app.locks).await {
             let servers = servers.iter();
-            notices.extend(servers.map(|(server, left)| crate::words::recovering(server, *left)));
+            notices.extend(servers.map(|(server, left)| crate::words::recovering(server, round_up(*left))));
         }
         notices
     }
@@ -216,6 +216,12 @@ impl Visit {
             Access::Read | Access::None => None,
         }
     }
+}
+
+/// Returns the time as a multiple of 10 s: a screen reader reads a notice again when its text changes.
+fn round_up(time: Duration) -> Duration {
+    const STEP: u64 = 10;
+    Duration::from_secs((time.as_secs() / STEP + 1) * STEP)
 }
 
 /// Returns the value of a cookie.

@@ -17,7 +17,16 @@ impl Serve {
     /// Starts it at this address; port 0 is any free port.
     pub fn start(server: &RedisServer, address: &str) -> Serve {
         let mut child = Command::new(path())
-            .args(["serve", "--url", &server.url(), "--listen", address, "--operate", "--by", "mia"])
+            .args([
+                "serve",
+                "--url",
+                &server.url(),
+                "--listen",
+                address,
+                "--operate",
+                "--by",
+                "mia",
+            ])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -34,7 +43,10 @@ impl Serve {
 
     /// Returns the address without the scheme.
     pub fn address(&self) -> String {
-        self.url.trim_start_matches("http://").trim_end_matches('/').to_owned()
+        self.url
+            .trim_start_matches("http://")
+            .trim_end_matches('/')
+            .to_owned()
     }
 
     /// Returns how many KiB of memory the process has.
@@ -42,7 +54,9 @@ impl Serve {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         let number = line.and_then(|line| line.split_whitespace().next());
-        number.and_then(|number| number.parse().ok()).expect("Linux tells it")
+        number
+            .and_then(|number| number.parse().ok())
+            .expect("Linux tells it")
     }
 
     /// Lets the process end itself, and returns how long that takes.

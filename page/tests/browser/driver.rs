@@ -34,11 +34,7 @@ impl Driver {
                 port.trim_end_matches('.').parse().ok()
             })
             .expect("chromedriver tells its port");
-        Driver {
-            child,
-            port,
-            profile,
-        }
+        Driver { child, port, profile }
     }
 
     pub fn url(&self) -> String {
@@ -57,7 +53,10 @@ impl Drop for Driver {
         let _ = self.child.wait();
         // The browser is a process of its own, and a failed test does not close it. Its children end with it.
         for id in processes_with(&self.profile.display().to_string()) {
-            let _ = Command::new("kill").args(["-KILL", &id]).stderr(Stdio::null()).status();
+            let _ = Command::new("kill")
+                .args(["-KILL", &id])
+                .stderr(Stdio::null())
+                .status();
         }
         let _ = fs::remove_dir_all(&self.profile);
     }

@@ -50,7 +50,11 @@ async fn many_refreshes_leave_nodes_and_memory_where_they_were() {
     });
     let asked = async || browser.run("return window.asked").await.as_u64().unwrap();
     browser.until("ten refreshes", async || asked().await >= 10).await;
-    let rows = async || browser.run("return document.querySelectorAll('#leases tr').length").await;
+    let rows = async || {
+        browser
+            .run("return document.querySelectorAll('#leases tr').length")
+            .await
+    };
     browser.until("ten rows", async || rows().await == 10).await;
     let before = (nodes(&browser).await, serve.memory());
     let begun = asked().await;

@@ -54,8 +54,13 @@ const CHECK: &str = "
 async fn is_harmless(browser: &Browser, what: &str) {
     assert_eq!(browser.run(CHECK).await, json!([]), "{what}");
     browser.has_no_sideways_scroll(what).await;
-    let text = browser.run("return document.body.textContent + document.title").await;
-    let is_wrong = |c: char| (c.is_control() && c != '\n') || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let text = browser
+        .run("return document.body.textContent + document.title")
+        .await;
+    let is_wrong = |c: char| {
+        (c.is_control() && c != '\n')
+            || matches!(c, '\u{200b}'..='\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
     assert!(!text.as_str().unwrap().contains(is_wrong), "{what}: {text}");
     browser.has_empty_console(what).await;
 }
@@ -85,24 +90,32 @@ async fn hostile_keys_are_text_and_their_links_lead_to_them() {
     browser.width(320, 1).await;
     browser.goto(&stage.at("leases")).await;
     browser
-        .until("a note is shown", async || browser.text_of("#leases").await.contains(&shown(TEXTS[1])))
+        .until("a note is shown", async || {
+            browser.text_of("#leases").await.contains(&shown(TEXTS[1]))
+        })
         .await;
     is_harmless(&browser, "leases").await;
     browser.shoot("hostile-leases-320").await;
-    let rows = browser.run("return document.querySelectorAll('#leases tr').length").await;
+    let rows = browser
+        .run("return document.querySelectorAll('#leases tr').length")
+        .await;
     assert_eq!(rows, keys.len());
     for key in &keys {
         browser.goto(&stage.at("leases")).await;
         let name = shown(key);
         browser.click(&format!("td a[href='key?k={}']", hex(key))).await;
         browser.until_text("Held by").await;
-        let title = browser.run("return document.querySelector('h1').textContent").await;
+        let title = browser
+            .run("return document.querySelector('h1').textContent")
+            .await;
         assert_eq!(title, name);
         is_harmless(&browser, &name).await;
         browser.click("a.act[href^=steal]").await;
         browser.until_text("You act as mia").await;
         is_harmless(&browser, &name).await;
-        let back = browser.run("return document.querySelector('.buttons a').getAttribute('href')").await;
+        let back = browser
+            .run("return document.querySelector('.buttons a').getAttribute('href')")
+            .await;
         assert_eq!(back, format!("key?k={}", hex(key)));
     }
     // The key is typed as it is shown.
@@ -112,10 +125,16 @@ async fn hostile_keys_are_text_and_their_links_lead_to_them() {
     browser.click("form.search button").await;
     browser
         .until("one row", async || {
-            browser.run("return document.querySelectorAll('#leases tr').length").await == 1
+            browser
+                .run("return document.querySelectorAll('#leases tr').length")
+                .await
+                == 1
         })
         .await;
-    assert_eq!(browser.run("return document.querySelector('#q').value").await, shown(&keys[18]));
+    assert_eq!(
+        browser.run("return document.querySelector('#q').value").await,
+        shown(&keys[18])
+    );
     is_harmless(&browser, "a search").await;
 }
 
@@ -124,8 +143,13 @@ async fn hostile_names_of_nodes_are_text() {
     let stage = Stage::start().await;
     for text in TEXTS {
         // Any client of the server can write a presence.
-        let hostile: String = text.bytes().map(|byte| format!("%{byte:02x}")).collect::<String>() + "%ff";
-        let fields = ["name", "host", "version", "service", "prefix"].map(|field| format!("{field}={hostile}"));
+        let hostile: String = text
+            .bytes()
+            .map(|byte| format!("%{byte:02x}"))
+            .collect::<String>()
+            + "%ff";
+        let fields =
+            ["name", "host", "version", "service", "prefix"].map(|field| format!("{field}={hostile}"));
         let name = format!("tenure1:i:{}", tenure::NodeId::random());
         let presence = format!("{}&pid=-1&keys=x&started={}", fields.join("&"), u64::MAX);
         let mut set = redis::cmd("SET");
@@ -136,11 +160,16 @@ async fn hostile_names_of_nodes_are_text() {
     for width in [1280, 320] {
         browser.width(width, 1).await;
         browser.goto(&stage.at("nodes")).await;
-        let rows = browser.run("return document.querySelectorAll('#nodes tr').length").await;
+        let rows = browser
+            .run("return document.querySelectorAll('#nodes tr').length")
+            .await;
         assert_eq!(rows, TEXTS.len());
         is_harmless(&browser, "nodes").await;
         for text in TEXTS {
-            assert!(browser.text_of("#nodes").await.contains(shown(text).trim()), "{text}");
+            assert!(
+                browser.text_of("#nodes").await.contains(shown(text).trim()),
+                "{text}"
+            );
         }
         browser.shoot(&format!("hostile-nodes-{width}")).await;
     }
@@ -157,11 +186,15 @@ async fn hostile_jobs_errors_reasons_and_operators_are_text() {
         let job = job(&locks, text).await;
         *job.error.lock().unwrap() = Some(text.to_owned());
         browser.goto(&format!("{url}jobs")).await;
-        browser.until("the job is listed", async || {
-            let link = format!("return !!document.querySelector(\"td a[href='job?k={}']\")", hex(text));
-            browser.run(&link).await == true
-        })
-        .await;
+        browser
+            .until("the job is listed", async || {
+                let link = format!(
+                    "return !!document.querySelector(\"td a[href='job?k={}']\")",
+                    hex(text)
+                );
+                browser.run(&link).await == true
+            })
+            .await;
         is_harmless(&browser, "jobs").await;
         browser.click(&format!("td a[href='job?k={}']", hex(text))).await;
         browser.click("a.act[href^='trigger?k=']").await;
@@ -170,7 +203,10 @@ async fn hostile_jobs_errors_reasons_and_operators_are_text() {
         // A field of one line takes no newline.
         browser
             .client
-            .execute("document.querySelector('#why').value = arguments[0]", vec![json!(text)])
+            .execute(
+                "document.querySelector('#why').value = arguments[0]",
+                vec![json!(text)],
+            )
             .await
             .unwrap();
         browser.click("button").await;
@@ -183,14 +219,18 @@ async fn hostile_jobs_errors_reasons_and_operators_are_text() {
         .await;
         browser
             .until("the error is shown", async || {
-                let history = browser.run("return document.querySelector('#history').textContent").await;
+                let history = browser
+                    .run("return document.querySelector('#history').textContent")
+                    .await;
                 history.as_str().unwrap().contains(&format!("triggered: {error}"))
             })
             .await;
         is_harmless(&browser, text).await;
         browser.goto(&format!("{url}audit")).await;
         is_harmless(&browser, "audit").await;
-        let audit = browser.run("return document.querySelector('#audit')?.textContent").await;
+        let audit = browser
+            .run("return document.querySelector('#audit')?.textContent")
+            .await;
         let reason = shown(text.replace(['\n', '\r'], "").trim());
         assert!(audit.as_str().unwrap().contains(&reason), "{reason}: {audit}");
         task.abort();

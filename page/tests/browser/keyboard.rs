@@ -47,7 +47,10 @@ async fn act(browser: &Browser, path: &str, grace: Option<&str>) {
     type_text(browser, "INC-7").await;
     tab_to(browser, "button").await;
     browser.press(ENTER).await;
-    browser.until("the act is done", async || !browser.text_of("#steps").await.is_empty())
+    browser
+        .until("the act is done", async || {
+            !browser.text_of("#steps").await.is_empty()
+        })
         .await;
 }
 

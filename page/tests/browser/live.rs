@@ -120,9 +120,16 @@ async fn each_view_says_that_the_store_is_away_and_comes_back() {
     for window in &windows {
         browser.client.switch_to_window(window.clone()).await.unwrap();
         let title = browser.text_of("h1").await;
-        browser.until_text_of("#notices", "The store does not answer: ").await;
+        browser
+            .until_text_of("#notices", "The store does not answer: ")
+            .await;
         assert_ne!(title, "No answer", "what was seen last stays");
         assert_eq!(browser.text_of("h1").await, title);
+        for theme in ["light", "dark"] {
+            browser.theme(theme).await;
+            browser.has_no_axe_violation("what was seen last").await;
+            browser.shoot(&format!("away-{title}-{theme}")).await;
+        }
     }
     // A view that is opened now has nothing to show.
     for view in &of_views {
@@ -130,12 +137,16 @@ async fn each_view_says_that_the_store_is_away_and_comes_back() {
         browser.client.switch_to_window(window.clone()).await.unwrap();
         browser.goto(&stage.at(view)).await;
         browser.until_text_of("h1", "No answer").await;
-        browser.until_text_of("#notices", "The store does not answer: ").await;
+        browser
+            .until_text_of("#notices", "The store does not answer: ")
+            .await;
         windows.push(window);
     }
     for path in ["pause", "trigger"] {
         browser.goto(&stage.view(path, "reconcile")).await;
-        browser.until_text_of("#notices", "The store does not answer: ").await;
+        browser
+            .until_text_of("#notices", "The store does not answer: ")
+            .await;
     }
     windows.pop();
     stage.server.restart();
@@ -171,7 +182,14 @@ async fn changes_are_announced_politely_and_not_each_second() {
             guard.release().await.unwrap();
         }
     });
-    let announced = async || browser.run("return window.told").await.as_array().unwrap().clone();
+    let announced = async || {
+        browser
+            .run("return window.told")
+            .await
+            .as_array()
+            .unwrap()
+            .clone()
+    };
     browser
         .until("three announcements", async || announced().await.len() >= 3)
         .await;
@@ -189,10 +207,107 @@ async fn changes_are_announced_politely_and_not_each_second() {
     browser.run(LISTEN).await;
     let first = browser.text_of("#entries").await;
     browser
-        .until("an age grows", async || browser.text_of("#entries").await != first)
+        .until("an age grows", async || {
+            browser.text_of("#entries").await != first
+        })
         .await;
     assert_eq!(browser.run("return window.told").await, json!([]));
-    assert_eq!(browser.run("return document.querySelectorAll('[aria-live=assertive], [role=alert]').length").await, 0);
+    assert_eq!(
+        browser
+            .run("return document.querySelectorAll('[aria-live=assertive], [role=alert]').length")
+            .await,
+        0
+    );
+}
+
+/// A server that lost its data grants nothing for a while, and the page counts down.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_countdown_is_not_announced_each_second() {
+    let mut stage = Stage::start().await;
+    let _guard = stage.locks.mutex("account:42").lock().await.unwrap();
+    let browser = Browser::start().await;
+    browser.goto(&stage.at("leases")).await;
+    stage.server.restart();
+    browser.until_text_of("#notices", "may have lost leases").await;
+    browser.run(LISTEN).await;
+    browser
+        .until("the server has recovered", async || {
+            browser.text_of("#notices").await.is_empty()
+        })
+        .await;
+    let told = browser
+        .run("return window.told.filter(([id]) => id === 'notices')")
+        .await;
+    let told = told.as_array().unwrap();
+    println!("{told:?}");
+    assert!(told.len() <= 4, "{told:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn times_are_in_the_zone_of_the_browser_and_in_utc() {
+    let stage = Stage::start().await;
+    let _guard = stage.locks.mutex("account:42").lock().await.unwrap();
+    let browser = Browser::start().await;
+    let script = "const text = document.querySelector('#entries time').textContent;
+        const [, here, date, utc] = text.match(/^(\\S+ \\S+) \\((?:(\\S+) )?(\\S+) UTC\\), \\d+s ago$/) ?? [];
+        const ms = (text) => Date.parse(text.replace(' ', 'T') + 'Z');
+        return here ? (ms(here) - ms(`${date ?? here.slice(0, 10)} ${utc}`)) / 60000 : text;";
+    for (zone, minutes) in [
+        ("Asia/Kolkata", 330),
+        ("Pacific/Kiritimati", 840),
+        ("America/St_Johns", -210),
+    ] {
+        browser
+            .devtools("Emulation.setTimezoneOverride", json!({ "timezoneId": zone }))
+            .await;
+        browser.goto(&stage.view("key", "account:42")).await;
+        let found = browser.run(script).await;
+        assert_eq!(found.as_f64(), Some(f64::from(minutes)), "{zone}: {found}");
+    }
+    browser
+        .devtools("Emulation.setTimezoneOverride", json!({ "timezoneId": "UTC" }))
+        .await;
+    browser.goto(&stage.view("key", "account:42")).await;
+    let text = browser.text_of("#entries time").await;
+    assert!(text.contains(" UTC, ") && !text.contains('('), "{text}");
+}
+
+/// When another holder goes, the link with the focus has another place.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_focus_stays_at_the_act_of_its_holder() {
+    let stage = Stage::start().await;
+    let semaphore = stage.locks.semaphore("pool", 3);
+    let (one, _two) = (
+        semaphore.acquire().await.unwrap(),
+        semaphore.acquire().await.unwrap(),
+    );
+    let browser = Browser::start().await;
+    browser.goto(&stage.view("key", "pool")).await;
+    let acts = async || {
+        browser
+            .run("return document.querySelectorAll('a.act').length")
+            .await
+    };
+    browser.until("two acts", async || acts().await == 2).await;
+    let link = async || {
+        browser
+            .run("return document.activeElement.getAttribute('href')")
+            .await
+    };
+    crate::keyboard::tab_to(&browser, "a.act").await;
+    let first = link().await;
+    crate::keyboard::tab_to(&browser, "a.act").await;
+    let second = link().await;
+    assert_ne!(first, second);
+    let of_one = async || {
+        let entries = stage.locks.inspect().show("pool").await.unwrap().entries;
+        entries[0].holders[0].number.unwrap().to_string()
+    };
+    let last = of_one().await;
+    drop(one);
+    browser.until("one act", async || acts().await == 1).await;
+    let is_left = last != of_one().await;
+    assert_eq!(link().await == second, is_left, "{first} {second} {last}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -208,7 +323,9 @@ async fn the_focus_stays_where_a_row_changes() {
     let focused = async || browser.run("return document.activeElement.textContent").await;
     let b = format!("td a[href='key?k={}']", hex("b"));
     crate::keyboard::tab_to(&browser, &b).await;
-    browser.run("window.row = document.activeElement.closest('tr')").await;
+    browser
+        .run("window.row = document.activeElement.closest('tr')")
+        .await;
     two.note("goes on");
     browser.until_text("goes on").await;
     assert_eq!(browser.run("return window.row.isConnected").await, false);
@@ -219,7 +336,11 @@ async fn the_focus_stays_where_a_row_changes() {
     browser.until_text_of("#leases tr:first-child", "Z").await;
     assert_eq!(focused().await, "b");
     two.release().await.unwrap();
-    let rows = async || browser.run("return document.querySelectorAll('#leases tr').length").await;
+    let rows = async || {
+        browser
+            .run("return document.querySelectorAll('#leases tr').length")
+            .await
+    };
     browser.until("the row is gone", async || rows().await == 2).await;
     assert_eq!(focused().await, "a");
     crate::keyboard::has_visible_focus(&browser).await;

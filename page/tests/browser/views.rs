@@ -21,7 +21,12 @@ async fn full_stage() -> (Stage, Vec<(&'static str, String)>, Vec<Box<dyn std::a
         *job.error.lock().unwrap() = Some(text.to_owned()).filter(|text| !text.is_empty());
         run_once(&stage).await;
     }
-    stage.locks.jobs().pause("reconcile", "mia", "INC-7").await.unwrap();
+    stage
+        .locks
+        .jobs()
+        .pause("reconcile", "mia", "INC-7")
+        .await
+        .unwrap();
     until_told(&stage.locks, 2).await;
     let number = stage.locks.inspect().show("account:42").await.unwrap().entries[0].holders[0].number;
     let seen = format!("&kind=lock&seen={}", number.unwrap());
@@ -67,6 +72,9 @@ async fn run_once(stage: &Stage) {
 async fn no_view_has_a_fault_for_axe_or_a_line_in_the_console_in_either_theme() {
     let (_stage, views, _kept) = full_stage().await;
     let browser = Browser::start().await;
+    // The dates differ at times.
+    let zone = serde_json::json!({ "timezoneId": "Asia/Kolkata" });
+    browser.devtools("Emulation.setTimezoneOverride", zone).await;
     for (width, scale) in [(1280, 1), (640, 2), (320, 1)] {
         browser.width(width, scale).await;
         for theme in ["light", "dark"] {
