@@ -164,8 +164,13 @@ impl Browser {
     }
 
     /// Gives the page that width in CSS pixels. A zoom of 200 % is half of the width, and a scale of 2.
-    pub async fn width(&self, width: u32, scale: u32) {
-        let metrics = json!({ "width": width, "height": 900, "deviceScaleFactor": scale, "mobile": false });
+    pub async fn width(&self, width: u64, scale: u64) {
+        self.size(width, 900, scale).await;
+    }
+
+    async fn size(&self, width: u64, height: u64, scale: u64) {
+        let metrics =
+            json!({ "width": width, "height": height, "deviceScaleFactor": scale, "mobile": false });
         self.devtools("Emulation.setDeviceMetricsOverride", metrics).await;
     }
 
@@ -221,12 +226,18 @@ impl Browser {
         assert_eq!(lines, [""; 0]);
     }
 
-    /// Writes a screenshot into the directory `TENURE_SHOTS`, if there is one.
+    /// Writes a screenshot of the whole page into the directory `TENURE_SHOTS`, if there is one.
     pub async fn shoot(&self, name: &str) {
         let Ok(directory) = std::env::var("TENURE_SHOTS") else {
             return;
         };
+        let sizes = self
+            .run("return [innerWidth, document.documentElement.scrollHeight, devicePixelRatio, innerHeight]")
+            .await;
+        let [width, height, scale, before] = [0, 1, 2, 3].map(|at| sizes[at].as_u64().unwrap_or(1));
+        self.size(width, height.max(before), scale).await;
         let png = self.client.screenshot().await.unwrap();
+        self.size(width, before, scale).await;
         std::fs::write(format!("{directory}/{name}.png"), png).unwrap();
     }
 }
