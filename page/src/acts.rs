@@ -78,7 +78,7 @@ async fn form(act: Act, visit: Visit) -> Response {
     };
     let described = match described {
         Ok(Some(described)) => described,
-        Ok(None) => return changed(),
+        Ok(None) => return changed(act, &visit),
         Err(error) => return visit.unavailable(act.tab(), &error),
     };
     let action = format!("{}?{}", act.path(), visit.query.text());
@@ -162,7 +162,12 @@ async fn post(act: Act, visit: Visit, body: Bytes) -> Response {
 }
 
 /// Says that what was shown is gone.
-fn changed() -> Response {
-    let text = "It changed hands since you looked, or is over: nothing was done. Go back and look again.";
-    (StatusCode::CONFLICT, plain("Changed hands", text)).into_response()
+fn changed(act: Act, visit: &Visit) -> Response {
+    let view = link(act.view(), &[("k", visit.query.get("k"))]);
+    let body = html! {
+        p { "It changed hands since you looked, or is over: nothing was done." }
+        p { a href=(view) { "Look again" } }
+    };
+    let page = layout("Changed hands", Some(act.tab()), &[], false, &body);
+    (StatusCode::CONFLICT, page).into_response()
 }

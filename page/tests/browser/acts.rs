@@ -33,6 +33,7 @@ async fn a_lease_is_taken_after_a_confirmation() {
     confirm(&browser).await;
     browser.until_text_of("#steps", "Asked: the holder has 1s").await;
     browser.until_text_of("#steps", "Revoked").await;
+    browser.shoot("taken").await;
     assert_eq!(guard.lost().await, tenure::error::LostCause::Revoked);
     drop(guard);
     browser.until_text("Held by web-2@").await;
@@ -68,6 +69,8 @@ async fn a_lease_that_changed_hands_meanwhile_is_not_taken() {
         .goto(&(stage.view("steal", "account:42") + "&kind=lock&seen=1"))
         .await;
     browser.until_text("nothing was done").await;
+    browser.click("main a").await;
+    browser.until_text("Held by web-2@").await;
     assert!(stage.locks.inspect().audit().await.unwrap().is_empty());
 }
 
