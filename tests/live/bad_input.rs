@@ -360,6 +360,16 @@ async fn a_missing_right_is_named() {
         assert_eq!(error.kind(), &kind, "{text}");
         tells(&text, &["NOPERM", "docs/redis.md", &format!("'{command}'")]);
     }
+    // A script is refused without the name of its command. It must not tell the user to delete the clock, which it cannot read.
+    let rule = format!("ACL SETUSER app on >secret {} -get", crate::store::acl());
+    let _: String = Eyes::on(&server).text(&rule);
+    let locks = crate::help::connect(&format!("redis://app:secret@127.0.0.1:{port}/")).await;
+    let error = match locks {
+        Ok(locks) => soon(locks.mutex("a").lock()).await.map(drop).unwrap_err(),
+        Err(error) => error,
+    };
+    tells(&error, &["docs/redis.md"]);
+    assert!(!error.to_string().contains("delete it"), "{error}");
     // Later, too.
     let _: String = Eyes::on(&server).text("ACL SETUSER app +@all");
     let url = format!("redis://app:secret@127.0.0.1:{port}/");

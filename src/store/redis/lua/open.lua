@@ -37,12 +37,14 @@ local ms = (us - us % 1000) / 1000
 -- MGET answers nil also for a value of another type. A function that finds nil must check the type.
 local records = call('MGET', unpack(KEYS, 1, n + 2))
 
-local stored = records[n + 1] or attempt('GET', KEYS[n + 1])
-stored = stored and (tonumber(stored) or -1) or 0
+local clock = records[n + 1] or attempt('GET', KEYS[n + 1])
+local stored = clock and (tonumber(clock) or -1) or 0
 local seen = ARGV[1] + 0
 local last = seen > stored and seen or stored
 -- Above 2^53 a Lua number plus 1 is the same number. And fences must not restart after a clock that is not a number.
 if not (stored >= 0 and stored % 1 == 0 and last + n < 9007199254740991) then
+  -- A user without the right to read it is told that.
+  if type(clock) == 'table' and not find(clock.err, 'WRONGTYPE', 1, true) then return clock end
   return redis.error_reply('TENURECLOCK ' .. KEYS[n + 1] .. ' is no grant number: delete it')
 end
 local last_text

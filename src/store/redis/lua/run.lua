@@ -20,9 +20,10 @@ local longest = call('GET', KEYS[3])
 if longest and ARGV[2] ~= '' and longest ~= ARGV[2] then return { longest, '0', -1, '' } end
 local length = (longest and string.match(longest, ':(%d+)$') or ARGV[3]) + 0
 -- As in open.lua: a clock that is no number is neither used nor overwritten, and fences must not restart after it.
-local clock = KEYS[4] and redis.pcall('GET', KEYS[4])
-clock = clock and (tonumber(clock) or -1) or 0
+local stored = KEYS[4] and redis.pcall('GET', KEYS[4])
+local clock = stored and (tonumber(stored) or -1) or 0
 if not (clock >= 0 and clock % 1 == 0 and clock < 9007199254740990) then
+  if type(stored) == 'table' and not string.find(stored.err, 'WRONGTYPE', 1, true) then return stored end
   return redis.error_reply('TENURECLOCK ' .. KEYS[4] .. ' is no grant number: delete it')
 end
 -- PEXPIRE comes first because it needs no memory: the server does not refuse the next write for want of memory.

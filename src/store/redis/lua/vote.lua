@@ -39,10 +39,11 @@ local function execute(i, verb, holder, hold, to)
     return own and 0 or 'N'
   end
   if recovering then return 'R' .. format('%d', recovering) end
-  local number, last = to + 0, clocks[clock] or values[n + 1 + i] or attempt('GET', clock)
-  last = last and (tonumber(last) or -1) or 0
+  local number, stored = to + 0, clocks[clock] or values[n + 1 + i] or attempt('GET', clock)
+  local last = stored and (tonumber(stored) or -1) or 0
   -- Above 2^53 a Lua number plus 1 is the same number. And fences must not restart after a clock that is not a number.
   if last < 0 or last % 1 ~= 0 or last + n >= 9007199254740991 or number >= 9007199254740991 then
+    if type(stored) == 'table' and not find(stored.err, 'WRONGTYPE', 1, true) then error(stored) end
     error({ err = 'TENURECLOCK ' .. clock .. ' is no grant number: delete it' })
   end
   local function raise()
