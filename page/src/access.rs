@@ -10,7 +10,7 @@ use http::header::{HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTI
 use http::request::Parts;
 use http::{HeaderMap, Method, StatusCode};
 
-use crate::layout::plain;
+use crate::layout::{bare, plain};
 
 /// What a request may do. There is no default.
 ///
@@ -64,15 +64,19 @@ where
     let access = access(&parts);
     let is_act = !matches!(parts.method, Method::GET | Method::HEAD);
     let refusal = match &access {
-        Access::None => Some("You have no access to this page."),
-        Access::Read if is_act => Some("You may look, but not act: nothing was done."),
+        Access::None => Some(bare("No access", "You have no access to this page.")),
+        Access::Read if is_act => {
+            let text = "You may look, but not act: nothing was done.";
+            Some(plain("No access", text))
+        }
         Access::Operate(_) if is_act && !is_own(&parts.headers) => {
-            Some("The form did not come from this page: nothing was done.")
+            let text = "The form did not come from this page: nothing was done.";
+            Some(plain("No access", text))
         }
         _ => None,
     };
     with_headers(match refusal {
-        Some(text) => (StatusCode::FORBIDDEN, plain("No access", text)).into_response(),
+        Some(page) => (StatusCode::FORBIDDEN, page).into_response(),
         None => {
             parts.extensions.insert(access);
             next.run(Request::from_parts(parts, body)).await

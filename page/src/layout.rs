@@ -80,6 +80,21 @@ pub(crate) fn plain(title: &str, text: &str) -> Markup {
     layout(title, None, &[], false, &html! { p { (text) } })
 }
 
+/// Returns a page without files and links, for requests that get none.
+pub(crate) fn bare(title: &str, text: &str) -> Markup {
+    html! {
+        (DOCTYPE)
+        html lang="en" {
+            head {
+                meta charset="utf-8";
+                title { (title) " · tenure" }
+                meta name="viewport" content="width=device-width, initial-scale=1";
+            }
+            body { main { h1 { (title) } p { (text) } } }
+        }
+    }
+}
+
 /// A table whose rows the script exchanges. `id` is unique in the page.
 pub(crate) fn table(id: &str, caption: &str, header: &[&str], rows: &[(String, Vec<Markup>)]) -> Markup {
     html! {

@@ -14,8 +14,9 @@ use maud::{Markup, html};
 use sha2::Sha256;
 
 use crate::access::{is_own, with_headers};
-use crate::layout::{layout, plain};
+use crate::layout::{bare, layout};
 use crate::text::{hex, unhex};
+use crate::views;
 use crate::visit::{Query, cookie};
 
 const COOKIE: &str = "tenure_token";
@@ -41,7 +42,7 @@ pub fn loopback_only(router: Router) -> Router {
             return next.run(request).await;
         }
         let text = "This page is for its own machine: open it as 127.0.0.1 or localhost.";
-        with_headers((StatusCode::FORBIDDEN, plain("No access", text)).into_response())
+        with_headers((StatusCode::FORBIDDEN, bare("No access", text)).into_response())
     }))
 }
 
@@ -80,6 +81,13 @@ async fn check(token: Arc<[u8]>, request: Request, next: Next) -> Response {
     if has_cookie || bearer.is_some_and(|bearer| is_equal(bearer, &token)) {
         return next.run(request).await;
     }
+    // The files of the form that asks for the token. They are the same for everyone.
+    match request.uri().path() {
+        "/page.css" => return with_headers(views::css().await),
+        "/page.js" => return with_headers(views::script().await),
+        "/icon.svg" => return with_headers(views::icon().await),
+        _ => {}
+    }
     let is_login = request.method() == Method::POST && request.uri().path().ends_with(LOGIN);
     let is_own = is_own(headers);
     let body = match is_login && is_own {
@@ -102,6 +110,8 @@ fn form(was_wrong: bool) -> Markup {
     let body = html! {
         @if was_wrong { p.notice { "That is not the token." } }
         form method="post" action="login" {
+            // A password manager wants a name to keep the token under.
+            input type="text" name="username" value="tenure" autocomplete="username" hidden;
             p { label for="token" { "Token" } input #token name="token" type="password" required autocomplete="current-password"; }
             p { button type="submit" { "Open the page" } }
         }
