@@ -17,7 +17,7 @@ use tenure::{Error, Key, Locks};
 use crate::access::Access;
 use crate::layout::{Tab, layout};
 use crate::looks::Looks;
-use crate::progress::Acts;
+use crate::progress::{Acts, outcome};
 use crate::text::{hex, shown, unhex, unshown};
 
 /// How long a holder has to end by itself, if the form does not say it.
@@ -182,7 +182,11 @@ impl Visit {
             return (status, [(CONTENT_TYPE, "application/json")], body).into_response();
         }
         let notices = [format!("The store does not answer: {}", shown(error.to_string()))];
-        let body = html! { p { "Nothing is known at present. This page asks again every two seconds." } };
+        let body = html! {
+            // An act that the store did not answer has its words here.
+            (outcome(&self.app.acts, self.query.get("done")))
+            p { "Nothing is known at present. This page asks again every two seconds." }
+        };
         let page = layout("No answer", Some(tab), &notices, true, &body);
         (status, [(RETRY_AFTER, "2")], page).into_response()
     }
