@@ -154,7 +154,8 @@
     } catch (error) {
       failures++;
       document.body.toggleAttribute("data-stale", true);
-      const why = error instanceof TypeError ? "it cannot be reached" : error.message;
+      const words = { TypeError: "it cannot be reached", TimeoutError: "it gives no answer within 30 s" };
+      const why = words[error.name] ?? error.message;
       if (failures === 1) since = clock(new Date());
       say(`The server of this page does not answer since ${since}: ${why}. What is shown is from before.`);
     }

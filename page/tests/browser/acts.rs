@@ -74,6 +74,33 @@ async fn a_lease_that_changed_hands_meanwhile_is_not_taken() {
     assert!(stage.locks.inspect().audit().await.unwrap().is_empty());
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_act_without_the_store_says_what_is_known_of_it() {
+    let mut stage = Stage::start().await;
+    let _job = job(&stage.locks, "reconcile").await;
+    let _guard = stage.locks.mutex("account:42").lock().await.unwrap();
+    let browser = Browser::start().await;
+    browser.goto(&stage.view("key", "account:42")).await;
+    browser.click("a.act[href^=steal]").await;
+    browser.until_text("You act as mia").await;
+    let second = browser.client.new_window(false).await.unwrap();
+    let first = browser.client.window().await.unwrap();
+    browser.client.switch_to_window(second.handle).await.unwrap();
+    browser.goto(&stage.view("pause", "reconcile")).await;
+    stage.server.kill();
+    confirm(&browser).await;
+    browser
+        .until_text_of("#steps", "it is not known whether it was done")
+        .await;
+    browser.client.switch_to_window(first).await.unwrap();
+    confirm(&browser).await;
+    browser.until_text_of("#steps", "Nothing was done").await;
+    browser
+        .until_text_of("#notices", "The store does not answer: ")
+        .await;
+    browser.console_has_failed_requests_only().await;
+}
+
 /// Does all acts of jobs, and reads what became of them.
 async fn act_on_jobs(stage: &Stage, browser: &Browser) {
     let job = job(&stage.locks, "reconcile").await;

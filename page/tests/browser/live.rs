@@ -220,6 +220,27 @@ async fn changes_are_announced_politely_and_not_each_second() {
     );
 }
 
+/// A store that hangs refuses no connection: requests of it end with a timeout.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_store_that_hangs_is_told_of() {
+    let stage = Stage::start().await;
+    let serve = Serve::start(&stage.server, "127.0.0.1:0");
+    let browser = Browser::start().await;
+    browser.goto(&format!("{}leases", serve.url)).await;
+    browser.until_text("None.").await;
+    stage.server.freeze();
+    browser
+        .until_text_of("#notices", "The store does not answer: ")
+        .await;
+    stage.server.thaw();
+    browser
+        .until("the store is back", async || {
+            browser.text_of("#notices").await.is_empty()
+        })
+        .await;
+    browser.console_has_failed_requests_only().await;
+}
+
 /// A server that lost its data grants nothing for a while, and the page counts down.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_countdown_is_not_announced_each_second() {

@@ -21,4 +21,5 @@ mod endurance;
 mod hostile;
 mod keyboard;
 mod live;
+mod refusals;
 mod views;

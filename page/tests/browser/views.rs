@@ -27,6 +27,10 @@ async fn full_stage() -> (Stage, Vec<(&'static str, String)>, Vec<Box<dyn std::a
         .pause("reconcile", "mia", "INC-7")
         .await
         .unwrap();
+    let runs = crate::stage::job(&second, "nightly").await;
+    runs.ends.send(false).unwrap();
+    let jobs = stage.locks.jobs();
+    jobs.trigger("nightly", None, "mia", "INC-7").await.unwrap();
     until_told(&stage.locks, 2).await;
     let number = stage.locks.inspect().show("account:42").await.unwrap().entries[0].holders[0].number;
     let seen = format!("&kind=lock&seen={}", number.unwrap());
@@ -47,8 +51,19 @@ async fn full_stage() -> (Stage, Vec<(&'static str, String)>, Vec<Box<dyn std::a
         ("changed", of_key("steal") + "&kind=lock&seen=1"),
         ("nothing", stage.at("nothing")),
     ];
-    kept.push(Box::new((guard, job, second)));
+    kept.push(Box::new((guard, job, second, runs)));
     (stage, views, kept)
+}
+
+/// Lets a job run, and returns the address of the form that cancels its tick.
+async fn cancel_form(stage: &Stage, browser: &Browser) -> String {
+    browser.goto(&stage.view("job", "nightly")).await;
+    let link = "return document.querySelector('a.act[href^=cancel]')?.href ?? ''";
+    let find = async || browser.run(link).await.as_str().unwrap_or_default().to_owned();
+    browser
+        .until("the tick is shown", async || !find().await.is_empty())
+        .await;
+    find().await
 }
 
 /// Triggers the job, and waits until it has run once more.
@@ -70,8 +85,9 @@ async fn run_once(stage: &Stage) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_view_has_a_fault_for_axe_or_a_line_in_the_console_in_either_theme() {
-    let (_stage, views, _kept) = full_stage().await;
+    let (stage, mut views, _kept) = full_stage().await;
     let browser = Browser::start().await;
+    views.push(("cancel", cancel_form(&stage, &browser).await));
     // The dates differ at times.
     let zone = serde_json::json!({ "timezoneId": "Asia/Kolkata" });
     browser.devtools("Emulation.setTimezoneOverride", zone).await;
