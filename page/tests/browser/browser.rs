@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::driver::Driver;
 
 /// Longer than any step takes. Only a failed test waits for it.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 const FLAGS: [&str; 10] = [
     "--headless=new",

@@ -71,6 +71,7 @@ async fn hostile_node(stage: &Stage) -> Locks {
         .node_name(TEXTS[0])
         .service(TEXTS[1])
         .max_key(20_000)
+        .lease(crate::stage::LEASE)
         .request_timeout(PATIENCE);
     builder.connect(&stage.server.url()).await.unwrap()
 }

@@ -56,11 +56,15 @@ pub fn hex(bytes: impl AsRef<[u8]>) -> String {
     bytes.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Longer than a busy machine keeps a process from its renewals, and shorter than the patience of a test.
+pub const LEASE: Duration = Duration::from_secs(30);
+
 /// Returns a node with this name.
 pub async fn node(server: &RedisServer, name: &str) -> Locks {
     let builder = Locks::builder()
         .node_name(name)
         .service("billing")
+        .lease(LEASE)
         .request_timeout(PATIENCE);
     builder.connect(&server.url()).await.unwrap()
 }
