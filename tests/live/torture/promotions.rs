@@ -159,6 +159,22 @@ fn killed_masters_explain_a_loss_of_the_key_that_they_shared() {
     breaks(rule, &lost("0", "66"));
 }
 
+/// A task that stops for long while it holds a key, and whose release is noted after the next grant, keeps no caller waiting.
+#[test]
+fn a_holder_has_the_key_until_it_gives_it_back() {
+    let lines = |ending: &str| {
+        [
+            "1 granted 0 0 7 write",
+            ending,
+            "104 granted 1 0 8 write",
+            "105 released 0 kept",
+        ]
+        .map(str::to_owned)
+    };
+    is_fine(&lines("103 ending 0 release"));
+    breaks("not free again in time", &lines("2 ending 0 release"));
+}
+
 #[test]
 fn a_promotion_explains_a_lost_write_that_no_replica_had() {
     let rule = "a note that is off";

@@ -546,9 +546,11 @@ fn recovery(case: &Case, key: usize, holds: &[&Hold], tally: &mut Tally, finding
             sign = sign.max(last.granted);
             present.push(last);
             present.retain(|hold| {
-                let is_over = hold.last_sign <= granted;
-                sign = sign.max(if is_over { hold.last_sign } else { 0 });
-                !is_over
+                // The line of its release may come after the next grant.
+                let signs = [Some(hold.last_sign), hold.ending, hold.held_to];
+                let before = signs.into_iter().flatten().filter(|sign| *sign <= granted);
+                sign = sign.max(before.max().unwrap_or(0));
+                hold.last_sign > granted
             });
         }
         let within = |time: u64| (sign < time && time < granted).then_some(time);
