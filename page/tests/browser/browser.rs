@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use fantoccini::actions::{InputSource, KeyAction, KeyActions};
 use fantoccini::error::CmdError;
-use fantoccini::wd::WebDriverCompatibleCommand;
+use fantoccini::wd::{WebDriverCompatibleCommand, WindowHandle};
 use fantoccini::{Client, ClientBuilder, Locator};
 use hyper_util::client::legacy::connect::HttpConnector;
 use serde_json::{Value, json};
@@ -79,6 +79,14 @@ impl Browser {
 
     pub async fn goto(&self, url: &str) {
         self.client.goto(url).await.unwrap();
+    }
+
+    /// Opens the address in another window, which becomes the present one.
+    pub async fn open(&self, url: &str) -> WindowHandle {
+        let window = self.client.new_window(false).await.unwrap().handle;
+        self.client.switch_to_window(window.clone()).await.unwrap();
+        self.goto(url).await;
+        window
     }
 
     /// Runs a script of the test, and returns what it returns.

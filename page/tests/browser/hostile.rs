@@ -97,10 +97,12 @@ async fn hostile_keys_are_text_and_their_links_lead_to_them() {
         .await;
     is_harmless(&browser, "leases").await;
     browser.shoot("hostile-leases-320").await;
-    let rows = browser
-        .run("return document.querySelectorAll('#leases tr').length")
-        .await;
-    assert_eq!(rows, keys.len());
+    let rows = async || {
+        browser
+            .run("return document.querySelectorAll('#leases tr').length")
+            .await
+    };
+    assert_eq!(rows().await, keys.len());
     for key in &keys {
         browser.goto(&stage.at("leases")).await;
         let name = shown(key);
@@ -124,14 +126,7 @@ async fn hostile_keys_are_text_and_their_links_lead_to_them() {
     browser.fill("#q", &shown(&keys[18])).await;
     browser.fill("#node", &shown(TEXTS[0])).await;
     browser.click("form.search button").await;
-    browser
-        .until("one row", async || {
-            browser
-                .run("return document.querySelectorAll('#leases tr').length")
-                .await
-                == 1
-        })
-        .await;
+    browser.until("one row", async || rows().await == 1).await;
     assert_eq!(
         browser.run("return document.querySelector('#q').value").await,
         shown(&keys[18])
@@ -158,7 +153,7 @@ async fn hostile_names_of_nodes_are_text() {
         set.exec(&mut stage.server.client()).unwrap();
     }
     let browser = Browser::start().await;
-    for width in [1280, 320] {
+    for width in [1280, 1000, 320] {
         browser.width(width, 1).await;
         browser.goto(&stage.at("nodes")).await;
         let rows = browser
@@ -176,12 +171,29 @@ async fn hostile_names_of_nodes_are_text() {
     }
 }
 
+/// Waits until the run of the job with this name has failed with the same text, and the page shows it.
+async fn shows_error(browser: &Browser, locks: &Locks, text: &str) {
+    until("the run failed", async || {
+        let job = locks.jobs().show(text).await.unwrap().unwrap();
+        job.latest.is_some_and(|run| !run.text.is_empty())
+    })
+    .await;
+    let wanted = format!("triggered: {}", shown(text));
+    let history = "return document.querySelector('#history').textContent";
+    browser
+        .until("the error is shown", async || {
+            browser.run(history).await.as_str().unwrap().contains(&wanted)
+        })
+        .await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_jobs_errors_reasons_and_operators_are_text() {
     let stage = Stage::start().await;
     let locks = hostile_node(&stage).await;
     let page = crate::stage::node(&stage.server, "page").await;
     let browser = Browser::start().await;
+    browser.width(1000, 1).await;
     for text in TEXTS {
         // The server stays: the browser asks it until it shows the next one.
         let (url, _) = serve_as(&page, &text.replace('\0', " ")).await;
@@ -213,20 +225,7 @@ async fn hostile_jobs_errors_reasons_and_operators_are_text() {
             .unwrap();
         browser.click("button").await;
         browser.until_text_of("#steps", "A run is wanted").await;
-        let error = shown(text);
-        until("the run failed", async || {
-            let job = locks.jobs().show(text).await.unwrap().unwrap();
-            job.latest.is_some_and(|run| !run.text.is_empty())
-        })
-        .await;
-        browser
-            .until("the error is shown", async || {
-                let history = browser
-                    .run("return document.querySelector('#history').textContent")
-                    .await;
-                history.as_str().unwrap().contains(&format!("triggered: {error}"))
-            })
-            .await;
+        shows_error(&browser, &locks, text).await;
         is_harmless(&browser, text).await;
         browser.goto(&format!("{url}audit")).await;
         is_harmless(&browser, "audit").await;

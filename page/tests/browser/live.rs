@@ -110,11 +110,8 @@ async fn each_view_says_that_the_store_is_away_and_comes_back() {
     let browser = Browser::start().await;
     let mut windows = Vec::new();
     for view in &of_views {
-        let window = browser.client.new_window(false).await.unwrap().handle;
-        browser.client.switch_to_window(window.clone()).await.unwrap();
-        browser.goto(&stage.at(view)).await;
+        windows.push(browser.open(&stage.at(view)).await);
         assert_eq!(browser.text_of("#notices").await, "", "{view}");
-        windows.push(window);
     }
     stage.server.kill();
     for window in &windows {
@@ -133,14 +130,11 @@ async fn each_view_says_that_the_store_is_away_and_comes_back() {
     }
     // A view that is opened now has nothing to show.
     for view in &of_views {
-        let window = browser.client.new_window(false).await.unwrap().handle;
-        browser.client.switch_to_window(window.clone()).await.unwrap();
-        browser.goto(&stage.at(view)).await;
+        windows.push(browser.open(&stage.at(view)).await);
         browser.until_text_of("h1", "No answer").await;
         browser
             .until_text_of("#notices", "The store does not answer: ")
             .await;
-        windows.push(window);
     }
     for path in ["pause", "trigger"] {
         browser.goto(&stage.view(path, "reconcile")).await;
@@ -374,9 +368,7 @@ async fn a_server_stops_while_ten_pages_are_open() {
     let mut serve = Serve::start(&stage.server, "127.0.0.1:0");
     let browser = Browser::start().await;
     for _ in 0..10 {
-        let window = browser.client.new_window(false).await.unwrap();
-        browser.client.switch_to_window(window.handle).await.unwrap();
-        browser.goto(&format!("{}leases", serve.url)).await;
+        browser.open(&format!("{}leases", serve.url)).await;
         browser.until_text("None.").await;
     }
     let took = tokio::task::spawn_blocking(move || serve.stop()).await.unwrap();
