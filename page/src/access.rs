@@ -9,6 +9,7 @@ use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, ORIGIN, REFERRE
 use http::header::{HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS};
 use http::request::Parts;
 use http::{HeaderMap, Method, StatusCode};
+use maud::html;
 
 use crate::layout::{bare, plain};
 
@@ -64,7 +65,10 @@ where
     let access = access(&parts);
     let is_act = !matches!(parts.method, Method::GET | Method::HEAD);
     let refusal = match &access {
-        Access::None => Some(bare("No access", "You have no access to this page.")),
+        Access::None => Some(bare(
+            "No access",
+            &html! { p { "You have no access to this page." } },
+        )),
         Access::Read if is_act => {
             let text = "You may look, but not act: nothing was done.";
             Some(plain("No access", text))

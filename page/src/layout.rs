@@ -81,7 +81,7 @@ pub(crate) fn plain(title: &str, text: &str) -> Markup {
 }
 
 /// Returns a page without files and links, for requests that get none.
-pub(crate) fn bare(title: &str, text: &str) -> Markup {
+pub(crate) fn bare(title: &str, body: &Markup) -> Markup {
     html! {
         (DOCTYPE)
         html lang="en" {
@@ -89,8 +89,11 @@ pub(crate) fn bare(title: &str, text: &str) -> Markup {
                 meta charset="utf-8";
                 title { (title) " · tenure" }
                 meta name="viewport" content="width=device-width, initial-scale=1";
+                meta name="color-scheme" content="light dark";
+                // As in `layout`: a form of this page needs an origin.
+                meta name="referrer" content="same-origin";
             }
-            body { main { h1 { (title) } p { (text) } } }
+            body { main { h1 { (title) } (body) } }
         }
     }
 }

@@ -14,9 +14,8 @@ use maud::{Markup, html};
 use sha2::Sha256;
 
 use crate::access::{is_own, with_headers};
-use crate::layout::{bare, layout};
+use crate::layout::bare;
 use crate::text::{hex, unhex};
-use crate::views;
 use crate::visit::{Query, cookie};
 
 const COOKIE: &str = "tenure_token";
@@ -42,7 +41,7 @@ pub fn loopback_only(router: Router) -> Router {
             return next.run(request).await;
         }
         let text = "This page is for its own machine: open it as 127.0.0.1 or localhost.";
-        with_headers((StatusCode::FORBIDDEN, bare("No access", text)).into_response())
+        with_headers((StatusCode::FORBIDDEN, bare("No access", &html! { p { (text) } })).into_response())
     }))
 }
 
@@ -81,13 +80,6 @@ async fn check(token: Arc<[u8]>, request: Request, next: Next) -> Response {
     if has_cookie || bearer.is_some_and(|bearer| is_equal(bearer, &token)) {
         return next.run(request).await;
     }
-    // The files of the form that asks for the token. They are the same for everyone.
-    match request.uri().path() {
-        "/page.css" => return with_headers(views::css().await),
-        "/page.js" => return with_headers(views::script().await),
-        "/icon.svg" => return with_headers(views::icon().await),
-        _ => {}
-    }
     let is_login = request.method() == Method::POST && request.uri().path().ends_with(LOGIN);
     let is_own = is_own(headers);
     let body = match is_login && is_own {
@@ -108,7 +100,7 @@ async fn check(token: Arc<[u8]>, request: Request, next: Next) -> Response {
 
 fn form(was_wrong: bool) -> Markup {
     let body = html! {
-        @if was_wrong { p.notice { "That is not the token." } }
+        @if was_wrong { p #wrong role="alert" { "That is not the token." } }
         form method="post" action="login" {
             // A password manager wants a name to keep the token under.
             input type="text" name="username" value="tenure" autocomplete="username" hidden;
@@ -116,5 +108,5 @@ fn form(was_wrong: bool) -> Markup {
             p { button type="submit" { "Open the page" } }
         }
     };
-    layout("Token", None, &[], false, &body)
+    bare("Token", &body)
 }

@@ -43,8 +43,8 @@ fn row(act: &AuditEntry) -> (String, Vec<Markup>) {
         html! { (shown(act.what.replace('_', " "))) },
         html! { (or_none(act.kind.map(|kind| kind.word().to_owned()))) },
         html! { a href=(link_to(view, &act.key)) { (brief(&act.key)) } },
-        html! { (shown(&act.number)) },
-        html! { (shown(&act.why)) },
+        html! { (or_none(Some(shown(&act.number)).filter(|number| !number.is_empty()))) },
+        html! { (or_none(Some(shown(&act.why)).filter(|why| !why.is_empty()))) },
     ];
     let time = act.time_ms.to_string();
     let name = [

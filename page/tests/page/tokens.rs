@@ -59,7 +59,7 @@ async fn a_browser_is_asked_for_the_token_once() {
     let fields = |token: &str| BTreeMap::from([("token".to_owned(), token.to_owned())]);
     let wrong = browser.post("/login", &fields("another")).await;
     assert_eq!(wrong.status, StatusCode::UNAUTHORIZED);
-    assert_eq!(wrong.texts(".notice"), ["That is not the token."]);
+    assert_eq!(wrong.texts("#wrong"), ["That is not the token."]);
     let request = browser
         .request(Method::POST, "/login")
         .header("sec-fetch-site", "cross-site");
