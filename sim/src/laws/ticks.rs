@@ -90,12 +90,11 @@ impl World {
                 false => self.server_at(self.master),
             };
             let known = master.ledger.job(&request.name).cloned().unwrap_or_default();
-            let mended = self.memory.ticks.mended.get(&key).copied();
             self.forget_ticks();
             self.memory.ticks.restored(key, &known);
             let is_mended = matches!(reply.answer(), Some(CallAnswer::Report(report)) if report.lost);
-            if let Some(highest) = mended.max(is_mended.then_some(self.memory.highest)) {
-                self.memory.ticks.mended.insert(key, highest);
+            if is_mended {
+                self.memory.ticks.mended.insert(key, self.memory.highest);
             }
             return;
         }

@@ -4,12 +4,14 @@ use tenure::protocol::message::GrantNumber;
 
 use crate::coverage::Case;
 use crate::world::World;
-use crate::world::tick_memory::TickMemory;
 
 impl World {
     /// The server forgot its marks.
     pub(crate) fn forget_ticks(&mut self) {
-        self.memory.ticks = TickMemory::default();
+        let before = std::mem::take(&mut self.memory.ticks);
+        // The server may know the ends of ticks, and a run that was granted before may begin.
+        self.memory.ticks.cancelled = before.cancelled;
+        self.memory.ticks.mended = before.mended;
     }
 
     /// Exempts the lease of the present owner from the laws.
