@@ -7,6 +7,7 @@ use tenure::scheduler::{HistoryEntry, JobActOutcome, JobEntry, JobState, TickEnt
 use tenure::{Error, Key};
 
 use crate::layout::{name, table};
+use crate::links::ms;
 use crate::order::{Described, Order, capital, grace_field};
 use crate::progress::Begun;
 use crate::text::shown;
@@ -44,6 +45,10 @@ pub(crate) async fn perform(act: JobAct, order: &Order, begun: &Begun) {
             ["The job is paused", "It was paused already"],
         ),
         JobAct::Resume => {
+            let job = jobs.show(key).await;
+            if job.is_ok_and(|job| job.is_some_and(|job| is_another_pause(&job, &order.query))) {
+                return begun.say("It was paused again since you looked: nothing was done.");
+            }
             let catch_up = order.form.get("catch_up") == "yes";
             let words = ["The job is resumed", "It was not paused"];
             (jobs.resume(key, catch_up, by, why).await, words)
@@ -103,6 +108,7 @@ pub(crate) async fn describe(act: JobAct, visit: &Visit, key: &Key) -> Result<Op
             html! {},
             "Pause the job",
         ),
+        JobAct::Resume if is_another_pause(&job, &visit.query) => return Ok(None),
         JobAct::Resume => (
             html! { p { "Ticks begin again. Those of the pause do not run, unless they are caught up." } },
             html! {
@@ -134,6 +140,12 @@ pub(crate) async fn describe(act: JobAct, visit: &Visit, key: &Key) -> Result<Op
         fields,
         button,
     }))
+}
+
+/// Returns whether the job is paused since another time than the link names: an operator may have a new reason.
+fn is_another_pause(job: &JobEntry, query: &Query) -> bool {
+    let (pause, seen) = (job.paused.as_ref(), query.get("since"));
+    pause.is_some_and(|pause| !seen.is_empty() && ms(pause.since) != seen)
 }
 
 /// Returns whether the job has that tick, or wants that run.

@@ -5,7 +5,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use sha2::{Digest, Sha256};
 use tenure::Key;
 use tenure::inspect::{Entry, HolderEntry};
-use tenure::scheduler::TickEntry;
+use tenure::scheduler::{ActEntry, TickEntry};
 
 use crate::text::hex;
 
@@ -55,6 +55,11 @@ pub(crate) fn cancel_link(k: &str, tick: &TickEntry) -> String {
         ("since", &since),
     ];
     link("cancel", &parameters)
+}
+
+/// Returns the link that ends this pause of a job.
+pub(crate) fn resume_link(k: &str, pause: &ActEntry) -> String {
+    link("resume", &[("k", k), ("since", &ms(pause.since))])
 }
 
 /// Returns the link that takes the lease of a holder. `None`: its lease has no number. The command takes it.

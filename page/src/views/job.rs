@@ -9,7 +9,7 @@ use tenure::scheduler::{ActEntry, HistoryEntry, JobEntry, JobHistory, JobRun};
 use tenure::{Error, Key};
 
 use crate::layout::{Tab, fact, name, table, time};
-use crate::links::{cancel_link, id, link, link_to, ms};
+use crate::links::{cancel_link, id, link, link_to, ms, resume_link};
 use crate::text::{hex, shown};
 use crate::views::no_key;
 use crate::visit::{Shown, Visit};
@@ -120,7 +120,7 @@ fn acts(visit: &Visit, job: &JobEntry, k: &str) -> Markup {
     html! {
         @if visit.operator().is_some() {
             p.acts #acts {
-                @if job.paused.is_some() { a.act href=(act("resume")) { "Resume…" } } @else { a.act href=(act("pause")) { "Pause…" } }
+                @if let Some(pause) = &job.paused { a.act href=(resume_link(k, pause)) { "Resume…" } } @else { a.act href=(act("pause")) { "Pause…" } }
                 " " a.act href=(act("trigger")) { "Run once more…" }
                 @if let Some(tick) = &job.current { " " a.act href=(cancel_link(k, tick)) { "Cancel the tick…" } }
                 @if let Some(tick) = wanted.filter(|tick| job.current != Some(*tick)) {

@@ -170,6 +170,39 @@ async fn a_job_is_paused_and_resumed() {
     assert_eq!(audit[0].what, "resumed_to_catch_up");
 }
 
+/// The form of an hour ago does not end the pause that another operator began meanwhile.
+#[tokio::test]
+async fn a_pause_that_was_not_shown_is_not_ended() {
+    let scene = scene().await;
+    let (mut mia, jobs) = (operated_by(&scene.locks, "mia"), scene.locks.jobs());
+    jobs.pause("reconcile", "ann", "slow disk").await.unwrap();
+    let resume = job_link(&mut mia, "Resume").await;
+    let (to, fields) = mia.form(&resume).await;
+    let first = jobs
+        .show("reconcile")
+        .await
+        .unwrap()
+        .unwrap()
+        .paused
+        .unwrap()
+        .since;
+    until("another pause began at another time", || async {
+        jobs.resume("reconcile", false, "ann", "disk is changed")
+            .await
+            .unwrap();
+        jobs.pause("reconcile", "bob", "wrong rates").await.unwrap();
+        let job = jobs.show("reconcile").await.unwrap().unwrap();
+        (job.paused.unwrap().since != first).then_some(())
+    })
+    .await;
+    let answer = mia.post(&to, &fields).await;
+    let steps = mia.follow(&answer).await.texts("#steps p");
+    assert_eq!(steps, ["It was paused again since you looked: nothing was done."]);
+    let job = jobs.show("reconcile").await.unwrap().unwrap();
+    assert_eq!(&*job.paused.unwrap().by, "bob");
+    assert_eq!(mia.get(&resume).await.status, StatusCode::CONFLICT);
+}
+
 #[tokio::test]
 async fn a_job_is_triggered_for_a_tick_once_however_often_the_form_is_sent() {
     let scene = scene().await;
