@@ -8,7 +8,7 @@ use axum::response::{IntoResponse, Response};
 use http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, HOST, ORIGIN, REFERRER_POLICY};
 use http::header::{HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS};
 use http::request::Parts;
-use http::{HeaderMap, Method, StatusCode};
+use http::{HeaderMap, Method, StatusCode, Uri};
 use maud::html;
 
 use crate::layout::{bare, plain};
@@ -73,7 +73,7 @@ where
             let text = "You may look, but not act: nothing was done.";
             Some(plain("No access", text))
         }
-        Access::Operate(_) if is_act && !is_own(&parts.headers) => {
+        Access::Operate(_) if is_act && !is_own(&parts.headers, &parts.uri) => {
             let text = "The form did not come from this page: nothing was done.";
             Some(plain("No access", text))
         }
@@ -90,18 +90,25 @@ where
 
 /// Returns whether the request comes from a page of this origin. A browser tells that by `Sec-Fetch-Site`, which no page can set, and
 /// on plain HTTP by `Origin`.
-pub(crate) fn is_own(headers: &HeaderMap) -> bool {
+pub(crate) fn is_own(headers: &HeaderMap, uri: &Uri) -> bool {
     if let Some(site) = headers.get(SITE) {
         return site == "same-origin";
     }
-    let text = |name| {
-        headers
-            .get(name)
-            .and_then(|value: &HeaderValue| value.to_str().ok())
-    };
-    let (Some(origin), Some(host)) = (text(ORIGIN), text(HOST)) else {
+    let (Some(origin), Some(host)) = (text(headers, &ORIGIN), host(headers, uri)) else {
         return false;
     };
     let origin = origin.split_once("://").map(|(_, host)| host);
     origin.is_some_and(|origin| origin.eq_ignore_ascii_case(host))
+}
+
+/// Returns the host that the request names. HTTP/2 has it in `:authority`, which is part of the URI (RFC 9113, section 8.3.1).
+pub(crate) fn host<'a>(headers: &'a HeaderMap, uri: &'a Uri) -> Option<&'a str> {
+    match headers.contains_key(HOST) {
+        true => text(headers, &HOST),
+        false => uri.authority().map(|host| host.as_str()),
+    }
+}
+
+fn text<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
 }

@@ -8,7 +8,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 
 use crate::text::{hex, unhex};
-use crate::visit::{Query, Visit};
+use crate::visit::{Query, Visit, cookies};
 
 const COOKIE: &str = "tenure_form";
 
@@ -22,7 +22,7 @@ pub(crate) struct Ticket {
 
 /// Makes the ticket of a form for this act, which is named by the link that the form is sent to.
 pub(crate) fn issue(visit: &Visit, operator: &str, act: &str) -> Ticket {
-    let known = visit.cookie(COOKIE).filter(|value| is_random(value));
+    let known = secret(visit);
     let secret = known.map_or_else(random, str::to_owned);
     let nonce = random();
     Ticket {
@@ -36,12 +36,17 @@ pub(crate) fn issue(visit: &Visit, operator: &str, act: &str) -> Ticket {
 
 /// Returns whether the form has the token for this act, this operator and this browser.
 pub(crate) fn is_valid(visit: &Visit, operator: &str, act: &str, form: &Query) -> bool {
-    let Some(secret) = visit.cookie(COOKIE).filter(|value| is_random(value)) else {
+    let Some(secret) = secret(visit) else {
         return false;
     };
     let (nonce, token) = (form.get("nonce"), unhex(form.get("token").as_bytes()));
     let code = code(secret, operator, act, nonce);
     is_random(nonce) && token.is_some_and(|token| code.verify_slice(&token).is_ok())
+}
+
+/// Returns the random cookie that the browser has.
+fn secret(visit: &Visit) -> Option<&str> {
+    cookies(&visit.headers, COOKIE).find(|value| is_random(value))
 }
 
 fn code(secret: &str, operator: &str, act: &str, nonce: &str) -> Hmac<Sha256> {

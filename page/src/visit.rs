@@ -166,8 +166,7 @@ impl Visit {
     fn page(&self, shown: &Shown) -> Response {
         let body = layout(&shown.title, Some(shown.tab), &shown.notices, true, &shown.body).into_string();
         let tag = format!("\"{}\"", hex(&Sha256::digest(&body)[..16]));
-        let known = self.headers.get(IF_NONE_MATCH);
-        if known.is_some_and(|known| known.as_bytes() == tag.as_bytes()) {
+        if is_known(&self.headers, &tag) {
             return (StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response();
         }
         let headers = [(CONTENT_TYPE, "text/html; charset=utf-8".to_owned()), (ETAG, tag)];
@@ -208,11 +207,6 @@ impl Visit {
         notices
     }
 
-    /// Returns the value of a cookie.
-    pub(crate) fn cookie(&self, name: &str) -> Option<&str> {
-        cookie(&self.headers, name)
-    }
-
     /// Returns the name of the operator. `None`: the request may only look.
     pub(crate) fn operator(&self) -> Option<&str> {
         match &self.access {
@@ -228,16 +222,27 @@ fn round_up(time: Duration) -> Duration {
     Duration::from_secs((time.as_secs() / STEP + 1) * STEP)
 }
 
-/// Returns the value of a cookie.
-pub(crate) fn cookie<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+/// Returns whether the request names this tag as one that it knows. A proxy that compresses makes a tag weak (`W/`), and RFC 9110,
+/// section 13.1.2, compares it all the same.
+fn is_known(headers: &HeaderMap, tag: &str) -> bool {
+    let fields = headers
+        .get_all(IF_NONE_MATCH)
+        .iter()
+        .filter_map(|value| value.to_str().ok());
+    let mut known = fields.flat_map(|field| field.split(',')).map(str::trim);
+    known.any(|known| known.strip_prefix("W/").unwrap_or(known) == tag)
+}
+
+/// Returns the values of the cookies with this name. A browser sends one of each path that has it.
+pub(crate) fn cookies<'a>(headers: &'a HeaderMap, name: &'a str) -> impl Iterator<Item = &'a str> {
     let fields = headers
         .get_all(COOKIE)
         .iter()
         .filter_map(|value| value.to_str().ok());
-    let mut pairs = fields
+    let pairs = fields
         .flat_map(|field| field.split(';'))
         .filter_map(|pair| pair.split_once('='));
     pairs
-        .find(|(key, _)| key.trim() == name)
+        .filter(move |(key, _)| key.trim() == name)
         .map(|(_, value)| value.trim())
 }
