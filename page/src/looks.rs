@@ -19,7 +19,7 @@ use crate::words::now;
 
 /// How long a look is served. A visible page asks again after twice this time.
 const FRESH: Duration = Duration::from_secs(1);
-/// How long the audit list is served: it is read in up to 40 round trips. An act of this page ends this time.
+/// How long the audit list is served, if it could be read: it is read in up to 40 round trips. An act of this page ends this time.
 const FRESH_AUDIT: Duration = Duration::from_secs(5);
 /// How long a look is kept that no viewer asks for. A hidden page that becomes visible finds its time line.
 const KEPT: Duration = Duration::from_secs(120);
@@ -55,7 +55,9 @@ impl<K: Eq + Hash + Clone, T: Send + Sync + 'static> Shared<K, T> {
         R: Future<Output = Result<T, Error>> + Send + 'static,
     {
         let mut slot = self.slot(key).lock_owned().await;
-        if let Some(look) = slot.as_ref().filter(|look| look.at.elapsed() < fresh) {
+        // A view that failed comes back as soon as the others.
+        let fresh_of = |look: &Look<T>| if look.seen.is_ok() { fresh } else { FRESH };
+        if let Some(look) = slot.as_ref().filter(|look| look.at.elapsed() < fresh_of(look)) {
             return look.seen.clone();
         }
         let before = slot.as_ref().and_then(|look| look.seen.clone().ok());
@@ -185,5 +187,34 @@ impl Looks {
         self.job.forget();
         self.jobs.forget();
         self.audit.forget();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tenure::Locks;
+
+    use super::*;
+
+    /// The audit list is served for longer than the rest, but not its failure.
+    #[tokio::test]
+    async fn a_look_that_failed_is_looked_again_as_soon_as_the_others() {
+        const HOUR: Duration = Duration::from_secs(3_600);
+        let closed = Locks::memory();
+        closed.shutdown().await;
+        let error = closed.mutex("a").lock().await.expect_err("it is closed");
+        let looks = Shared::<(), u8>::default();
+        looks
+            .get((), HOUR, |_| async move { Err(error) })
+            .await
+            .expect_err("it failed");
+        let comes_back = async {
+            while looks.get((), HOUR, |_| async { Ok(7) }).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), comes_back)
+            .await
+            .expect("it is looked again");
     }
 }
