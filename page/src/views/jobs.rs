@@ -6,7 +6,8 @@ use tenure::Error;
 use tenure::scheduler::JobEntry;
 
 use crate::layout::{Tab, brief, table, time_or_none};
-use crate::links::{id, link_to};
+use crate::links::{id, link, link_to};
+use crate::views::{ROWS, next_page};
 use crate::visit::{Shown, Visit};
 use crate::words::{self, date_in, or_none, took, zone_of};
 
@@ -28,21 +29,28 @@ async fn look(visit: &Visit) -> Result<Shown, Error> {
         "NEXT",
         "NODES",
     ];
-    let rows: Vec<_> = jobs.iter().map(row).collect();
+    let skip: usize = query.get("skip").parse().unwrap_or(0);
+    let shown: Vec<&JobEntry> = jobs.iter().skip(skip).take(ROWS).collect();
+    let next = (jobs.len() > skip.saturating_add(ROWS)).then(|| {
+        let skip = (skip + ROWS).to_string();
+        link("jobs", &[("q", query.get("q")), ("skip", &skip)])
+    });
+    let rows: Vec<_> = shown.iter().map(|job| row(job)).collect();
     let body = html! {
         form.search method="get" action="jobs" role="search" {
             p { label for="q" { "Jobs that begin with" } input #q name="q" type="search" value=(query.shown("q")); }
             p { button type="submit" { "Search" } }
         }
         (table("jobs", "What jobs did; ticks are in the zone of the job", &header, &rows))
+        (next_page(next.as_deref(), "Next page"))
     };
     Ok(Shown {
         title: "Jobs".to_owned(),
         tab: Tab::Jobs,
         notices: visit.notices().await,
         body,
-        lines: visit.lines(&*jobs),
-        next: None,
+        lines: visit.lines(shown),
+        next,
     })
 }
 

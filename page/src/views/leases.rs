@@ -10,12 +10,9 @@ use tenure::inspect::{Cursor, Entry, Kind, Page};
 use crate::layout::{Tab, brief, table, time_or_none};
 use crate::links::{id, link, link_to};
 use crate::text::shown;
-use crate::views::failures;
+use crate::views::{ROWS, failures, next_page};
 use crate::visit::{Shown, Visit};
 use crate::words::{self, is_called};
-
-/// The most rows of a page.
-const ROWS: usize = 100;
 
 pub(crate) async fn page(visit: Visit) -> Response {
     visit.answer(Tab::Leases, look(&visit).await)
@@ -92,11 +89,7 @@ fn body(visit: &Visit, entries: &[&Entry], next: Option<&str>) -> Markup {
             p { button type="submit" { "Search" } }
         }
         (table("leases", "Keys that are held, waited for or set", &header, &rows))
-        p #more data-live {
-            @if let Some(next) = next {
-                a #next href=(next) { (if entries.is_empty() { "Search on: nothing is found so far" } else { "Next page" }) }
-            }
-        }
+        (next_page(next, if entries.is_empty() { "Search on: nothing is found so far" } else { "Next page" }))
     }
 }
 

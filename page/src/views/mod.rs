@@ -12,10 +12,21 @@ use axum::response::{IntoResponse, Response};
 use http::StatusCode;
 use http::header::{CONTENT_TYPE, LOCATION};
 
+use maud::{Markup, html};
 use tenure::inspect::Page;
 
 use crate::layout::plain;
 use crate::text::shown;
+
+/// The most rows of a page of a list.
+pub(crate) const ROWS: usize = 100;
+
+/// Returns the place of the link to the next page of a list.
+pub(crate) fn next_page(next: Option<&str>, text: &str) -> Markup {
+    html! {
+        p #more data-live { @if let Some(next) = next { a #next href=(next) { (text) } } }
+    }
+}
 
 /// Leads to the first view. Links are relative, so a path without a slash at its end keeps its last part.
 pub(crate) async fn start(OriginalUri(uri): OriginalUri) -> Response {
