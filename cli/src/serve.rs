@@ -3,10 +3,12 @@
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use tenure::Locks;
 use tenure_page::{Access, loopback_only, router, with_token};
 use tokio::net::TcpListener;
+use tokio::sync::oneshot;
 
 use crate::args::NameArgs;
 use crate::failure::Failure;
@@ -15,6 +17,8 @@ use crate::text::shown;
 
 /// The fewest characters of a token.
 const MIN_TOKEN: usize = 16;
+/// How long requests in flight have after the signal. A client that never sends the rest of its request must not keep the process.
+const MAX_END: Duration = Duration::from_secs(5);
 
 #[derive(clap::Args)]
 pub(crate) struct ServeArgs {
@@ -31,7 +35,7 @@ pub(crate) struct ServeArgs {
     name: NameArgs,
 }
 
-/// Serves the page until Ctrl-C or SIGTERM.
+/// Serves the page until Ctrl-C or SIGTERM, and then for at most [`MAX_END`].
 pub(crate) async fn run(locks: &Locks, wanted: &ServeArgs) -> Result<(), Failure> {
     let token = wanted.token_file.as_ref().map(read_token).transpose()?;
     let name = wanted.name.by();
@@ -52,9 +56,20 @@ pub(crate) async fn run(locks: &Locks, wanted: &ServeArgs) -> Result<(), Failure
     let refused = |error| Failure::Usage(format!("cannot listen on {}: {error}", wanted.listen));
     let listener = TcpListener::bind(wanted.listen).await.map_err(refused)?;
     tell(&format!("http://{}/\n", listener.local_addr()?));
-    Ok(axum::serve(listener, page)
-        .with_graceful_shutdown(stop()?)
-        .await?)
+    let stop = stop()?;
+    let (tell_stop, stopped) = oneshot::channel();
+    let signal = async move {
+        stop.await;
+        let _ = tell_stop.send(());
+    };
+    let is_overdue = async {
+        let _ = stopped.await;
+        tokio::time::sleep(MAX_END).await;
+    };
+    tokio::select! {
+        served = axum::serve(listener, page).with_graceful_shutdown(signal).into_future() => Ok(served?),
+        () = is_overdue => Ok(()),
+    }
 }
 
 /// Returns what is over at Ctrl-C or SIGTERM.

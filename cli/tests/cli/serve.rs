@@ -92,6 +92,28 @@ fn a_page_is_for_reading_and_for_this_machine_unless_told_otherwise() {
 }
 
 #[test]
+fn a_client_that_never_ends_its_request_does_not_keep_the_process() {
+    let server = RedisServer::start();
+    let page = Page::serve(&server, &["--operate", "--by", "mia"]);
+    let begins = [
+        "GET /leases HTTP/1.1\r\nhost: local",
+        "POST /pause?k=61 HTTP/1.1\r\nhost: localhost\r\nsec-fetch-site: same-origin\r\ncontent-length: 9\r\n\r\nwhy",
+    ];
+    let clients: Vec<_> = begins
+        .iter()
+        .map(|begin| {
+            let mut stream = TcpStream::connect(&page.address).unwrap();
+            stream.write_all(begin.as_bytes()).unwrap();
+            stream
+        })
+        .collect();
+    // Connections are accepted in their order.
+    page.ask_here("/leases");
+    assert_eq!(page.end(), Some(0));
+    drop(clients);
+}
+
+#[test]
 fn a_token_opens_the_page_by_any_name() {
     let (server, file) = (
         RedisServer::start(),
