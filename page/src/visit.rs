@@ -214,6 +214,11 @@ impl Visit {
             Access::Read | Access::None => None,
         }
     }
+
+    /// Returns whether a view offers to take leases. A quorum has no steals.
+    pub(crate) fn can_steal(&self) -> bool {
+        self.operator().is_some() && !self.app.locks.inspect().is_quorum()
+    }
 }
 
 /// Returns the time as a multiple of 10 s: a screen reader reads a notice again when its text changes.

@@ -66,13 +66,13 @@ fn section(visit: &Visit, entry: &Entry) -> Markup {
                 (fact("Waiting", html! { (entry.waiter_count) }))
                 @if entry.kind == Kind::Job { (fact("Job", html! { a href=(link_to("job", &entry.key)) { "what it did" } })) }
             }
-            @if visit.operator().is_some() && let Some(link) = steal_foreign_link(&k, entry) {
+            @if visit.can_steal() && let Some(link) = steal_foreign_link(&k, entry) {
                 p { a.act href=(link) { "Take the lease…" } }
             }
             @for holder in &entry.holders {
                 h3 { "Held by " (words::node(&holder.node)) }
                 (holder_facts(holder))
-                @if visit.operator().is_some() && let Some(link) = steal_link(&k, entry, holder) {
+                @if visit.can_steal() && let Some(link) = steal_link(&k, entry, holder) {
                     p { a.act href=(link) { "Take the lease" span.quiet { " of " (words::node(&holder.node)) } "…" } }
                 }
             }

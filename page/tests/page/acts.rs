@@ -98,6 +98,17 @@ async fn a_lease_that_changed_hands_is_not_taken() {
     assert!(answer.body.contains("changed hands"), "{}", answer.body);
 }
 
+/// The script loads a page again if the answer has a region that the page lacks. So a form that was opened while the store was away
+/// is there when the store is back.
+#[tokio::test]
+async fn a_form_has_a_region_that_the_page_of_an_outage_lacks() {
+    let locks = Locks::memory();
+    let _guard = locks.mutex("a").lock().await.unwrap();
+    let mut mia = operated_by(&locks, "mia");
+    let link = steal_link(&mut mia, "a").await;
+    assert_eq!(mia.open(&link).await.texts("#confirmation[data-live]").len(), 1);
+}
+
 /// A job that counts its runs, each of which goes on until it may end.
 struct Scene {
     locks: Locks,

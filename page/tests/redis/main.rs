@@ -25,7 +25,7 @@ use tenure_page::{Access, router};
 use tokio::time::sleep;
 
 use crate::server::RedisServer;
-use crate::tools::{Browser, read, until};
+use crate::tools::{Browser, operated_by, read, until};
 
 /// Returns how often the server executed each command, without those of this question.
 fn calls(server: &RedisServer) -> BTreeMap<String, u64> {
@@ -185,6 +185,12 @@ async fn each_view_says_that_the_store_is_away_and_comes_back_by_itself() {
         let error = locks.inspect().list("", None).await.unwrap_err().to_string();
         let words = error.split(':').next().unwrap();
         assert!(notice.contains(words), "{path}: {notice}, and not {error}");
+        // The script loads the page again when the answer has a region that the page lacks.
+        assert!(
+            answer.texts("[data-live]:not(#notices)").is_empty(),
+            "{path}: {}",
+            answer.body
+        );
     }
     server.restart();
     for path in views {
@@ -194,4 +200,19 @@ async fn each_view_says_that_the_store_is_away_and_comes_back_by_itself() {
         })
         .await;
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_quorum_offers_no_steal() {
+    let servers = [RedisServer::start(), RedisServer::start(), RedisServer::start()];
+    let clients = servers
+        .iter()
+        .map(|server| redis::Client::open(server.url()).unwrap());
+    let longest = Duration::from_secs(2);
+    let locks = Locks::builder().quorum(clients.collect(), longest).await.unwrap();
+    let _guard = locks.mutex("a").lease(longest).lock().await.unwrap();
+    let mut mia = operated_by(&locks, "mia");
+    let page = mia.open("/key?k=61").await;
+    assert!(page.texts("h3").join("; ").contains("Held by"), "{}", page.body);
+    assert_eq!(page.links("a.act"), Vec::<String>::new());
 }
