@@ -106,7 +106,7 @@ fn confirmation(
     ticket: &Ticket,
 ) -> Markup {
     // A region of its own: a page that stood here while the store was away loads the form when the store is back.
-    html! { div #confirmation data-live {
+    html! { div #confirmation data-live { div #form {
         (described.text)
         form method="post" action=(action) autocomplete="off" {
             input type="hidden" name="nonce" value=(ticket.nonce);
@@ -119,7 +119,7 @@ fn confirmation(
             p { "You act as " strong { (shown(operator)) } "." }
             p.buttons { button type="submit" { (described.button) } " " a href=(back) { "Back, nothing is done" } }
         }
-    } }
+    } } }
 }
 
 async fn post(act: Act, visit: Visit, body: Bytes) -> Response {
