@@ -25,7 +25,7 @@ use crate::order::{Described, Order};
 use crate::steal;
 use crate::text::shown;
 use crate::views::no_key;
-use crate::visit::{App, Query, Visit};
+use crate::visit::{App, MAX_GRACE, Query, Visit};
 
 /// An act of an operator.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -136,6 +136,11 @@ async fn post(act: Act, visit: Visit, body: Bytes) -> Response {
     if why.is_empty() {
         let text = "A reason is needed: go back and give one. Nothing was done.";
         return (StatusCode::BAD_REQUEST, plain("No reason", text)).into_response();
+    }
+    if form.grace().is_none() {
+        let text =
+            format!("The holder has 0 to {MAX_GRACE} seconds: go back and give a number. Nothing was done.");
+        return (StatusCode::BAD_REQUEST, plain("No grace", &text)).into_response();
     }
     let k = visit.query.get("k").to_owned();
     let to = link(act.view(), &[("k", &k), ("done", &nonce)]);

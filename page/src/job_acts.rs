@@ -12,7 +12,7 @@ use crate::order::{Described, Order, capital, grace_field};
 use crate::progress::Begun;
 use crate::text::shown;
 use crate::views::job::{history_rows, pause_text};
-use crate::visit::{Query, Visit};
+use crate::visit::{GRACE, Query, Visit};
 use crate::words::{self, date_in, zone_of};
 
 /// An act about a job.
@@ -62,7 +62,7 @@ pub(crate) async fn perform(act: JobAct, order: &Order, begun: &Begun) {
             let Some(tick) = tick_entry(&order.query) else {
                 return begun.say("The link names no tick: nothing was done.");
             };
-            let grace = order.form.grace();
+            let grace = order.form.grace().unwrap_or(GRACE);
             begun.say("A run that listens is asked to end; then its lease is revoked.");
             (jobs.cancel(key, tick, grace, by, why).await, ["Cancelled", ""])
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use maud::{Markup, html};
 use tenure::Key;
 
-use crate::visit::{App, GRACE, Query};
+use crate::visit::{App, GRACE, MAX_GRACE, Query};
 
 /// What an act does, as its form shows it.
 pub(crate) struct Described {
@@ -31,7 +31,7 @@ pub(crate) fn grace_field() -> Markup {
     html! {
         p {
             label for="grace" { "Seconds for the holder to end by itself" }
-            input #grace name="grace" type="number" min="0" max="3600" value=(GRACE.as_secs()) required;
+            input #grace name="grace" type="number" min="0" max=(MAX_GRACE) value=(GRACE.as_secs()) required;
         }
     }
 }

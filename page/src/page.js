@@ -4,6 +4,7 @@
 (() => {
   const LONGEST = 16; // The longest pause while the server does not answer, in intervals.
   const QUIET = 10000; // Between two announcements of changes, in ms.
+  const NO_ACCESS = "it gives no access any more: reload the page";
   const byId = (id) => document.getElementById(id);
   // The server's text of each row: the page adds local times to the rows.
   const texts = new WeakMap();
@@ -100,9 +101,11 @@
 
   function show(html, isAnswer) {
     const fresh = new DOMParser().parseFromString(html, "text/html");
+    // The login of a service in the place of the page.
+    if (!fresh.getElementById("notices")) throw new Error(NO_ACCESS);
     if (!isAnswer) {
       // The store is away: what was seen last stays, and the notice says why.
-      exchange(byId("notices"), fresh.getElementById("notices") ?? document.createElement("div"));
+      exchange(byId("notices"), fresh.getElementById("notices"));
       return;
     }
     const regions = [...document.querySelectorAll("[data-live]")];
@@ -138,7 +141,7 @@
     try {
       const headers = { Accept: "text/html" };
       if (tag) headers["If-None-Match"] = tag;
-      const answer = await fetch(location.href, { headers, cache: "no-store", signal: AbortSignal.timeout(30000) });
+      const answer = await fetch(location.href, { headers, cache: "no-store", redirect: "manual", signal: AbortSignal.timeout(30000) });
       document.body.toggleAttribute("data-stale", answer.status === 503);
       if (answer.status === 200) {
         show(await answer.text(), true);
@@ -146,8 +149,11 @@
       } else if (answer.status === 503) {
         show(await answer.text(), false);
         tag = null;
+      } else if (answer.status === 409) {
+        location.reload(); // A form that was opened while the store was away, and whose holder is another one by now.
       } else if (answer.status !== 304) {
-        throw new Error(answer.status === 401 || answer.status === 403 ? "it gives no access any more: reload the page" : `it answers ${answer.status}`);
+        // A redirect leads to the login of the service, and has the status 0 here.
+        throw new Error([0, 401, 403].includes(answer.status) ? NO_ACCESS : `it answers ${answer.status}`);
       }
       failures = 0;
       say("");

@@ -9,7 +9,7 @@ use crate::order::{Described, Order, capital, grace_field};
 use crate::progress::Begun;
 use crate::text::shown;
 use crate::views::key::holder_facts;
-use crate::visit::{Query, Visit};
+use crate::visit::{GRACE, Query, Visit};
 use crate::words;
 
 /// Returns the lease that the link names, as it is now. `None`: it changed hands.
@@ -85,7 +85,7 @@ pub(crate) async fn perform(order: &Order, begun: &Begun) {
         .steal(&entry)
         .by(&*order.by)
         .why(&*order.why)
-        .grace(order.form.grace());
+        .grace(order.form.grace().unwrap_or(GRACE));
     let steal = match holder.and_then(|holder| holder.number) {
         Some(number) => steal.number(number),
         None => steal,

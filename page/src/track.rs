@@ -10,7 +10,7 @@ use crate::links::id;
 use crate::picture::span;
 use crate::words;
 
-/// The most tracks of a key. The oldest are dropped first.
+/// The most tracks of a key. Those that ended first are dropped first.
 const MAX_TRACKS: usize = 100;
 /// How long a track is kept after its end.
 const KEPT: Duration = Duration::from_secs(3600);
@@ -67,8 +67,13 @@ impl Tracks {
         self.now = Some(now);
         let is_kept = |track: &Track| now.duration_since(track.until).unwrap_or_default() < KEPT;
         self.tracks.retain(is_kept);
-        let surplus = self.tracks.len().saturating_sub(MAX_TRACKS);
-        self.tracks.drain(..surplus);
+        while self.tracks.len() > MAX_TRACKS
+            && let Some(ended) = self.tracks.iter().position(|track| !track.is_present)
+        {
+            self.tracks.remove(ended);
+        }
+        // If more are present, the first ones stay: the time line does not change with each look.
+        self.tracks.truncate(MAX_TRACKS);
     }
 
     fn see(

@@ -23,6 +23,9 @@ use crate::text::{hex, shown, unhex, unshown};
 /// How long a holder has to end by itself, if the form does not say it.
 pub(crate) const GRACE: Duration = Duration::from_secs(10);
 
+/// The most seconds that a holder has.
+pub(crate) const MAX_GRACE: u64 = 3600;
+
 /// What all requests share.
 pub(crate) struct App {
     pub(crate) locks: Locks,
@@ -103,9 +106,14 @@ impl Query {
         UNIX_EPOCH.checked_add(Duration::from_millis(self.get(name).parse().ok()?))
     }
 
-    /// Returns how long a holder has, as the form has it in seconds.
-    pub(crate) fn grace(&self) -> Duration {
-        self.get("grace").parse().map_or(GRACE, Duration::from_secs)
+    /// Returns how long a holder has, as the form has it in seconds. `None`: it has something else.
+    pub(crate) fn grace(&self) -> Option<Duration> {
+        match self.get("grace") {
+            "" => Some(GRACE),
+            text => Some(Duration::from_secs(
+                text.parse().ok().filter(|seconds| *seconds <= MAX_GRACE)?,
+            )),
+        }
     }
 
     /// Returns a parameter in the form in which names are shown.

@@ -179,6 +179,8 @@ pub(crate) fn history_rows(
         // A row of ticks without a run stays the same row while it grows.
         let name = match entry {
             HistoryEntry::NoRun(none) => format!("{} {}", texts[0], none.why.word()),
+            // A program may act twice within a second.
+            HistoryEntry::Act(act) => format!("{} {}", act.time_ms, act.by),
             _ => [&texts[0], &texts[2], &texts[4], &texts[6], &texts[7]].map(String::as_str).join(" "),
         };
         let kind = if matches!(entry, HistoryEntry::Run(_)) { "run" } else { &*texts[1] };

@@ -1,5 +1,12 @@
 //! What a browser shows without access, and how it gets access.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use axum::extract::Request;
+use axum::middleware::{Next, from_fn};
+use axum::response::{Html, IntoResponse, Redirect};
+use axum::routing::get;
 use tenure_page::{Access, loopback_only, router, with_token};
 use tokio::net::TcpListener;
 
@@ -76,4 +83,37 @@ async fn without_access_there_is_a_sentence_and_no_file() {
     browser.until_text("This page is for its own machine").await;
     browser.has_no_axe_violation("another host").await;
     browser.console_has_failed_requests_only().await;
+}
+
+/// A service whose session has ended leads to its login, or shows it at the same place. What was seen last is not current then.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_session_that_ended_is_told() {
+    let server = RedisServer::start();
+    let locks = node(&server, "page").await;
+    let _guard = locks.mutex("account:42").lock().await.unwrap();
+    for is_redirect in [true, false] {
+        let ended = Arc::new(AtomicBool::new(false));
+        let has_ended = ended.clone();
+        let login = from_fn(move |request: Request, next: Next| {
+            let has_ended = has_ended.load(Ordering::SeqCst) && request.uri().path() != "/login";
+            async move {
+                match has_ended {
+                    true if is_redirect => Redirect::to("/login").into_response(),
+                    true => Html("<h1>Log in</h1>").into_response(),
+                    false => next.run(request).await,
+                }
+            }
+        });
+        let page =
+            router(&locks, |_| Access::Read).route("/login", get(|| async { Html("<h1>Log in</h1>") }));
+        let url = serve(page.layer(login)).await;
+        let browser = Browser::start().await;
+        browser.goto(&format!("{url}leases")).await;
+        browser.until_text("account:42").await;
+        ended.store(true, Ordering::SeqCst);
+        browser
+            .until_text("it gives no access any more: reload the page")
+            .await;
+        browser.until_text("account:42").await;
+    }
 }

@@ -1,5 +1,6 @@
 //! What an operator does: the form, what it shows, and what became of it.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -9,7 +10,7 @@ use tenure::error::LostCause;
 use tokio::sync::Semaphore;
 use tokio_cron_scheduler::JobScheduler;
 
-use crate::tools::{Browser, hex, operated_by, until};
+use crate::tools::{Browser, all, hex, operated_by, until};
 
 async fn steal_link(browser: &mut Browser, key: &str) -> String {
     let page = browser.open(&format!("/key?k={}", hex(key))).await;
@@ -214,6 +215,29 @@ async fn a_pause_that_was_not_shown_is_not_ended() {
     assert_eq!(mia.get(&resume).await.status, StatusCode::CONFLICT);
 }
 
+/// The script exchanges rows by their ids.
+#[tokio::test]
+async fn acts_within_a_second_have_rows_of_their_own() {
+    let scene = scene().await;
+    let jobs = scene.locks.jobs();
+    for _ in 0..4 {
+        jobs.pause("reconcile", "ann", "slow disk").await.unwrap();
+        // The acts of a millisecond are one row for the script.
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        jobs.resume("reconcile", false, "ann", "slow disk").await.unwrap();
+    }
+    let page = operated_by(&scene.locks, "mia")
+        .open(&format!("/job?k={}", hex("reconcile")))
+        .await;
+    let html = page.html();
+    let ids: Vec<_> = all(&html, "#history tr")
+        .filter_map(|row| row.attr("id"))
+        .collect();
+    let different: BTreeSet<_> = ids.iter().collect();
+    assert!(ids.len() >= 8, "{}", page.body);
+    assert_eq!(different.len(), ids.len(), "{ids:?}");
+}
+
 #[tokio::test]
 async fn a_job_is_triggered_for_a_tick_once_however_often_the_form_is_sent() {
     let scene = scene().await;
@@ -275,4 +299,23 @@ async fn an_act_needs_a_reason() {
     fields.insert("why".to_owned(), "  ".to_owned());
     assert_eq!(mia.post(&to, &fields).await.status, StatusCode::BAD_REQUEST);
     assert!(scene.locks.inspect().audit().await.unwrap().is_empty());
+}
+
+/// A grace that is no number was once taken for the usual one.
+#[tokio::test]
+async fn a_grace_that_is_no_number_is_refused() {
+    let locks = Locks::memory();
+    let guard = locks.mutex("a").lock().await.unwrap();
+    let mut mia = operated_by(&locks, "mia");
+    let link = steal_link(&mut mia, "a").await;
+    for grace in ["a day", "-1", "3601", "99999999999999999999"] {
+        let (to, mut fields) = mia.form(&link).await;
+        fields.insert("grace".to_owned(), grace.to_owned());
+        assert_eq!(
+            mia.post(&to, &fields).await.status,
+            StatusCode::BAD_REQUEST,
+            "{grace}"
+        );
+    }
+    assert!(guard.is_held() && locks.inspect().audit().await.unwrap().is_empty());
 }
