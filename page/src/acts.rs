@@ -5,7 +5,7 @@
 //! 1. A link leads to a form, which shows what it is about (`acts.rs` `form`, `steal.rs` `describe`, `job_acts.rs` `describe`).
 //! 2. The form is sent. Its origin is checked (`access.rs` `check`), then its token (`form.rs` `is_valid`).
 //! 3. The act is done in a task of its own, because it may take the grace of a holder (`steal.rs` `perform`, `job_acts.rs`
-//!    `perform`). A form that is sent twice acts once: its number names the act (`progress.rs` `begin`).
+//!    `perform`). A form that a process gets twice acts once: its number names the act (`progress.rs` `begin`).
 //! 4. The answer leads to the key or the job, which shows the steps of the act as they happen (`progress.rs` `outcome`).
 
 use std::sync::Arc;
@@ -22,6 +22,7 @@ use crate::job_acts::{self, JobAct};
 use crate::layout::{Tab, layout, plain};
 use crate::links::link;
 use crate::order::{Described, Order};
+use crate::progress::Ending;
 use crate::steal;
 use crate::text::shown;
 use crate::views::no_key;
@@ -153,14 +154,13 @@ async fn post(act: Act, visit: Visit, body: Bytes) -> Response {
             query: visit.query,
             form,
         };
-        let steps = begun.clone();
+        let ending = Ending(begun.clone());
         tokio::spawn(async move {
             match act {
-                Act::Steal => steal::perform(&order, &steps).await,
-                Act::OfJob(act) => job_acts::perform(act, &order, &steps).await,
+                Act::Steal => steal::perform(&order, &ending.0).await,
+                Act::OfJob(act) => job_acts::perform(act, &order, &ending.0).await,
             }
             order.app.looks.forget();
-            steps.end();
         });
         begun.end_or_patience().await;
     }

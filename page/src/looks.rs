@@ -73,7 +73,11 @@ impl<K: Eq + Hash + Clone, T: Send + Sync + 'static> Shared<K, T> {
         });
         match look.await {
             Ok(seen) => seen,
-            Err(panic) => std::panic::resume_unwind(panic.into_panic()),
+            Err(error) => match error.try_into_panic() {
+                Ok(panic) => std::panic::resume_unwind(panic),
+                // The runtime ends, and the request with it.
+                Err(_) => std::future::pending().await,
+            },
         }
     }
 

@@ -43,8 +43,7 @@ impl Begun {
         }
     }
 
-    /// Notes that no further step comes.
-    pub(crate) fn end(&self) {
+    fn end(&self) {
         let mut steps = self.steps.lock().unwrap_or_else(PoisonError::into_inner);
         steps.is_over = true;
         drop(steps);
@@ -54,6 +53,15 @@ impl Begun {
     /// Waits until no further step comes, or for as long as an answer may take.
     pub(crate) async fn end_or_patience(&self) {
         let _ = timeout(PATIENCE, self.ended.notified()).await;
+    }
+}
+
+/// Notes that no further step comes, also if the act panics.
+pub(crate) struct Ending(pub(crate) Arc<Begun>);
+
+impl Drop for Ending {
+    fn drop(&mut self) {
+        self.0.end();
     }
 }
 
