@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use http::Method;
 use http::header::ACCEPT;
-use tenure::Locks;
 use tenure::inspect::Kind;
+use tenure::{Locks, MemoryStore};
+
 use tokio_cron_scheduler::JobScheduler;
 
 use crate::tools::{Browser, all, hex, operated_by, read, until};
@@ -275,4 +276,41 @@ async fn documents_are_sound() {
             );
         }
     }
+}
+
+/// A key that is used for three kinds, by many readers and with a long queue.
+#[tokio::test]
+async fn a_crowded_key_is_shown_kind_by_kind() {
+    let store = MemoryStore::new();
+    let locks = Locks::builder().memory_shared(&store).unwrap();
+    let readers_and_writers = locks.rw_lock("a");
+    let mut readers = Vec::new();
+    for _ in 0..60 {
+        readers.push(readers_and_writers.read().await.unwrap());
+    }
+    let _permit = locks.semaphore("a", 3).acquire().await.unwrap();
+    let leader = locks.election("a").campaign().await.unwrap();
+    let mut waiting = Vec::new();
+    for n in 0..80 {
+        // Each node has one claim in the queue.
+        let other = Locks::builder().memory_shared(&store).unwrap();
+        waiting.push(tokio::spawn(async move { (n, other.rw_lock("a").write().await) }));
+    }
+    let inspection = locks.inspect();
+    crate::tools::until("all wait", || async {
+        let entries = inspection.show("a").await.unwrap().entries;
+        let lock = entries.iter().find(|entry| entry.kind == Kind::Lock)?;
+        (lock.waiter_count == 80).then_some(())
+    })
+    .await;
+    let page = read(&locks).open("/key?k=61").await;
+    let titles = page.texts("#entries h2");
+    assert_eq!(
+        titles,
+        ["Lock on memory", "Semaphore on memory", "Election on memory"]
+    );
+    assert_eq!(page.texts("#entries ol li").len(), 50, "the first waiters");
+    assert!(page.body.contains("and 30 more waiters"), "{}", page.body);
+    waiting.iter().for_each(|waits| waits.abort());
+    drop((readers, leader));
 }
