@@ -35,6 +35,44 @@ pub(crate) fn layout(
     is_live: bool,
     body: &Markup,
 ) -> Markup {
+    let head = html! {
+        @if !is_live { (needs_origin()) }
+        link rel="icon" href="icon.svg";
+        link rel="stylesheet" href="page.css";
+        script src="page.js" defer {}
+    };
+    let body = html! {
+        body data-interval=[is_live.then_some("2000")] {
+            a.skip href="#main" { "Skip to the content" }
+            header {
+                nav aria-label="Views" {
+                    @for (of, path, name) in TABS {
+                        a href=(path) aria-current=[(tab == Some(of)).then_some("page")] { (name) }
+                    }
+                }
+            }
+            main #main tabindex="-1" {
+                h1 { (title) }
+                div #notices role="status" data-live {
+                    @for notice in notices {
+                        p.notice id=(id(&[notice.as_bytes()])) { (notice) }
+                    }
+                }
+                p #connection role="status" {}
+                p #changes.quiet role="status" {}
+                (body)
+            }
+        }
+    };
+    document(title, &head, &body)
+}
+
+/// With the policy of the header a browser tells no origin of a form, and then plain HTTP has nothing to judge it by.
+fn needs_origin() -> Markup {
+    html! { meta name="referrer" content="same-origin"; }
+}
+
+fn document(title: &str, head: &Markup, body: &Markup) -> Markup {
     html! {
         (DOCTYPE)
         html lang="en" {
@@ -42,35 +80,9 @@ pub(crate) fn layout(
                 meta charset="utf-8";
                 title { (title) " · tenure" }
                 meta name="viewport" content="width=device-width, initial-scale=1";
-                @if !is_live {
-                    // With the policy of the header a browser tells no origin of a form, and then plain HTTP has nothing to judge it by.
-                    meta name="referrer" content="same-origin";
-                }
-                link rel="icon" href="icon.svg";
-                link rel="stylesheet" href="page.css";
-                script src="page.js" defer {}
+                (head)
             }
-            body data-interval=[is_live.then_some("2000")] {
-                a.skip href="#main" { "Skip to the content" }
-                header {
-                    nav aria-label="Views" {
-                        @for (of, path, name) in TABS {
-                            a href=(path) aria-current=[(tab == Some(of)).then_some("page")] { (name) }
-                        }
-                    }
-                }
-                main #main tabindex="-1" {
-                    h1 { (title) }
-                    div #notices role="status" data-live {
-                        @for notice in notices {
-                            p.notice id=(id(&[notice.as_bytes()])) { (notice) }
-                        }
-                    }
-                    p #connection role="status" {}
-                    p #changes.quiet role="status" {}
-                    (body)
-                }
-            }
+            (body)
         }
     }
 }
@@ -82,20 +94,11 @@ pub(crate) fn plain(title: &str, text: &str) -> Markup {
 
 /// Returns a page without files and links, for requests that get none.
 pub(crate) fn bare(title: &str, body: &Markup) -> Markup {
-    html! {
-        (DOCTYPE)
-        html lang="en" {
-            head {
-                meta charset="utf-8";
-                title { (title) " · tenure" }
-                meta name="viewport" content="width=device-width, initial-scale=1";
-                meta name="color-scheme" content="light dark";
-                // As in `layout`: a form of this page needs an origin.
-                meta name="referrer" content="same-origin";
-            }
-            body { main { h1 { (title) } (body) } }
-        }
-    }
+    let head = html! {
+        meta name="color-scheme" content="light dark";
+        (needs_origin())
+    };
+    document(title, &head, &html! { body { main { h1 { (title) } (body) } } })
 }
 
 /// A table whose rows the script exchanges. `id` is unique in the page.
