@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use http::StatusCode;
-use tenure::Locks;
+use tenure::{Builder, Locks};
 use tenure_page::{Access, router};
 use tokio::time::sleep;
 
@@ -205,14 +205,47 @@ async fn each_view_says_that_the_store_is_away_and_comes_back_by_itself() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_quorum_offers_no_steal() {
     let servers = [RedisServer::start(), RedisServer::start(), RedisServer::start()];
-    let clients = servers
-        .iter()
-        .map(|server| redis::Client::open(server.url()).unwrap());
-    let longest = Duration::from_secs(2);
-    let locks = Locks::builder().quorum(clients.collect(), longest).await.unwrap();
-    let _guard = locks.mutex("a").lease(longest).lock().await.unwrap();
+    let locks = quorum_of(&servers, Locks::builder()).await;
+    let _guard = locks.mutex("a").lease(LONGEST).lock().await.unwrap();
     let mut mia = operated_by(&locks, "mia");
     let page = mia.open("/key?k=61").await;
     assert!(page.texts("h3").join("; ").contains("Held by"), "{}", page.body);
     assert_eq!(page.links("a.act"), Vec::<String>::new());
+}
+
+/// The first masters leave room on the page, and the last has keys for several pages.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_page_goes_on_to_the_next_master() {
+    let servers = [RedisServer::start(), RedisServer::start(), RedisServer::start()];
+    let locks = quorum_of(&servers, Locks::builder().presence(false)).await;
+    write_records(&servers[1], 30);
+    write_records(&servers[2], 5_000);
+    let mut browser = read(&locks);
+    let (mut found, mut to) = ([0; 3], Some("leases".to_owned()));
+    while let Some(link) = to {
+        let page = browser.open(&format!("/{link}")).await;
+        let of = page.texts("#leases tr td:last-child");
+        let count = |server: &RedisServer| {
+            let port = format!(":{}", server.port());
+            of.iter().filter(|cell| cell.ends_with(&port)).count()
+        };
+        let counts = servers.each_ref().map(count);
+        if link == "leases" {
+            assert_eq!((counts[1] > 0, counts[1] + counts[2]), (true, 100), "{counts:?}");
+        }
+        // Names in the order of SCAN: a key may be on two pages.
+        found = std::array::from_fn(|at| found[at] + counts[at]);
+        to = page.links("a#next").pop();
+    }
+    assert_eq!(found[..2], [0, 30]);
+    assert!(found[2] >= 5_000, "{found:?}");
+}
+
+const LONGEST: Duration = Duration::from_secs(2);
+
+async fn quorum_of(servers: &[RedisServer], builder: Builder) -> Locks {
+    let clients = servers
+        .iter()
+        .map(|server| redis::Client::open(server.url()).unwrap());
+    builder.quorum(clients.collect(), LONGEST).await.unwrap()
 }

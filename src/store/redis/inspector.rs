@@ -77,12 +77,12 @@ impl Inspect for RedisInspector {
             match query {
                 InspectQuery::List(prefix, from) => {
                     let prefix = [&*inner.config.names.prefix, &prefix].concat();
-                    let page = |server, cursor| inner.list(server, cursor, &prefix);
+                    let page = |server, cursor, left| inner.list(server, cursor, left, &prefix);
                     Ok(inner.page(from, page).await?.into())
                 }
                 InspectQuery::Show(key) => inner.show(&key).await,
                 InspectQuery::Nodes(from) => {
-                    let page = |server, cursor| inner.list_nodes(server, cursor);
+                    let page = |server, cursor, left| inner.list_nodes(server, cursor, left);
                     Ok(inner.page(from, page).await?.into())
                 }
             }
@@ -143,18 +143,32 @@ impl Inspect for RedisInspector {
     }
 }
 
-/// A page of one server.
-struct ServerPage<V> {
-    /// What it shows. `None`: there is no such server any more, or it does not answer.
-    view: Option<V>,
+/// What a page may still use. It ends when either is used up.
+#[derive(Debug, Clone, Copy)]
+struct Budget {
+    scans: usize,
+    names: usize,
+}
+
+/// What one server shows on a page.
+struct Part<V> {
+    view: V,
+    /// The cursor of the next SCAN of the server. 0: there is none.
+    cursor: u64,
+    left: Budget,
+}
+
+/// A page, of one server or of several.
+struct Parts<V> {
+    views: Vec<V>,
     next: Option<Position>,
     failures: Vec<(Arc<str>, StoreError)>,
 }
 
-impl From<ServerPage<ServerView>> for InspectAnswer {
-    fn from(page: ServerPage<ServerView>) -> InspectAnswer {
+impl From<Parts<ServerView>> for InspectAnswer {
+    fn from(page: Parts<ServerView>) -> InspectAnswer {
         InspectAnswer {
-            views: page.view.into_iter().collect(),
+            views: page.views,
             next: page.next,
             failures: page.failures,
         }
@@ -186,36 +200,43 @@ impl Inner {
         }
     }
 
-    /// Reads a page of the server at the position. The servers follow each other.
-    async fn page<V, P: Future<Output = Result<(V, u64), StoreError>>>(
+    /// Reads a page from a position on. The servers follow each other.
+    async fn page<V, P: Future<Output = Result<Part<V>, StoreError>>>(
         &self,
         from: Option<Position>,
-        page: impl FnOnce(ServerId, u64) -> P,
-    ) -> Result<ServerPage<V>, StoreError> {
-        let mut servers = self.servers().await?.into_iter().peekable();
+        page: impl Fn(ServerId, u64, Budget) -> P,
+    ) -> Result<Parts<V>, StoreError> {
         let (at, cursor) = match from {
             Some(Position::Scan(at, cursor)) => (ServerId(at), cursor),
             _ => (ServerId(0), 0),
         };
-        let mut read = ServerPage {
-            view: None,
+        let mut read = Parts {
+            views: Vec::new(),
             next: None,
             failures: Vec::new(),
         };
-        // A cluster may have lost this server since the last page. New servers have higher ids.
-        let Some(server) = servers.find(|server| *server >= at) else {
-            return Ok(read);
+        let mut left = Budget {
+            scans: MAX_SCANS,
+            names: PAGE,
         };
-        read.next = servers.peek().map(|next| Position::Scan(next.0, 0));
-        let cursor = if server == at { cursor } else { 0 };
-        match page(server, cursor).await {
-            Ok((view, cursor)) => {
-                read.view = Some(view);
-                if cursor > 0 {
-                    read.next = Some(Position::Scan(server.0, cursor));
-                }
+        // A cluster may have lost this server since the last page. New servers have higher ids.
+        for server in self.servers().await?.into_iter().filter(|server| *server >= at) {
+            let cursor = if server == at { cursor } else { 0 };
+            if left.scans == 0 || left.names == 0 {
+                read.next = Some(Position::Scan(server.0, 0));
+                break;
             }
-            Err(error) => self.note_failure(server, error, &mut read.failures)?,
+            match page(server, cursor, left).await {
+                Ok(part) => {
+                    read.views.push(part.view);
+                    left = part.left;
+                    if part.cursor > 0 {
+                        read.next = Some(Position::Scan(server.0, part.cursor));
+                        break;
+                    }
+                }
+                Err(error) => self.note_failure(server, error, &mut read.failures)?,
+            }
         }
         Ok(read)
     }
@@ -248,16 +269,17 @@ impl Inner {
         &self,
         server: ServerId,
         cursor: u64,
+        left: Budget,
         prefix: &[u8],
-    ) -> Result<(ServerView, u64), StoreError> {
+    ) -> Result<Part<ServerView>, StoreError> {
         let mut pattern = b"*".to_vec();
         format::escape_pattern(prefix, &mut pattern);
         pattern.push(b'*');
         let names = &self.config.names;
         // A name is found by its record or by its queue, or by both.
         let mut found = BTreeMap::new();
-        let next = self
-            .scan(server, cursor, &pattern, |key| {
+        let (cursor, left) = self
+            .scan(server, cursor, left, &pattern, |key| {
                 if let Some((name, is_queue)) = named(names, key)
                     && [&*names.prefix, name.key.as_bytes()].concat().starts_with(prefix)
                 {
@@ -277,14 +299,19 @@ impl Inner {
         // A name with a record is listed when SCAN returns the record.
         view.keys
             .retain(|key| key.record == RecordView::Free || found.get(&key.name) == Some(&true));
-        Ok((view, next))
+        Ok(Part { view, cursor, left })
     }
 
-    async fn list_nodes(&self, server: ServerId, cursor: u64) -> Result<(ServerView, u64), StoreError> {
+    async fn list_nodes(
+        &self,
+        server: ServerId,
+        cursor: u64,
+        left: Budget,
+    ) -> Result<Part<ServerView>, StoreError> {
         let mut nodes = BTreeSet::new();
         let pattern = names::presence("*");
-        let next = self
-            .scan(server, cursor, pattern.as_bytes(), |key| {
+        let (cursor, left) = self
+            .scan(server, cursor, left, pattern.as_bytes(), |key| {
                 let key = std::str::from_utf8(key).ok();
                 let id = key.and_then(|key| key.strip_prefix(names::PRESENCE)?.parse::<NodeId>().ok());
                 nodes.extend(id);
@@ -294,7 +321,7 @@ impl Inner {
         let (mut view, _) = self.view(server, &[], false).await?;
         view.nodes = self.nodes(server, nodes).await?;
         view.nodes.retain(|_, node| node.presence.is_some());
-        Ok((view, next))
+        Ok(Part { view, cursor, left })
     }
 
     async fn show(&self, key: &Key) -> Result<InspectAnswer, StoreError> {
@@ -335,27 +362,32 @@ impl Inner {
         StoreError::new(StoreErrorKind::Interrupted, text)
     }
 
-    /// Passes each key that SCAN returns to `found`, which returns how many names it has. Returns the next cursor.
+    /// Passes each key that SCAN returns to `found`, which returns how many names it has. Returns the next cursor, and what is
+    /// left for the page.
     async fn scan(
         &self,
         server: ServerId,
         mut cursor: u64,
+        mut left: Budget,
         pattern: &[u8],
         mut found: impl FnMut(&[u8]) -> usize,
-    ) -> Result<u64, StoreError> {
-        for _ in 0..MAX_SCANS {
+    ) -> Result<(u64, Budget), StoreError> {
+        let mut count = 0;
+        while left.scans > 0 && count < left.names {
             let mut scan = redis::pipe();
             scan.cmd("SCAN").arg(cursor).arg("MATCH").arg(pattern);
             scan.arg("COUNT").arg(SCANNED_KEYS);
             let answer = self.connections.ask_one(server, &scan).await?;
             let (next, keys): (u64, Vec<Vec<u8>>) = read(result(answer))?;
-            let count = keys.iter().map(|key| found(key)).last().unwrap_or_default();
+            count = keys.iter().map(|key| found(key)).last().unwrap_or(count);
+            left.scans -= 1;
             cursor = next;
-            if cursor == 0 || count >= PAGE {
+            if cursor == 0 {
                 break;
             }
         }
-        Ok(cursor)
+        left.names = left.names.saturating_sub(count);
+        Ok((cursor, left))
     }
 
     /// Like `view`. While their slot moves, some of the names are read at the server to which it moves.

@@ -13,9 +13,9 @@ use crate::store::ServerId;
 use crate::store::redis::connection::{failure, read_time};
 use crate::store::redis::decode::{malformed, result};
 use crate::store::redis::format;
-use crate::store::redis::inspector::Inner;
 use crate::store::redis::inspector::answers::{has_other_type, is_refused_with, next, optional, read};
 use crate::store::redis::inspector::keys::KeyReader;
+use crate::store::redis::inspector::{Budget, Inner, Part};
 use crate::store::redis::script::JOB_ACT;
 use crate::store::redis::{job_record, names};
 
@@ -72,10 +72,10 @@ impl Inner {
     }
 
     async fn page_of_jobs(&self, prefix: &[u8], from: Option<Position>) -> Result<JobAnswer, StoreError> {
-        let page = |server, cursor| self.list_jobs(server, cursor, prefix);
+        let page = |server, cursor, left| self.list_jobs(server, cursor, left, prefix);
         let page = self.page(from, page).await?;
         Ok(JobAnswer {
-            jobs: page.view.unwrap_or_default(),
+            jobs: page.views.into_iter().flatten().collect(),
             next: page.next,
         })
     }
@@ -84,23 +84,24 @@ impl Inner {
         &self,
         server: ServerId,
         cursor: u64,
+        left: Budget,
         prefix: &[u8],
-    ) -> Result<(Vec<JobView>, u64), StoreError> {
+    ) -> Result<Part<Vec<JobView>>, StoreError> {
         let names = &self.config.names;
         let mut pattern = names::MEMORIES_OF_JOBS.as_bytes().to_vec();
         format::escape_pattern(&[&*names.prefix, prefix].concat(), &mut pattern);
         pattern.push(b'*');
         let mut found = BTreeSet::new();
-        let next = self
-            .scan(server, cursor, &pattern, |key| {
+        let (cursor, left) = self
+            .scan(server, cursor, left, &pattern, |key| {
                 found.extend(names.job_of_memory(key));
                 found.len()
             })
             .await?;
         let found: Vec<Name> = found.into_iter().collect();
         // A job whose slot leaves this server is listed by the other one.
-        let (jobs, _) = self.read_jobs(server, &found, JobReading::Listed).await?;
-        Ok((jobs, next))
+        let (view, _) = self.read_jobs(server, &found, JobReading::Listed).await?;
+        Ok(Part { view, cursor, left })
     }
 
     /// Executes an act of an operator about a job. Returns the server's date in microseconds, too.
