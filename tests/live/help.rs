@@ -1,8 +1,8 @@
 //! Shared helpers of the live tests: waiting for events, inspecting the server, other processes.
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Write};
-use std::net::SocketAddr;
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{SocketAddr, TcpStream};
 use std::pin::Pin;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::sync::Arc;
@@ -386,51 +386,114 @@ impl Drop for Other {
     }
 }
 
-/// Measures the stalls of this machine: it sleeps briefly in a loop, and notices longer sleeps.
+/// Measures the stalls of this machine: it sleeps briefly in a loop, and notices longer sleeps. On a machine with much to do a
+/// thread that sleeps stalls for less than a server that works: [`watch`](Self::watch) measures servers, too.
 pub struct Canary {
-    worst: Arc<AtomicU64>,
-    /// When the current sleep began.
-    asleep: Arc<AtomicU64>,
+    stalls: Vec<Arc<Stall>>,
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+/// The stalls that one thread measures, in nanoseconds.
+#[derive(Default)]
+struct Stall {
+    worst: AtomicU64,
+    /// When the nap or the question began that goes on; 0: there is none.
+    since: AtomicU64,
+}
+
+impl Stall {
+    fn begin(&self) {
+        self.since.store(now().as_nanos() as u64, Ordering::Relaxed);
+    }
+
+    fn end(&self) {
+        let took = now().as_nanos() as u64 - self.since.swap(0, Ordering::Relaxed);
+        self.worst.fetch_max(took, Ordering::Relaxed);
+    }
+
+    fn worst(&self) -> Duration {
+        let worst = Duration::from_nanos(self.worst.load(Ordering::Relaxed));
+        match self.since.load(Ordering::Relaxed) {
+            0 => worst,
+            since => worst.max(now().saturating_sub(Duration::from_nanos(since))),
+        }
+    }
 }
 
 impl Canary {
     const NAP: Duration = ms(5);
 
     pub fn start() -> Self {
-        let nanos = || now().as_nanos() as u64;
-        let (worst, asleep) = (Arc::<AtomicU64>::default(), Arc::new(AtomicU64::new(nanos())));
-        let stop = Arc::<AtomicBool>::default();
-        let (mine, since, ended) = (worst.clone(), asleep.clone(), stop.clone());
-        let thread = std::thread::spawn(move || {
-            while !ended.load(Ordering::Relaxed) {
-                let before = nanos();
-                since.store(before, Ordering::Relaxed);
+        let mut canary = Canary {
+            stalls: Vec::new(),
+            stop: Arc::default(),
+            threads: Vec::new(),
+        };
+        canary.spawn(|stall, stop| {
+            while !stop.load(Ordering::Relaxed) {
+                stall.begin();
                 std::thread::sleep(Canary::NAP);
-                mine.fetch_max(nanos() - before, Ordering::Relaxed);
+                stall.end();
             }
         });
-        Canary {
-            worst,
-            asleep,
-            stop,
-            thread: Some(thread),
-        }
+        canary
+    }
+
+    /// Counts the time that a server takes to answer as a stall, too. A server that is dead does not stall.
+    pub fn watch(&mut self, server: &RedisServer) {
+        let port = server.port();
+        self.spawn(move |stall, stop| {
+            while !stop.load(Ordering::Relaxed) {
+                let _ = keep_pinging(port, stall, stop);
+                stall.since.store(0, Ordering::Relaxed);
+                std::thread::sleep(Canary::NAP);
+            }
+        });
+    }
+
+    fn spawn(&mut self, measure: impl FnOnce(&Stall, &AtomicBool) + Send + 'static) {
+        let (stall, stop) = (Arc::<Stall>::default(), self.stop.clone());
+        self.stalls.push(stall.clone());
+        self.threads
+            .push(std::thread::spawn(move || measure(&stall, &stop)));
     }
 
     /// Returns the largest stall so far, including a stall that has not ended.
     pub fn worst(&self) -> Duration {
-        let nanos = |span: &AtomicU64| Duration::from_nanos(span.load(Ordering::Relaxed));
-        let asleep = now().saturating_sub(nanos(&self.asleep));
-        nanos(&self.worst).max(asleep).saturating_sub(Canary::NAP)
+        let worst = self.stalls.iter().map(|stall| stall.worst()).max();
+        worst.unwrap_or_default().saturating_sub(Canary::NAP)
     }
+}
+
+/// Pings a server until the stop, or until the connection ends.
+fn keep_pinging(port: u16, stall: &Stall, stop: &AtomicBool) -> std::io::Result<()> {
+    let mut server = TcpStream::connect(("127.0.0.1", port))?;
+    server.set_read_timeout(Some(ms(50)))?;
+    while !stop.load(Ordering::Relaxed) {
+        stall.begin();
+        server.write_all(b"PING\r\n")?;
+        let mut answer = [0; 512];
+        loop {
+            match server.read(&mut answer) {
+                Ok(0) => return Ok(()),
+                Ok(length) if answer[..length].ends_with(b"\n") => break,
+                Ok(_) => {}
+                Err(_) if stop.load(Ordering::Relaxed) => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) => return Err(error),
+            }
+        }
+        stall.end();
+        std::thread::sleep(Canary::NAP);
+    }
+    Ok(())
 }
 
 impl Drop for Canary {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take() {
+        for thread in self.threads.drain(..) {
             let _ = thread.join();
         }
     }

@@ -69,7 +69,8 @@ async fn a_clock_that_steps_ends_no_lease_that_stands_on_all_masters() {
     for round in 1.. {
         let (masters, clocks) = block_in_place(start);
         let (locks, other) = (first_use(&masters, lease).await, masters.locks(lease).await);
-        let canary = Canary::start();
+        let mut canary = Canary::start();
+        masters.0.iter().for_each(|master| canary.watch(master));
         let mut guards = Vec::new();
         for mutex in mutexes(&locks, &names) {
             guards.push(soon(mutex.lock()).await.unwrap());

@@ -164,7 +164,8 @@ async fn leases_outlive_the_restart_of_all_masters_in_turn() {
     // A machine that stalled for a part of a lease gets another round.
     for round in 1.. {
         let (mut masters, nodes) = start(lease).await;
-        let canary = Canary::start();
+        let mut canary = Canary::start();
+        masters.0.iter().for_each(|master| canary.watch(master));
         let guards = hold(&nodes, &names).await;
         for at in 0..MASTERS {
             block_in_place(|| {

@@ -104,7 +104,8 @@ impl Variant {
         let dir = std::env::temp_dir().join(format!("tenure-cluster-{}-{seed}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir_all(&dir).expect("a directory for the journals");
-        let canary = Canary::start();
+        let mut canary = Canary::start();
+        (0..scene.cluster.size()).for_each(|at| canary.watch(scene.cluster.server(at)));
         let orders = Orders {
             cluster: scene.cluster.urls(),
             ..Orders::counting(&dir, seed, KEYS, self.lease, self.locked)

@@ -144,6 +144,13 @@ fn a_promotion_explains_a_loss_that_begins_meanwhile() {
 }
 
 #[test]
+fn a_process_that_stood_still_explains_a_loss() {
+    let lost = ["30 granted 0 0 7 write", "36 check 0 0", "36 lost 0 Deadline"];
+    breaks("lost, but nothing stood still", &lost);
+    is_fine(&[&lost[..], &["37 event stalled 600"]].concat());
+}
+
+#[test]
 fn killed_masters_explain_a_loss_of_the_key_that_they_shared() {
     let rule = "lost, but nothing stood still";
     let lost = |key: &str, over: &str| {

@@ -34,6 +34,7 @@ use crate::torture::orders::PERMITS;
 use crate::torture::promotions::Promotion;
 
 /// The facts about a run besides its journals.
+#[derive(Clone)]
 pub struct Case {
     /// The names of processes, and their journals.
     pub journals: Vec<(String, PathBuf)>,
@@ -200,12 +201,22 @@ pub struct Hold {
 pub fn judge(case: &Case) -> (Tally, Findings) {
     let (mut tally, mut findings) = (Tally::default(), Findings::default());
     let (mut holds, mut latches) = (Vec::new(), Latches::default());
-    for (process, (label, path)) in case.journals.iter().enumerate() {
-        let text = std::fs::read_to_string(path).unwrap_or_default();
+    let texts = case
+        .journals
+        .iter()
+        .map(|(_, path)| std::fs::read_to_string(path).unwrap_or_default());
+    let texts: Vec<String> = texts.collect();
+    // A process that stood still may lose its leases.
+    let stalled = texts.iter().any(|text| text.contains(" event stalled "));
+    let case = &Case {
+        losses: case.losses || stalled,
+        ..case.clone()
+    };
+    for (process, ((label, _), text)) in case.journals.iter().zip(&texts).enumerate() {
         holds.extend(read(
             process,
             label,
-            &text,
+            text,
             case,
             &mut latches,
             &mut tally,

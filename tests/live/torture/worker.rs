@@ -17,6 +17,7 @@
 //! | `latch name set/down/wait asked` / `… answer` | before / after | a latch; no answer: outcome unknown; `not`: not executed |
 //! | `leader fence value` | after | the leader that an observer saw |
 //! | `asked id` / `accepted id` / `refused id held` | before / after / after | the register that refuses old fences |
+//! | `event stalled ms` | after | a task of this process that wanted to sleep for 5 ms slept for longer than a quarter of a lease |
 //! | `event quiet` | after | the gauges equalled the journal while guards were held and callers waited |
 //! | `ready node`, `miss key why`, `error key kind`, `event name`, `broken text`, `end state` | after | the rest |
 
@@ -96,6 +97,18 @@ fn work(orders: Orders) {
         .block_on(Worker::run(orders, journal, stopped));
 }
 
+/// Notes the stalls of this process that may cost a lease.
+async fn note_stalls(journal: Arc<Journal>, least: Duration) {
+    loop {
+        let begin = Instant::now();
+        sleep(Duration::from_millis(5)).await;
+        let took = begin.elapsed();
+        if took > least {
+            journal.write(now(), format_args!("event stalled {}", took.as_millis()));
+        }
+    }
+}
+
 /// A dropped sender would end the wait of the receivers.
 fn pending_for_ever(stop: Sender<bool>) {
     std::mem::forget(stop);
@@ -172,6 +185,7 @@ impl Worker {
                 }
             })
         }));
+        let stalls = tokio::spawn(note_stalls(worker.journal.clone(), worker.orders.lease / 4));
         tasks.push(tokio::spawn({
             let (worker, gauges) = (worker.clone(), gauges.clone());
             let mut rng = fastrand::Rng::with_seed(worker.orders.seed ^ 3_000);
@@ -179,6 +193,7 @@ impl Worker {
         }));
         let mut stop = worker.stop.clone();
         let _ = stop.wait_for(|stop| *stop).await;
+        stalls.abort();
         let end = Instant::now() + Duration::from_secs(15);
         for task in tasks {
             let how = match timeout_at(end, task).await {
