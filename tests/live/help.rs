@@ -389,6 +389,7 @@ impl Drop for Other {
 /// Measures the stalls of this machine: it sleeps briefly in a loop, and notices longer sleeps. On a machine with much to do a
 /// thread that sleeps stalls for less than a server that works: [`watch`](Self::watch) measures servers, too.
 pub struct Canary {
+    /// The first is that of the naps.
     stalls: Vec<Arc<Stall>>,
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
@@ -461,8 +462,14 @@ impl Canary {
 
     /// Returns the largest stall so far, including a stall that has not ended.
     pub fn worst(&self) -> Duration {
-        let worst = self.stalls.iter().map(|stall| stall.worst()).max();
-        worst.unwrap_or_default().saturating_sub(Canary::NAP)
+        let nap = self.stalls[0].worst().saturating_sub(Canary::NAP);
+        nap.max(self.slowest_answer())
+    }
+
+    /// Returns the longest time that a watched server took to answer.
+    pub fn slowest_answer(&self) -> Duration {
+        let answers = self.stalls[1..].iter().map(|stall| stall.worst());
+        answers.max().unwrap_or_default()
     }
 }
 

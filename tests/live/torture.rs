@@ -245,6 +245,7 @@ impl Variant {
             promotions: Vec::new(),
             bare: Vec::new(),
             lateness: LATENESS + 2 * stall,
+            harmless_stall: self.lease / 4,
             losses: self.faults.contains(&Fault::Stop) || stall > self.lease / 4,
             counters: self.counter.then(|| counters.collect()),
             notes: (0..KEYS).map(|key| notes::written(&server, key)).collect(),

@@ -171,6 +171,7 @@ impl Variant {
             bare: Vec::new(),
             lateness: LATENESS + 2 * stall,
             bound: self.bound() + 2 * stall + ms(250),
+            harmless_stall: self.lease / 4,
             losses: stall > self.lease / 4,
             counters: Some(counters.collect()),
             notes: (0..KEYS).map(|key| notes::written(last, key)).collect(),

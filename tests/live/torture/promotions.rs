@@ -103,6 +103,7 @@ fn found<L: AsRef<str>>(lines: &[L]) -> Findings {
         lateness: Duration::from_secs(1),
         bound: Duration::from_secs(100),
         losses: false,
+        harmless_stall: Duration::from_millis(500),
         counters: Some(vec![0, 0]),
         notes: vec![Vec::new(), Vec::new()],
     };
@@ -147,7 +148,11 @@ fn a_promotion_explains_a_loss_that_begins_meanwhile() {
 fn a_process_that_stood_still_explains_a_loss() {
     let lost = ["30 granted 0 0 7 write", "36 check 0 0", "36 lost 0 Deadline"];
     breaks("lost, but nothing stood still", &lost);
-    is_fine(&[&lost[..], &["37 event stalled 600"]].concat());
+    breaks(
+        "lost, but nothing stood still",
+        &[&lost[..], &["37 event stalled 500"]].concat(),
+    );
+    is_fine(&[&lost[..], &["37 event stalled 501"]].concat());
 }
 
 #[test]

@@ -126,6 +126,7 @@ impl Variant {
             run,
             troubles: std::mem::take(&mut scene.outages),
             bound: self.bound() + 2 * stall + ms(250),
+            harmless_stall: self.lease / 4,
             losses: stall > self.lease / 4,
             promotions: std::mem::take(&mut scene.explained),
             bare: std::mem::take(&mut scene.bare),

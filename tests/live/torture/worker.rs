@@ -17,7 +17,7 @@
 //! | `latch name set/down/wait asked` / `… answer` | before / after | a latch; no answer: outcome unknown; `not`: not executed |
 //! | `leader fence value` | after | the leader that an observer saw |
 //! | `asked id` / `accepted id` / `refused id held` | before / after / after | the register that refuses old fences |
-//! | `event stalled ms` | after | a task of this process that wanted to sleep for 5 ms slept for longer than a quarter of a lease |
+//! | `event stalled ms` | after | a task of this process that wanted to sleep for 5 ms slept for longer than a twelfth of a lease |
 //! | `event quiet` | after | the gauges equalled the journal while guards were held and callers waited |
 //! | `ready node`, `miss key why`, `error key kind`, `event name`, `broken text`, `end state` | after | the rest |
 
@@ -185,7 +185,7 @@ impl Worker {
                 }
             })
         }));
-        let stalls = tokio::spawn(note_stalls(worker.journal.clone(), worker.orders.lease / 4));
+        let stalls = tokio::spawn(note_stalls(worker.journal.clone(), worker.orders.lease / 12));
         tasks.push(tokio::spawn({
             let (worker, gauges) = (worker.clone(), gauges.clone());
             let mut rng = fastrand::Rng::with_seed(worker.orders.seed ^ 3_000);
