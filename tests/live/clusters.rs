@@ -139,7 +139,7 @@ async fn a_slot_that_moves_to_and_fro_loses_no_lease_and_keeps_fences_growing() 
 async fn operator_sees(operator: &Locks) {
     let held = |entry: &&Entry| entry.state == State::Held;
     let listed = inspect::list(operator, "{order}").await;
-    assert_eq!(listed.iter().filter(held).count(), HELD + 2, "{listed:#?}");
+    assert_eq!(listed.iter().filter(held).count(), HELD + 3, "{listed:#?}");
     for key in ["{order}:0", "{order}:book"] {
         let shown = inspect::show(operator, key).await;
         assert_eq!(shown.iter().filter(held).count(), 1, "{shown:?}");
@@ -167,6 +167,9 @@ async fn half_moved(migrated: bool) {
     let permits = soon(one.semaphore("{order}:permits", 3).acquire_many(2))
         .await
         .unwrap();
+    let election = one.election("{order}:leader");
+    let leads = soon(election.campaign()).await.unwrap();
+    soon(election.proclaim("10.0.0.7:8080")).await.unwrap();
     let moving = cluster.begin_move(slot, other_master(&cluster, slot));
     if migrated {
         cluster.migrate_all(moving);
@@ -216,6 +219,11 @@ async fn half_moved(migrated: bool) {
         soon(guard.release()).await.unwrap();
     }
     drop(soon(waiter).await.unwrap().unwrap());
+    // What the leader proclaimed has lived as long as its lease.
+    let leader = soon(other.election("{order}:leader").leader()).await.unwrap();
+    let leader = leader.expect("it leads");
+    assert!(leads.is_held() && leader.fence() == leads.fence());
+    assert_eq!(leader.value(), Some(&b"10.0.0.7:8080"[..]));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

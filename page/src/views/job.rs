@@ -138,7 +138,12 @@ fn picture_of(job: &JobEntry, history: &JobHistory, zone: Tz) -> Markup {
     });
     let since = job.now.checked_sub(DAY).unwrap_or(SystemTime::UNIX_EPOCH);
     let runs: Vec<&JobRun> = runs.filter(|run| run.began >= since).collect();
-    let end = |run: &&JobRun| run.began + run.took.unwrap_or_default();
+    let is_running = |run: &&JobRun| run.state == RunState::Running;
+    let end = |run: &&JobRun| match is_running(run) {
+        // The picture changes each ten seconds, not with each look.
+        true => round_up(job.now),
+        false => run.began + run.took.unwrap_or_default(),
+    };
     let (Some(first), Some(last)) = (runs.iter().map(|run| run.began).min(), runs.iter().map(end).max())
     else {
         return html! { p #no-runs { "None." } };

@@ -46,6 +46,66 @@ async fn a_lease_is_taken_after_a_confirmation() {
     assert!(next.is_held());
 }
 
+/// The holder learns of it, and does not have to agree.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_lease_is_handed_over_at_once() {
+    let stage = Stage::start().await;
+    let second = node(&stage.server, "web-2").await;
+    let guard = stage.locks.mutex("account:42").lock().await.unwrap();
+    let next = second.mutex("account:42");
+    let next = tokio::spawn(async move { next.lock().await.unwrap() });
+    until_told(&stage.locks, 2).await;
+    let browser = Browser::start().await;
+    browser.goto(&stage.view("key", "account:42")).await;
+    browser.until_text_of("ol", "web-2@").await;
+    browser.click("a.act[href^=steal]").await;
+    browser.until_text("Next comes web-2@").await;
+    browser.fill("#grace", "0").await;
+    browser.click("input[name=now]").await;
+    confirm(&browser).await;
+    browser.until_text_of("#steps", "Handed over.").await;
+    browser.until_text("Held by web-2@").await;
+    assert!(next.await.unwrap().is_held());
+    assert_eq!(guard.lost().await, tenure::error::LostCause::Revoked);
+    browser.has_empty_console("the steal").await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_record_of_another_library_is_taken() {
+    let stage = Stage::start().await;
+    let mut client = stage.server.client();
+    let mut write = redis::cmd("SET");
+    let write = write
+        .arg("lock:account:42")
+        .arg("<b>8f1e</b>")
+        .arg("PX")
+        .arg(3_600_000);
+    let _: () = write.query(&mut client).unwrap();
+    let next = stage.locks.mutex("account:42");
+    let next = tokio::spawn(async move { next.lock().await.unwrap() });
+    until_told(&stage.locks, 1).await;
+    let browser = Browser::start().await;
+    browser.goto(&stage.view("key", "account:42")).await;
+    browser.until_text_of("ol", "web-1@").await;
+    browser.until_text("(SHA-1)").await;
+    browser.click("a.act[href^=steal]").await;
+    browser
+        .until_text("A client of another library loses its record:")
+        .await;
+    browser
+        .has_no_axe_violation("the form for a foreign record")
+        .await;
+    confirm(&browser).await;
+    browser
+        .until_text_of("#steps", "Not asked: the holder is another library")
+        .await;
+    browser.until_text_of("#steps", "Handed over.").await;
+    browser.until_text("Held by web-1@").await;
+    browser.shoot("foreign-taken").await;
+    assert!(next.await.unwrap().is_held());
+    browser.has_empty_console("the steal").await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_that_changed_hands_meanwhile_is_not_taken() {
     let stage = Stage::start().await;

@@ -246,6 +246,7 @@ impl Browser {
         self.size(width, height.max(before), scale).await;
         let png = self.client.screenshot().await.unwrap();
         self.size(width, before, scale).await;
+        std::fs::create_dir_all(&directory).unwrap();
         std::fs::write(format!("{directory}/{name}.png"), png).unwrap();
     }
 }

@@ -1,7 +1,10 @@
 //! Each view, in both themes, on narrow screens and with a zoom.
 
 use crate::browser::Browser;
-use crate::stage::{Stage, job, node, until, until_told};
+use tenure::Locks;
+
+use crate::server::RedisServer;
+use crate::stage::{LEASE, Stage, hex, job, node, serve_as, until, until_told};
 
 /// A stage with something to see in each view, and the addresses of the views.
 async fn full_stage() -> (Stage, Vec<(&'static str, String)>, Vec<Box<dyn std::any::Any>>) {
@@ -107,4 +110,55 @@ async fn no_view_has_a_fault_for_axe_or_a_line_in_the_console_in_either_theme() 
             }
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn each_view_of_a_quorum_says_what_that_means_and_which_master_is_away() {
+    let mut servers = [(); 3].map(|()| RedisServer::with_reserved_port());
+    let clients = servers
+        .iter()
+        .map(|server| redis::Client::open(server.url()).unwrap());
+    let builder = Locks::builder().node_name("web-1");
+    let locks = builder.quorum(clients.collect(), LEASE).await.unwrap();
+    let _guard = locks.mutex("account:42").lease(LEASE).lock().await.unwrap();
+    let (url, page) = serve_as(&locks, "mia").await;
+    let views =
+        ["leases", "nodes", &format!("key?k={}", hex("account:42"))].map(|view| format!("{url}{view}"));
+    let browser = Browser::start().await;
+    browser.goto(&views[0]).await;
+    let rows = "return document.querySelectorAll('#leases tr').length";
+    browser
+        .until("each master has its row", async || browser.run(rows).await == 3)
+        .await;
+    let look = async |what: &str| {
+        for theme in ["light", "dark"] {
+            browser.theme(theme).await;
+            browser.has_no_axe_violation(what).await;
+            browser.shoot(&format!("{what}-{theme}")).await;
+        }
+        browser.has_empty_console(what).await;
+        let acts = "return document.querySelectorAll('a.act').length";
+        assert_eq!(browser.run(acts).await, 0, "{what}");
+    };
+    for view in &views {
+        browser.goto(view).await;
+        browser
+            .until_text_of("#notices", "A quorum: each master has rows of its own")
+            .await;
+        look("quorum").await;
+    }
+    servers[2].kill();
+    for view in [&views[0], &views[2]] {
+        browser.goto(view).await;
+        browser
+            .until_text_of("#notices", "does not answer, and its rows are missing")
+            .await;
+        look("a master is away").await;
+    }
+    servers[2].restart();
+    let is_away = async || browser.text_of("#notices").await.contains("does not answer");
+    browser
+        .until("the master is back", async || !is_away().await)
+        .await;
+    page.abort();
 }

@@ -9,7 +9,7 @@ use tenure::{Locks, MemoryStore};
 
 use tokio_cron_scheduler::JobScheduler;
 
-use crate::tools::{Browser, all, hex, operated_by, read, until};
+use crate::tools::{Browser, all, hex, operated_by, read, text, until};
 
 #[tokio::test]
 async fn leases_are_found_by_prefix_kind_and_node() {
@@ -313,4 +313,107 @@ async fn a_crowded_key_is_shown_kind_by_kind() {
     assert!(page.body.contains("and 30 more waiters"), "{}", page.body);
     waiting.iter().for_each(|waits| waits.abort());
     drop((readers, leader));
+}
+
+/// The file of styles gives these classes a colour of their own, and no text has the colour of a state.
+const COLOURED: [&str; 6] = ["back", "held", "goes-on", "waited", "done", "failed"];
+
+/// A bar differs by its place or its height, too, and says in words what it is.
+#[tokio::test]
+async fn no_state_is_told_by_colour_alone() {
+    let css = include_str!("../../src/page.css");
+    for rule in css.split('}') {
+        let mut parts = rule.rsplit('{');
+        let (style, selectors) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
+        let is_known = |selector: &str| {
+            COLOURED
+                .iter()
+                .any(|class| selector.trim() == format!(".{class}"))
+        };
+        assert!(
+            !style.contains("fill:") || selectors.split(',').all(is_known),
+            "{rule}"
+        );
+        let states = ["--held", "--waited", "--failed", "--done"];
+        assert!(
+            !states
+                .iter()
+                .any(|state| style.contains(&format!(" color: var({state})"))),
+            "{rule}"
+        );
+    }
+    let locks = Locks::memory();
+    let semaphore = locks.semaphore("pool", 1);
+    let _held = semaphore.acquire().await.unwrap();
+    let waits = tokio::spawn(async move { semaphore.acquire().await });
+    until("a caller waits", || async {
+        let entry = locks.inspect().show("pool").await.unwrap().entries.remove(0);
+        (entry.waiter_count == 1).then_some(())
+    })
+    .await;
+    let page = read(&locks).open(&format!("/key?k={}", hex("pool"))).await;
+    let html = page.html();
+    for (class, height) in [("held", "80"), ("waited", "40")] {
+        let row = all(&html, "#tracks tr")
+            .find(|row| text(row).contains(class))
+            .expect(class);
+        let selector = scraper::Selector::parse(&format!("rect.{class}")).unwrap();
+        let bar = row.select(&selector).next().expect(class);
+        assert_eq!(bar.attr("height"), Some(height));
+    }
+    waits.abort();
+
+    let page = page_of_three_runs(&locks).await;
+    let html = page.html();
+    for (class, word) in [("done", "done"), ("failed", "failed"), ("goes-on", "running")] {
+        let bar = all(&html, &format!("#picture rect.{class}")).next().expect(class);
+        let number = |name| bar.attr(name).unwrap().parse::<u32>().unwrap();
+        assert!(text(&bar).starts_with(word), "{}", text(&bar));
+        assert_eq!(
+            number("y") < 100,
+            class != "failed",
+            "failed runs are below the line"
+        );
+        assert_eq!(
+            number("x") + number("width") == 1000,
+            class == "goes-on",
+            "{}",
+            bar.html()
+        );
+        assert!(page.texts("#history tr").iter().any(|row| row.contains(word)));
+    }
+}
+
+/// Lets a job run well and fail, and shows it while it runs a third time.
+async fn page_of_three_runs(locks: &Locks) -> crate::tools::Answer {
+    let scheduler = JobScheduler::new().await.unwrap();
+    let count = std::sync::atomic::AtomicU32::new(0);
+    let job = locks.cron("reconcile", "0 0 0 1 1 *").run(move |_| {
+        let number = count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        async move {
+            match number {
+                0 => Ok(()),
+                1 => Err("no rates"),
+                _ => std::future::pending().await,
+            }
+        }
+    });
+    locks.add_job(&scheduler, job.unwrap()).await.unwrap();
+    scheduler.start().await.unwrap();
+    let jobs = locks.jobs();
+    until("the job is known", || async {
+        jobs.show("reconcile").await.unwrap()?.plan.map(drop)
+    })
+    .await;
+    for (is_over, word) in [(true, "done"), (true, "failed"), (false, "running")] {
+        jobs.trigger("reconcile", None, "mia", "INC-7").await.unwrap();
+        until(word, || async {
+            let job = jobs.show("reconcile").await.unwrap()?;
+            (job.latest?.state.word() == word && job.current.is_none() == is_over).then_some(())
+        })
+        .await;
+    }
+    let page = read(locks).open(&format!("/job?k={}", hex("reconcile"))).await;
+    drop(scheduler);
+    page
 }

@@ -111,6 +111,19 @@ pub(super) fn alone(request: &Request, names: &Names) -> Cmd {
     call.cmd
 }
 
+/// Returns the call that makes the memory of an election live as long as the lease that the request renews with its record alone.
+pub(super) fn memory_alone(request: &Request, names: &Names) -> Option<Cmd> {
+    let renews = matches!(request.verb, Verb::Renew { .. }) && request.name.kind == Kind::Election;
+    renews.then(|| {
+        let mut call = CommandText::new(&ALONE, 1, 4, names.length(&request.name) + 100);
+        call.put(|word| names.push_memory(&request.name, word));
+        call.cmd.arg("m").arg("");
+        call.put_number(request.term.hold_ms());
+        call.cmd.arg("");
+        call.cmd
+    })
+}
+
 /// A script call under construction, with buffers for its words.
 struct CommandText {
     cmd: Cmd,

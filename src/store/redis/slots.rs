@@ -165,11 +165,16 @@ impl SlotBatch {
     /// Executes requests with their records alone: here, and then at the server that a slot is on its way to.
     async fn apply_alone(&mut self, alone: Vec<Alone>, replies: &mut [Option<Reply>]) -> Result<(), Failure> {
         let names = &self.store.names;
-        let mut calls = Vec::with_capacity(alone.len() + 1);
+        let memories = alone
+            .iter()
+            .filter_map(|alone| encode::memory_alone(&alone.request, names));
+        let memories: Vec<Cmd> = memories.collect();
+        let mut calls = Vec::with_capacity(alone.len() + memories.len() + 1);
         calls.push(ALONE.load_command());
         calls.extend(alone.iter().map(|alone| encode::alone(&alone.request, names)));
-        let answers = self.send(&calls).await?.into_iter().skip(1);
-        for (alone, answer) in alone.into_iter().zip(answers) {
+        calls.extend(memories.iter().cloned());
+        let mut answers = self.send(&calls).await?.into_iter().skip(1);
+        for (alone, answer) in alone.into_iter().zip(answers.by_ref()) {
             let place = alone.place;
             let reply = match answer.map_err(|error| self.refusal(error)) {
                 Ok(answer) => believed(Side::Source, &answer, alone.request.verb),
@@ -184,7 +189,20 @@ impl SlotBatch {
             };
             replies[place] = Some(reply);
         }
+        for (call, answer) in memories.into_iter().zip(answers) {
+            self.keep_memory(call, answer).await;
+        }
         Ok(())
+    }
+
+    /// Keeps what a leader proclaimed as long as its lease, at the target if the source does not have it. No lease depends on that,
+    /// so a failure is not reported: the next renewal tries again.
+    async fn keep_memory(&self, call: Cmd, answer: RedisResult<Value>) {
+        if let Err(error) = answer
+            && let (Some((SlotRefusal::Ask, Some(target))), _) = self.refusal(error)
+        {
+            let _ = self.ask_target(&target, call).await;
+        }
     }
 
     /// Executes a request with its record alone at the server that its slot is on its way to.
