@@ -140,7 +140,7 @@ impl Looks {
         let read = |before: Option<Arc<(Page, Tracks)>>| async move {
             let page = inspection.show(name).await?;
             let mut tracks = before.map(|seen| seen.1.clone()).unwrap_or_default();
-            tracks.note(&page.entries, now());
+            tracks.note(&page, now());
             Ok((page, tracks))
         };
         self.keys.get(key.clone(), FRESH, read).await

@@ -11,6 +11,14 @@ use crate::words::took;
 const WIDTH: f64 = 1000.0;
 /// The narrowest bar.
 const MIN_WIDTH: f64 = 3.0;
+/// A picture of what goes on grows in steps of this time, so that it does not change with each look.
+const STEP: Duration = Duration::from_secs(10);
+
+/// Returns the end of a picture that begins at `first` and has what goes on now.
+pub(crate) fn end_of_step(first: SystemTime, now: SystemTime) -> SystemTime {
+    let steps = now.duration_since(first).unwrap_or_default().as_secs() / STEP.as_secs();
+    first + STEP * (steps as u32 + 1)
+}
 
 /// Returns where a time lies between two others, from 0 to [`WIDTH`].
 fn place(at: SystemTime, (first, end): (SystemTime, SystemTime)) -> f64 {

@@ -3,19 +3,18 @@
 use std::time::{Duration, SystemTime};
 
 use maud::{Markup, html};
-use tenure::inspect::Entry;
+use tenure::inspect::Page;
 
 use crate::layout::{table, time};
 use crate::links::id;
-use crate::picture::span;
+use crate::picture::{end_of_step, span};
+use crate::text::shown;
 use crate::words;
 
 /// The most tracks of a key. Those that ended first are dropped first.
 const MAX_TRACKS: usize = 100;
 /// How long a track is kept after its end.
 const KEPT: Duration = Duration::from_secs(3600);
-/// The time line ends at a multiple of this time, so that it does not change with each look.
-const STEP: Duration = Duration::from_secs(10);
 
 /// A claim that held the key, or waited for it.
 #[derive(Clone)]
@@ -26,6 +25,8 @@ struct Track {
     from: SystemTime,
     until: SystemTime,
     is_present: bool,
+    /// Its server did not answer: whether the claim has ended is not known.
+    is_unseen: bool,
 }
 
 /// The claims of a key.
@@ -37,11 +38,13 @@ pub(crate) struct Tracks {
 
 impl Tracks {
     /// Notes what a look saw.
-    pub(crate) fn note(&mut self, entries: &[Entry], now: SystemTime) {
+    pub(crate) fn note(&mut self, page: &Page, now: SystemTime) {
+        let is_away = |of: &str| page.failures.iter().any(|(server, _)| &**server == of);
         for track in &mut self.tracks {
+            track.is_unseen = is_away(&track.name.0) && (track.is_present || track.is_unseen);
             track.is_present = false;
         }
-        for entry in entries {
+        for entry in &page.entries {
             let (server, kind) = (entry.server.to_string(), entry.kind.word());
             for holder in &entry.holders {
                 let name = (
@@ -93,6 +96,7 @@ impl Tracks {
                 from,
                 until: now,
                 is_present: true,
+                is_unseen: false,
             }),
         }
     }
@@ -101,8 +105,7 @@ impl Tracks {
     pub(crate) fn markup(&self) -> Markup {
         let now = self.now.unwrap_or(SystemTime::UNIX_EPOCH);
         let first = self.tracks.iter().map(|track| track.from).min().unwrap_or(now);
-        let since_first = now.duration_since(first).unwrap_or_default().as_secs() / STEP.as_secs();
-        let end = first + STEP * (since_first as u32 + 1);
+        let end = end_of_step(first, now);
         let rows: Vec<_> = self
             .tracks
             .iter()
@@ -137,13 +140,13 @@ impl Track {
         ];
         let cells = vec![
             html! { (self.node) },
-            html! { (kind) },
+            html! { (kind) " on " (shown(server)) },
             html! { (words::or_none(claim_text.clone())) " " (if *holds { "held" } else { "waited" }) },
             time(self.from, false),
             if self.is_present {
                 html! { "now" }
             } else {
-                time(self.until, false)
+                html! { @if self.is_unseen { "last seen " } (time(self.until, false)) }
             },
             span(&words, class, (first, end), (self.from, until)),
         ];

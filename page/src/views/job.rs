@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use axum::response::Response;
 use chrono_tz::Tz;
 use maud::{Markup, html};
-use tenure::scheduler::{ActEntry, HistoryEntry, JobEntry, JobHistory, JobRun};
+use tenure::scheduler::{ActEntry, HistoryEntry, JobEntry, JobHistory, JobRun, RunState};
 use tenure::{Error, Key};
 
 use crate::layout::{Tab, fact, name, table, time};
@@ -138,21 +138,23 @@ fn picture_of(job: &JobEntry, history: &JobHistory, zone: Tz) -> Markup {
     });
     let since = job.now.checked_sub(DAY).unwrap_or(SystemTime::UNIX_EPOCH);
     let runs: Vec<&JobRun> = runs.filter(|run| run.began >= since).collect();
-    let is_running = |run: &&JobRun| run.state == RunState::Running;
-    let end = |run: &&JobRun| match is_running(run) {
-        // The picture changes each ten seconds, not with each look.
-        true => round_up(job.now),
-        false => run.began + run.took.unwrap_or_default(),
-    };
-    let (Some(first), Some(last)) = (runs.iter().map(|run| run.began).min(), runs.iter().map(end).max())
-    else {
+    let Some(first) = runs.iter().map(|run| run.began).min() else {
         return html! { p #no-runs { "None." } };
+    };
+    let goes_on = runs.iter().any(|run| run.state == RunState::Running);
+    let last = runs
+        .iter()
+        .map(|run| run.began + run.took.unwrap_or_default())
+        .max();
+    let last = match goes_on {
+        true => picture::end_of_step(first, job.now),
+        false => last.unwrap_or(first),
     };
     html! {
         figure #runs-picture {
             (picture::runs(&runs, (first, last)))
             figcaption {
-                "From " (date_in(first, zone)) " to " (date_in(last, zone)) ". Above the line: done, or going on. Below it: failed, lost or ended "
+                "From " (date_in(first, zone)) " to " @if goes_on { "now" } @else { (date_in(last, zone)) } ". Above the line: done, or going on. Below it: failed, lost or ended "
                 "otherwise. A higher bar is a longer run. The history has the same runs as text."
             }
         }

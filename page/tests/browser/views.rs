@@ -155,10 +155,14 @@ async fn each_view_of_a_quorum_says_what_that_means_and_which_master_is_away() {
             .await;
         look("a master is away").await;
     }
+    // Whether its lease has ended is not known.
+    browser.until_text_of("#tracks", "last seen").await;
     servers[2].restart();
     let is_away = async || browser.text_of("#notices").await.contains("does not answer");
     browser
         .until("the master is back", async || !is_away().await)
         .await;
+    let tracks = browser.text_of("#tracks").await;
+    assert!(!tracks.contains("last seen"), "{tracks}");
     page.abort();
 }
