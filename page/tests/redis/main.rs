@@ -10,6 +10,12 @@
 )]
 
 #[allow(dead_code, reason = "other tests need the rest of it")]
+#[path = "../../../tests/live/cluster.rs"]
+mod cluster;
+#[allow(dead_code, reason = "other tests need the rest of it")]
+#[path = "../../../tests/live/deployment.rs"]
+mod deployment;
+#[allow(dead_code, reason = "other tests need the rest of it")]
 #[path = "../../../tests/live/server.rs"]
 mod server;
 #[allow(dead_code, reason = "other tests need the rest of it")]
@@ -24,8 +30,20 @@ use tenure::{Builder, Locks};
 use tenure_page::{Access, router};
 use tokio::time::sleep;
 
+use crate::cluster::{Cluster, slot_of};
 use crate::server::RedisServer;
-use crate::tools::{Browser, operated_by, read, until};
+use crate::tools::{Browser, hex, operated_by, read, until};
+
+/// What the files of the other tests need of theirs.
+mod help {
+    use std::time::Duration;
+
+    pub const PATIENCE: Duration = Duration::from_secs(60);
+
+    pub const fn ms(ms: u64) -> Duration {
+        Duration::from_millis(ms)
+    }
+}
 
 /// Returns how often the server executed each command, without those of this question.
 fn calls(server: &RedisServer) -> BTreeMap<String, u64> {
@@ -239,6 +257,39 @@ async fn a_page_goes_on_to_the_next_master() {
     }
     assert_eq!(found[..2], [0, 30]);
     assert!(found[2] >= 5_000, "{found:?}");
+}
+
+/// What is held in a half-moved slot is shown, and not taken.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_half_moved_slot_is_told() {
+    let cluster = tokio::task::block_in_place(|| Cluster::start(2, 0));
+    let seed = cluster.urls().remove(0);
+    let like = redis::Client::open(&*seed).unwrap();
+    let locks = Locks::builder().cluster(&[seed], like).await.unwrap();
+    let guard = locks.mutex("{order}:1").lock().await.unwrap();
+    let slot = slot_of("{order}");
+    let mut mia = operated_by(&locks, "mia");
+    let key = format!("/key?k={}", hex("{order}:1"));
+    let moving = cluster.begin_move(slot, 1 - cluster.master_of_slot(slot));
+    for migrated in [false, true] {
+        if migrated {
+            cluster.migrate_all(moving);
+        }
+        let page = mia.open(&key).await;
+        assert!(page.texts("h3").join("; ").contains("Held by"), "{}", page.body);
+        let steal = format!("/{}", page.links("a.act").remove(0));
+        let steps = mia.confirm(&steal, &[("grace", "0")]).await;
+        let steps = steps.join("; ");
+        assert!(steps.contains("on its way to another server"), "{steps}");
+        sleep(Duration::from_millis(1_100)).await;
+        let listed = mia.open("/leases").await.texts("#leases tr td:first-child");
+        assert_eq!(listed, ["{order}:1"], "migrated: {migrated}");
+    }
+    cluster.end_move(moving);
+    let steal = format!("/{}", mia.open(&key).await.links("a.act").remove(0));
+    let steps = mia.confirm(&steal, &[("grace", "0")]).await.join("; ");
+    assert!(steps.starts_with("Revoked"), "{steps}");
+    assert_eq!(guard.lost().await, tenure::error::LostCause::Revoked);
 }
 
 const LONGEST: Duration = Duration::from_secs(2);

@@ -12,6 +12,7 @@ use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::flaw::Plant;
 use crate::protocol::message::{Batch, BatchReply, Executed, Failure, Redirect, Reply, Request, Verb};
 use crate::protocol::redirects::{Fallback, Side, SlotRefusal, after_alone, after_script, is_believed};
+use crate::store::ServerId;
 use crate::store::redis::config::Config;
 use crate::store::redis::connection::{failure, read_time};
 use crate::store::redis::decode::{self, result};
@@ -276,15 +277,19 @@ pub(super) fn action_failure(cluster: &Cluster, store: &Config, error: RedisErro
         Some("ASK" | "TRYAGAIN" | "CLUSTERDOWN") => Redirect::Pending,
         _ => return failure(error),
     };
-    if let (Redirect::Moved, Some(detail)) = (redirect, error.detail())
-        && let Some((slot, address)) = read_redirect(detail, store)
-    {
-        cluster.correct(slot, &address);
-    }
+    note_moved(cluster, store, &error);
     Failure {
         executed: Executed::Elsewhere(redirect),
         ..failure(error)
     }
+}
+
+/// Corrects the map after an error that names the new server of a slot, and returns that server.
+pub(super) fn note_moved(cluster: &Cluster, asked: &Config, error: &RedisError) -> Option<ServerId> {
+    let detail = error.detail().filter(|_| error.code() == Some("MOVED"))?;
+    let (slot, address) = read_redirect(detail, asked)?;
+    cluster.correct(slot, &address);
+    Some(cluster.server(slot))
 }
 
 /// Returns the reply to a request that a server executed with its record alone.

@@ -12,6 +12,7 @@ use crate::store::redis::inspector::answers::{is_refused_with, read};
 use crate::store::redis::inspector::connections::Connections;
 use crate::store::redis::link::is_master_of_quorum;
 use crate::store::redis::script::{LuaScript, REVOKE};
+use crate::store::redis::slots::note_moved;
 use crate::store::redis::{encode, format, names};
 use crate::store::{ServerId, StoreKind};
 
@@ -113,19 +114,22 @@ impl Stealer<'_> {
         self.last_answer(server, &pipe).await
     }
 
+    /// Returns the last answer. A server that does not serve the slot executed nothing, and the server that it names is asked.
     async fn last_answer(&self, server: ServerId, pipe: &Pipeline) -> Result<Value, StoreError> {
-        let mut last = Value::Nil;
-        for answer in self.connections.ask(server, pipe).await? {
-            if let Value::ServerError(error) = &answer
-                && is_refused_with(&answer, &["ASK", "TRYAGAIN"])
-            {
-                // The script needs all keys of the name at one server.
-                let text = format!("its slot is on its way to another server; the server said: {error}");
-                return Err(StoreError::refused(StoreRefusal::Unready(text)));
-            }
-            last = read(result(answer))?;
-        }
-        Ok(last)
+        let answered = self.connections.ask(server, pipe).await?;
+        let Some(new) = self.moved_to(server, &answered) else {
+            return last(answered);
+        };
+        last(self.connections.ask(new, pipe).await?)
+    }
+
+    /// Returns the server that the answers name instead of this one.
+    fn moved_to(&self, server: ServerId, answers: &[Value]) -> Option<ServerId> {
+        let config = &self.connections.config;
+        let cluster = config.topology.cluster()?;
+        let asked = config.at(cluster.address(server)?).ok()?;
+        let error = result(answers.last()?.clone()).err()?;
+        note_moved(cluster, &asked, &error)
     }
 
     /// Appends to the audit list.
@@ -150,7 +154,7 @@ impl Stealer<'_> {
         for from in (0..MAX_AUDIT).step_by(AUDIT_PAGE) {
             let mut pipe = redis::pipe();
             pipe.cmd("LRANGE").arg(&list).arg(from).arg(from + AUDIT_PAGE - 1);
-            let texts: Vec<Vec<u8>> = read(result(self.connections.ask_one(server, &pipe).await?))?;
+            let texts: Vec<Vec<u8>> = read(Ok(self.last_answer(server, &pipe).await?))?;
             found.extend(texts.iter().map(|text| read_audit(text)));
             if texts.len() < AUDIT_PAGE {
                 break;
@@ -167,6 +171,21 @@ impl Stealer<'_> {
         cluster.read(&self.connections.config).await?;
         Ok(cluster.server(slot))
     }
+}
+
+fn last(answers: Vec<Value>) -> Result<Value, StoreError> {
+    let mut last = Value::Nil;
+    for answer in answers {
+        if let Value::ServerError(error) = &answer
+            && is_refused_with(&answer, &["ASK", "TRYAGAIN"])
+        {
+            // The script needs all keys of the name at one server.
+            let text = format!("its slot is on its way to another server; the server said: {error}");
+            return Err(StoreError::refused(StoreRefusal::Unready(text)));
+        }
+        last = read(result(answer))?;
+    }
+    Ok(last)
 }
 
 fn steal_reply(text: &str) -> Option<StealReply> {
