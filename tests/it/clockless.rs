@@ -69,7 +69,7 @@ const ALLOWED: &[(&str, usize, &str)] = &[
     ("live/torture/faults.rs", 1, TORTURE),
     ("live/torture/quorums.rs", 1, TORTURE),
     ("live/torture/travel.rs", 1, TORTURE),
-    ("live/torture/worker.rs", 2, TORTURE),
+    ("live/torture/worker.rs", 3, TORTURE),
     ("live/writes.rs", 2, PATIENCE),
     ("live/writes_of_several.rs", 2, PATIENCE),
     ("support/alone.rs", 1, PATIENCE),

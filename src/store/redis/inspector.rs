@@ -151,7 +151,7 @@ struct Budget {
 }
 
 /// What one server shows on a page.
-struct Part<V> {
+struct ServerPart<V> {
     view: V,
     /// The cursor of the next SCAN of the server. 0: there is none.
     cursor: u64,
@@ -159,14 +159,14 @@ struct Part<V> {
 }
 
 /// A page, of one server or of several.
-struct Parts<V> {
+struct ListedPage<V> {
     views: Vec<V>,
     next: Option<Position>,
     failures: Vec<(Arc<str>, StoreError)>,
 }
 
-impl From<Parts<ServerView>> for InspectAnswer {
-    fn from(page: Parts<ServerView>) -> InspectAnswer {
+impl From<ListedPage<ServerView>> for InspectAnswer {
+    fn from(page: ListedPage<ServerView>) -> InspectAnswer {
         InspectAnswer {
             views: page.views,
             next: page.next,
@@ -201,16 +201,16 @@ impl Inner {
     }
 
     /// Reads a page from a position on. The servers follow each other.
-    async fn page<V, P: Future<Output = Result<Part<V>, StoreError>>>(
+    async fn page<V, P: Future<Output = Result<ServerPart<V>, StoreError>>>(
         &self,
         from: Option<Position>,
         page: impl Fn(ServerId, u64, Budget) -> P,
-    ) -> Result<Parts<V>, StoreError> {
+    ) -> Result<ListedPage<V>, StoreError> {
         let (at, cursor) = match from {
             Some(Position::Scan(at, cursor)) => (ServerId(at), cursor),
             _ => (ServerId(0), 0),
         };
-        let mut read = Parts {
+        let mut read = ListedPage {
             views: Vec::new(),
             next: None,
             failures: Vec::new(),
@@ -271,7 +271,7 @@ impl Inner {
         cursor: u64,
         left: Budget,
         prefix: &[u8],
-    ) -> Result<Part<ServerView>, StoreError> {
+    ) -> Result<ServerPart<ServerView>, StoreError> {
         let mut pattern = b"*".to_vec();
         format::escape_pattern(prefix, &mut pattern);
         pattern.push(b'*');
@@ -299,7 +299,7 @@ impl Inner {
         // A name with a record is listed when SCAN returns the record.
         view.keys
             .retain(|key| key.record == RecordView::Free || found.get(&key.name) == Some(&true));
-        Ok(Part { view, cursor, left })
+        Ok(ServerPart { view, cursor, left })
     }
 
     async fn list_nodes(
@@ -307,7 +307,7 @@ impl Inner {
         server: ServerId,
         cursor: u64,
         left: Budget,
-    ) -> Result<Part<ServerView>, StoreError> {
+    ) -> Result<ServerPart<ServerView>, StoreError> {
         let mut nodes = BTreeSet::new();
         let pattern = names::presence("*");
         let (cursor, left) = self
@@ -321,7 +321,7 @@ impl Inner {
         let (mut view, _) = self.view(server, &[], false).await?;
         view.nodes = self.nodes(server, nodes).await?;
         view.nodes.retain(|_, node| node.presence.is_some());
-        Ok(Part { view, cursor, left })
+        Ok(ServerPart { view, cursor, left })
     }
 
     async fn show(&self, key: &Key) -> Result<InspectAnswer, StoreError> {

@@ -15,7 +15,7 @@ use crate::store::redis::decode::{malformed, result};
 use crate::store::redis::format;
 use crate::store::redis::inspector::answers::{has_other_type, is_refused_with, next, optional, read};
 use crate::store::redis::inspector::keys::KeyReader;
-use crate::store::redis::inspector::{Budget, Inner, Part};
+use crate::store::redis::inspector::{Budget, Inner, ServerPart};
 use crate::store::redis::script::JOB_ACT;
 use crate::store::redis::{job_record, names};
 
@@ -86,7 +86,7 @@ impl Inner {
         cursor: u64,
         left: Budget,
         prefix: &[u8],
-    ) -> Result<Part<Vec<JobView>>, StoreError> {
+    ) -> Result<ServerPart<Vec<JobView>>, StoreError> {
         let names = &self.config.names;
         let mut pattern = names::MEMORIES_OF_JOBS.as_bytes().to_vec();
         format::escape_pattern(&[&*names.prefix, prefix].concat(), &mut pattern);
@@ -101,7 +101,7 @@ impl Inner {
         let found: Vec<Name> = found.into_iter().collect();
         // A job whose slot leaves this server is listed by the other one.
         let (view, _) = self.read_jobs(server, &found, JobReading::Listed).await?;
-        Ok(Part { view, cursor, left })
+        Ok(ServerPart { view, cursor, left })
     }
 
     /// Executes an act of an operator about a job. Returns the server's date in microseconds, too.
