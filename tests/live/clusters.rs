@@ -8,7 +8,7 @@ use tenure::{Error, Guard, Locks, Recovery};
 
 use crate::bad_input::{options, refused, tells};
 use crate::cluster::{Cluster, slot_of};
-use crate::deployment::query;
+use crate::deployment::{info, query};
 use crate::help::{HOUR, ms, on_cluster, soon};
 use crate::server::RedisServer;
 use crate::store::acl;
@@ -234,6 +234,49 @@ async fn leases_are_renewed_and_released_in_a_half_moved_slot_with_the_records_a
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn leases_are_renewed_and_released_in_a_half_moved_slot_with_the_records_at_the_target() {
     half_moved(true).await;
+}
+
+/// The records are at the source, and there is no proclaimed value that the target might have.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_leader_outlives_a_target_that_hangs_while_its_slot_is_half_moved() {
+    let settings = [
+        "--cluster-require-full-coverage",
+        "no",
+        "--cluster-node-timeout",
+        "15000",
+    ];
+    let cluster = Cluster::start_with(3, 0, &settings);
+    let lease = ms(1_500);
+    let locks = node(&cluster, lease).await;
+    let slot = slot(&cluster, "order");
+    let leads = soon(locks.election("{order}:leader").campaign()).await.unwrap();
+    let beside = soon(locks.mutex("{order}:1").lock()).await.unwrap();
+    let moving = cluster.begin_move(slot, other_master(&cluster, slot));
+    cluster.freeze(moving.to);
+    hold(&[leads, beside], lease).await;
+    cluster.thaw(moving.to);
+    cluster.abort_move(moving);
+}
+
+/// What an operator asks of a server that does not serve the slot any more is asked of the server that does.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_operator_follows_a_slot_that_has_moved() {
+    let cluster = Cluster::start(2, 0);
+    let operator = node(&cluster, ms(1_000)).await;
+    let slot = slot_of("tenure1:a:lock:");
+    // The map is read again if it is older than a second: on a slow machine it may be.
+    for _ in 0..10 {
+        let from = cluster.master_of_slot(slot);
+        let moved = || info(cluster.server(from), "errorstat_MOVED");
+        let before = moved();
+        soon(operator.inspect().audit()).await.unwrap();
+        cluster.move_slot(slot, 1 - from);
+        assert!(soon(operator.inspect().audit()).await.unwrap().is_empty());
+        if moved() != before {
+            return;
+        }
+    }
+    panic!("no question came to a server that does not serve its slot any more");
 }
 
 /// The rights of the guide are enough on a cluster, also in a half-moved slot, and those that it adds are needed.

@@ -143,7 +143,7 @@ impl Inspect for RedisInspector {
     }
 }
 
-/// What a page may still use. It ends when either is used up.
+/// What a page may still use. The page ends when either is used up, or with a failure behind what was read.
 #[derive(Debug, Clone, Copy)]
 struct Budget {
     scans: usize,
@@ -153,7 +153,7 @@ struct Budget {
 /// What one server shows on a page.
 struct ServerPart<V> {
     view: V,
-    /// The cursor of the next SCAN of the server. 0: there is none.
+    /// The cursor of the next SCAN of the server; 0 after the last one.
     cursor: u64,
     left: Budget,
 }
@@ -235,10 +235,19 @@ impl Inner {
                         break;
                     }
                 }
+                // What was read is shown. The next page tells the failure, if the server still fails.
+                Err(_) if !read.views.is_empty() && !self.is_quorum() => {
+                    read.next = Some(Position::Scan(server.0, cursor));
+                    break;
+                }
                 Err(error) => self.note_failure(server, error, &mut read.failures)?,
             }
         }
         Ok(read)
+    }
+
+    fn is_quorum(&self) -> bool {
+        self.config.topology.masters().is_some()
     }
 
     /// Notes that a master of a quorum does not answer. Every other server must answer.
@@ -248,7 +257,7 @@ impl Inner {
         error: StoreError,
         failures: &mut Vec<(Arc<str>, StoreError)>,
     ) -> Result<(), StoreError> {
-        if self.config.topology.masters().is_none() {
+        if !self.is_quorum() {
             return Err(error);
         }
         failures.push((self.config.master(server).server().into(), error));

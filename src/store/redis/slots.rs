@@ -3,10 +3,12 @@
 //! A request is never sent to another server, except with its record alone while its slot is on its way: another server
 //! would not know the order of the session, and the not-after is in the time of this one.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, Pipeline, RedisError, RedisResult, Value};
+use tokio::time::timeout;
 
 use crate::error::{StoreError, StoreErrorKind, StoreRefusal};
 use crate::protocol::flaw::Plant;
@@ -37,6 +39,7 @@ struct Alone {
 }
 
 /// A batch that is sent to a server of a cluster.
+#[derive(Clone)]
 pub(super) struct SlotBatch {
     pub(super) connection: MultiplexedConnection,
     pub(super) store: Arc<Config>,
@@ -175,6 +178,7 @@ impl SlotBatch {
         calls.extend(alone.iter().map(|alone| encode::alone(&alone.request, names)));
         calls.extend(memories.iter().cloned());
         let mut answers = self.send(&calls).await?.into_iter().skip(1);
+        let mut at_targets: BTreeMap<Address, Vec<Alone>> = BTreeMap::new();
         for (alone, answer) in alone.into_iter().zip(answers.by_ref()) {
             let place = alone.place;
             let reply = match answer.map_err(|error| self.refusal(error)) {
@@ -182,7 +186,10 @@ impl SlotBatch {
                 Err((Some((said, target)), error)) => match after_alone(Side::Source, said) {
                     Fallback::Report(redirect) => elsewhere(redirect, &error),
                     Fallback::Alone(_) => match target.or_else(|| alone.target.clone()) {
-                        Some(target) => self.apply_at(&target, &alone.request).await,
+                        Some(target) => {
+                            at_targets.entry(target).or_default().push(alone);
+                            continue;
+                        }
                         None => elsewhere(Redirect::Pending, &error),
                     },
                 },
@@ -190,51 +197,79 @@ impl SlotBatch {
             };
             replies[place] = Some(reply);
         }
-        for (call, answer) in memories.into_iter().zip(answers) {
-            self.keep_memory(call, answer).await;
+        self.keep_memories(memories, answers);
+        for (target, alone) in at_targets {
+            for (alone, reply) in alone.iter().zip(self.apply_at(&target, &alone).await) {
+                replies[alone.place] = Some(reply);
+            }
         }
         Ok(())
     }
 
-    /// Keeps what a leader proclaimed as long as its lease, at the target if the source does not have it. No lease depends on that,
-    /// so a failure is not reported: the next renewal tries again.
-    async fn keep_memory(&self, call: Cmd, answer: RedisResult<Value>) {
-        if let Err(error) = answer
-            && let (Some((SlotRefusal::Ask, Some(target))), _) = self.refusal(error)
-        {
-            let _ = self.ask_target(&target, call).await;
+    /// Keeps what leaders proclaimed as long as their leases, at the target if the source does not have it. No reply waits for a
+    /// target: it may hang, and the records may be at the source. After a failure the next renewal tries again.
+    fn keep_memories(&self, memories: Vec<Cmd>, answers: impl Iterator<Item = RedisResult<Value>>) {
+        let mut at_targets: BTreeMap<Address, Vec<Cmd>> = BTreeMap::new();
+        for (call, answer) in memories.into_iter().zip(answers) {
+            if let Err(error) = answer
+                && let (Some((SlotRefusal::Ask, Some(target))), _) = self.refusal(error)
+            {
+                at_targets.entry(target).or_default().push(call);
+            }
+        }
+        for (target, calls) in at_targets {
+            let batch = self.clone();
+            tokio::spawn(async move {
+                let _ = timeout(batch.store.timeout, batch.ask_target(&target, &calls)).await;
+            });
         }
     }
 
-    /// Executes a request with its record alone at the server that its slot is on its way to.
-    async fn apply_at(&self, target: &Address, request: &Request) -> Reply {
-        let call = encode::alone(request, &self.store.names);
-        match self.ask_target(target, call).await {
-            Ok(answer) => believed(Side::Target, &answer, request.verb),
-            // A renewal that may have been executed does no harm, and a leave is repeated.
-            Err(error) => Reply::Failed(Box::new(Failure {
+    /// Executes requests with their records alone at the server that their slot is on its way to.
+    async fn apply_at(&self, target: &Address, alone: &[Alone]) -> Vec<Reply> {
+        let calls = alone
+            .iter()
+            .map(|alone| encode::alone(&alone.request, &self.store.names));
+        let answers = self.ask_target(target, &calls.collect::<Vec<_>>()).await;
+        // A renewal that may have been executed does no harm, and a leave is repeated.
+        let failed = |error| {
+            Reply::Failed(Box::new(Failure {
                 executed: Executed::Unknown,
                 error,
-            })),
+            }))
+        };
+        match answers {
+            Ok(answers) => {
+                let reply = |(alone, answer): (&Alone, RedisResult<Value>)| match answer {
+                    Ok(answer) => believed(Side::Target, &answer, alone.request.verb),
+                    Err(error) => failed(interrupted(target, error)),
+                };
+                alone.iter().zip(answers).map(reply).collect()
+            }
+            Err(error) => alone.iter().map(|_| failed(error.clone())).collect(),
         }
     }
 
-    /// Executes a script of one key at the server that a slot is moving to.
-    async fn ask_target(&self, address: &Address, call: Cmd) -> Result<Value, StoreError> {
+    /// Executes scripts of one key at the server that a slot is moving to.
+    async fn ask_target(
+        &self,
+        address: &Address,
+        calls: &[Cmd],
+    ) -> Result<Vec<RedisResult<Value>>, StoreError> {
         let mut connection = self.cluster.connection(&self.store, address).await?;
+        let count = 1 + 2 * calls.len();
+        let mut pipeline = Pipeline::with_capacity(count);
         // SCRIPT LOAD ends what ASKING begins, so it comes first.
-        let mut pipeline = Pipeline::with_capacity(3);
         pipeline.add_command(ALONE.load_command());
-        pipeline.cmd("ASKING");
-        pipeline.add_command(call);
-        let answers = connection.send_packed_commands(&pipeline, 0, 3).await;
-        let answer = answers.and_then(|answers| result(answers.into_iter().nth(2).unwrap_or(Value::Nil)));
-        match answer {
-            Ok(answer) => Ok(answer),
+        for call in calls {
+            pipeline.cmd("ASKING");
+            pipeline.add_command(call.clone());
+        }
+        match connection.send_packed_commands(&pipeline, 0, count).await {
+            Ok(answers) => Ok(answers.into_iter().skip(2).step_by(2).map(result).collect()),
             Err(error) => {
                 self.cluster.note_error(address, &error).await;
-                let text = format_args!("{}:{}: {error}", address.0, address.1);
-                Err(StoreError::new(StoreErrorKind::Interrupted, text).with_source(error))
+                Err(interrupted(address, error))
             }
         }
     }
@@ -268,6 +303,15 @@ impl SlotBatch {
         }
         (Some((said, target)), failure)
     }
+}
+
+/// Returns the error of a request at the server that its slot is moving to.
+fn interrupted((host, port): &Address, error: RedisError) -> StoreError {
+    StoreError::new(
+        StoreErrorKind::Interrupted,
+        format_args!("{host}:{port}: {error}"),
+    )
+    .with_source(error)
 }
 
 /// Returns what the error of a call on a cluster means for an action: it was not executed if the slot is elsewhere.

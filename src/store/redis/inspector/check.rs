@@ -214,8 +214,9 @@ impl Inner {
             }
         }
         let slot = names.slot(&Name::lock(key.clone()));
-        let server = self.stealer().server_of(slot).await?;
-        read::<i64>(result(self.connections.ask_one(server, &remove).await?)).map(drop)
+        let stealer = self.stealer();
+        let server = stealer.server_of(slot).await?;
+        read::<i64>(Ok(stealer.last_answer(server, &remove).await?)).map(drop)
     }
 }
 

@@ -114,13 +114,14 @@ impl Stealer<'_> {
         self.last_answer(server, &pipe).await
     }
 
-    /// Returns the last answer. A server that does not serve the slot executed nothing, and the server that it names is asked.
-    async fn last_answer(&self, server: ServerId, pipe: &Pipeline) -> Result<Value, StoreError> {
+    /// Returns the last answer, which is that of the only command with a key. A server that does not serve its slot did not execute
+    /// it, and the server that it names is asked.
+    pub(super) async fn last_answer(&self, server: ServerId, pipe: &Pipeline) -> Result<Value, StoreError> {
         let answered = self.connections.ask(server, pipe).await?;
         let Some(new) = self.moved_to(server, &answered) else {
-            return last(answered);
+            return last_of(answered);
         };
-        last(self.connections.ask(new, pipe).await?)
+        last_of(self.connections.ask(new, pipe).await?)
     }
 
     /// Returns the server that the answers name instead of this one.
@@ -138,20 +139,21 @@ impl Stealer<'_> {
         let server = self
             .server_of(self.connections.config.names.slot_of_key(&list))
             .await?;
-        let mut pipe = redis::pipe();
-        pipe.cmd("LPUSH").arg(&list).arg(audit_text(record));
-        pipe.cmd("LTRIM").arg(&list).arg(0).arg(MAX_AUDIT - 1);
-        self.last_answer(server, &pipe).await.map(drop)
+        // One by one: if the list moves between them, the entry is not written twice.
+        let (mut push, mut trim) = (redis::pipe(), redis::pipe());
+        push.cmd("LPUSH").arg(&list).arg(audit_text(record));
+        trim.cmd("LTRIM").arg(&list).arg(0).arg(MAX_AUDIT - 1);
+        self.last_answer(server, &push).await?;
+        self.last_answer(server, &trim).await.map(drop)
     }
 
     /// Returns the audit list, the latest entry first.
     pub(super) async fn audit(&self) -> Result<Vec<AuditEntry>, StoreError> {
         let list = self.connections.config.names.audit();
-        let server = self
-            .server_of(self.connections.config.names.slot_of_key(&list))
-            .await?;
+        let slot = self.connections.config.names.slot_of_key(&list);
         let mut found = Vec::new();
         for from in (0..MAX_AUDIT).step_by(AUDIT_PAGE) {
+            let server = self.server_of(slot).await?;
             let mut pipe = redis::pipe();
             pipe.cmd("LRANGE").arg(&list).arg(from).arg(from + AUDIT_PAGE - 1);
             let texts: Vec<Vec<u8>> = read(Ok(self.last_answer(server, &pipe).await?))?;
@@ -173,7 +175,8 @@ impl Stealer<'_> {
     }
 }
 
-fn last(answers: Vec<Value>) -> Result<Value, StoreError> {
+/// Returns the last answer, or the first refusal.
+fn last_of(answers: Vec<Value>) -> Result<Value, StoreError> {
     let mut last = Value::Nil;
     for answer in answers {
         if let Value::ServerError(error) = &answer

@@ -1,12 +1,13 @@
 -- alone: extends or releases an owner's lease with the record alone, while other names of the key are on another server of
 -- the cluster. It creates nothing, hands over to no waiter, and neither reads nor writes the clock.
--- KEYS[1]  record   string or zset, see open.lua and weighted.lua; of m the memory of an election, see elect.lua
--- ARGV[1]  verb: r = renew, a = assert a fixed lease, l = leave, m = a memory lives as long as the leader's lease
+-- For the verb m the key is the memory of an election instead, which lives as long as the leader's lease.
+-- KEYS[1]  record   string or zset, see open.lua and weighted.lua; memory, see elect.lua
+-- ARGV[1]  verb: r = renew, a = assert a fixed lease, l = leave, m = keep the memory
 -- ARGV[2]  holder: <node>:<claim>:<nonce>:
 -- ARGV[3]  hold in ms
 -- ARGV[4]  of permits <permits>/<capacity>, else empty
--- returns  integer = the holder owns the lease, its number; 0 = released; X = gone; ! = an operator revoked it; N = there was nothing to release;
---          E<error>
+-- returns  integer = the holder owns the lease, its number; 0 = released, or the memory is kept if there is one; X = gone;
+--          ! = an operator revoked it; N = there was nothing to release; E<error>
 local call, key, verb, holder, hold = redis.call, KEYS[1], ARGV[1], ARGV[2], ARGV[3]
 if verb == 'm' then
   if call('PTTL', key) < hold + 0 then call('PEXPIRE', key, hold) end
