@@ -5,8 +5,8 @@ use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::pin::Pin;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -401,29 +401,44 @@ struct Stall {
     worst: AtomicU64,
     /// When the nap or the question began that goes on; 0: there is none.
     since: AtomicU64,
+    /// The begin and end of each that took longer than [`Canary::NOTED`].
+    noted: std::sync::Mutex<Vec<(u64, u64)>>,
 }
 
 impl Stall {
     fn begin(&self) {
-        self.since.store(now().as_nanos() as u64, Ordering::Relaxed);
+        self.since.store(now().as_nanos() as u64, Ordering::SeqCst);
     }
 
     fn end(&self) {
-        let took = now().as_nanos() as u64 - self.since.swap(0, Ordering::Relaxed);
-        self.worst.fetch_max(took, Ordering::Relaxed);
+        let (since, end) = (self.since.load(Ordering::SeqCst), now().as_nanos() as u64);
+        self.worst.fetch_max(end - since, Ordering::SeqCst);
+        if end - since > Canary::NOTED.as_nanos() as u64 {
+            let mut noted = self.noted.lock().unwrap_or_else(PoisonError::into_inner);
+            noted.push((since, end));
+        }
+        self.since.store(0, Ordering::SeqCst);
+    }
+
+    /// Ends a measurement that says nothing.
+    fn forget(&self) {
+        self.since.store(0, Ordering::SeqCst);
     }
 
     fn worst(&self) -> Duration {
-        let worst = Duration::from_nanos(self.worst.load(Ordering::Relaxed));
-        match self.since.load(Ordering::Relaxed) {
-            0 => worst,
-            since => worst.max(now().saturating_sub(Duration::from_nanos(since))),
-        }
+        // In this order, a stall that ends meanwhile is seen.
+        let going_on = match self.since.load(Ordering::SeqCst) {
+            0 => Duration::ZERO,
+            since => now().saturating_sub(Duration::from_nanos(since)),
+        };
+        going_on.max(Duration::from_nanos(self.worst.load(Ordering::SeqCst)))
     }
 }
 
 impl Canary {
     const NAP: Duration = ms(5);
+    /// How long a stall takes that is noted with its time.
+    const NOTED: Duration = ms(50);
 
     pub fn start() -> Self {
         let mut canary = Canary {
@@ -447,7 +462,7 @@ impl Canary {
         self.spawn(move |stall, stop| {
             while !stop.load(Ordering::Relaxed) {
                 let _ = keep_pinging(port, stall, stop);
-                stall.since.store(0, Ordering::Relaxed);
+                stall.forget();
                 std::thread::sleep(Canary::NAP);
             }
         });
@@ -464,6 +479,14 @@ impl Canary {
     pub fn worst(&self) -> Duration {
         let nap = self.stalls[0].worst().saturating_sub(Canary::NAP);
         nap.max(self.slowest_answer())
+    }
+
+    /// Returns the begin and end of each stall that took longer than this, on the clock of [`now`].
+    pub fn stalls(&self, longer_than: Duration) -> Vec<(u64, u64)> {
+        let noted = |stall: &Arc<Stall>| stall.noted.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let stalls = self.stalls.iter().flat_map(noted);
+        let is_long = |(from, to): &(u64, u64)| Duration::from_nanos(to - from) > longer_than;
+        stalls.filter(is_long).collect()
     }
 
     /// Returns the longest time that a watched server took to answer.
@@ -487,8 +510,10 @@ fn keep_pinging(port: u16, stall: &Stall, stop: &AtomicBool) -> std::io::Result<
                 Ok(length) if answer[..length].ends_with(b"\n") => break,
                 Ok(_) => {}
                 Err(_) if stop.load(Ordering::Relaxed) => return Ok(()),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
-                Err(error) => return Err(error),
+                Err(error) => match error.kind() {
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted => {}
+                    _ => return Err(error),
+                },
             }
         }
         stall.end();

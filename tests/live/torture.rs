@@ -246,6 +246,8 @@ impl Variant {
             bare: Vec::new(),
             lateness: LATENESS + 2 * stall,
             harmless_stall: self.lease / 4,
+            stalls: Vec::new(),
+            lease: self.lease,
             losses: self.faults.contains(&Fault::Stop) || stall > self.lease / 4,
             counters: self.counter.then(|| counters.collect()),
             notes: (0..KEYS).map(|key| notes::written(&server, key)).collect(),

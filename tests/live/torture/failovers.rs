@@ -172,6 +172,8 @@ impl Variant {
             lateness: LATENESS + 2 * stall,
             bound: self.bound() + 2 * stall + ms(250),
             harmless_stall: self.lease / 4,
+            stalls: Vec::new(),
+            lease: self.lease,
             losses: stall > self.lease / 4,
             counters: Some(counters.collect()),
             notes: (0..KEYS).map(|key| notes::written(last, key)).collect(),

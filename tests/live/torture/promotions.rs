@@ -36,6 +36,14 @@ impl Case {
         self.promotions_at(at).next().is_some()
     }
 
+    /// Returns whether a stall may explain a loss at this time: the renewals of a lease failed or were late, and so may be those
+    /// after it, because connections are opened again.
+    pub fn is_of_stall(&self, at: u64) -> bool {
+        let later = 2 * self.lease.as_nanos() as u64;
+        let mut stalls = self.stalls.iter();
+        stalls.any(|(from, to)| *from <= at && at < to + later)
+    }
+
     /// Returns whether a lease on the key may have had no majority at this time.
     pub fn had_bare_majority(&self, key: usize, at: u64) -> bool {
         let is_then = |bare: &BareMajority| bare.from <= at && at < bare.to + self.lateness_ns();
@@ -104,6 +112,8 @@ fn found<L: AsRef<str>>(lines: &[L]) -> Findings {
         bound: Duration::from_secs(100),
         losses: false,
         harmless_stall: Duration::from_millis(500),
+        stalls: vec![(70 * SECOND, 71 * SECOND)],
+        lease: Duration::from_secs(2),
         counters: Some(vec![0, 0]),
         notes: vec![Vec::new(), Vec::new()],
     };
@@ -148,11 +158,30 @@ fn a_promotion_explains_a_loss_that_begins_meanwhile() {
 fn a_process_that_stood_still_explains_a_loss() {
     let lost = ["30 granted 0 0 7 write", "36 check 0 0", "36 lost 0 Deadline"];
     breaks("lost, but nothing stood still", &lost);
-    breaks(
-        "lost, but nothing stood still",
-        &[&lost[..], &["37 event stalled 500"]].concat(),
-    );
-    is_fine(&[&lost[..], &["37 event stalled 501"]].concat());
+    let with = |stall| [&lost[..], &[stall]].concat();
+    let rule = "lost, but nothing stood still";
+    breaks(rule, &with("37 event stalled 500"));
+    is_fine(&with("37 event stalled 1001"));
+    is_fine(&with("36 event stalled 501"));
+    breaks(rule, &with("32 event stalled 9000"));
+    // The loss was before the stall.
+    breaks(rule, &with("37 event stalled 501"));
+}
+
+#[test]
+fn a_server_that_stood_still_explains_a_loss() {
+    let lost = |at: &str| {
+        [
+            "68 granted 0 0 7 write".to_owned(),
+            format!("{at} check 0 0"),
+            format!("{at} lost 0 Deadline"),
+        ]
+    };
+    let rule = "lost, but nothing stood still";
+    breaks(rule, &lost("69"));
+    is_fine(&lost("70"));
+    is_fine(&lost("74"));
+    breaks(rule, &lost("75"));
 }
 
 #[test]

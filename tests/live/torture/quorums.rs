@@ -127,6 +127,8 @@ impl Variant {
             troubles: std::mem::take(&mut scene.outages),
             bound: self.bound() + 2 * stall + ms(250),
             harmless_stall: self.lease / 4,
+            stalls: Vec::new(),
+            lease: self.lease,
             losses: stall > self.lease / 4,
             promotions: std::mem::take(&mut scene.explained),
             bare: std::mem::take(&mut scene.bare),

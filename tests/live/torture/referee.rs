@@ -52,8 +52,11 @@ pub struct Case {
     pub bound: Duration,
     /// Whether a holder may lose its lease.
     pub losses: bool,
-    /// The longest stall of a process that costs no lease.
+    /// The longest stall of a process or a server that costs no lease.
     pub harmless_stall: Duration,
+    /// When each longer stall of a server began and ended.
+    pub stalls: Vec<(u64, u64)>,
+    pub lease: Duration,
     /// The values of the counters at the end.
     pub counters: Option<Vec<u64>>,
     /// For each key the fences that holders noted, in their order.
@@ -208,14 +211,10 @@ pub fn judge(case: &Case) -> (Tally, Findings) {
         .iter()
         .map(|(_, path)| std::fs::read_to_string(path).unwrap_or_default());
     let texts: Vec<String> = texts.collect();
-    // A process that stood still may lose its leases.
-    let stall = texts
-        .iter()
-        .flat_map(|text| text.split(" event stalled ").skip(1));
-    let stall = stall.filter_map(|rest| rest.split_once('\n')?.0.parse().ok());
-    let stall = stall.map(Duration::from_millis).max().unwrap_or_default();
+    let mut stalls = case.stalls.clone();
+    stalls.extend(texts.iter().flat_map(|text| stalls_of(text, case.harmless_stall)));
     let case = &Case {
-        losses: case.losses || stall > case.harmless_stall,
+        stalls,
         ..case.clone()
     };
     for (process, ((label, _), text)) in case.journals.iter().zip(&texts).enumerate() {
@@ -254,6 +253,17 @@ pub fn judge(case: &Case) -> (Tally, Findings) {
     let of_permits: Vec<&Hold> = holds.iter().filter(|hold| hold.permits > 0).collect();
     capacity(case, &of_permits, &mut tally, &mut findings);
     (tally, findings)
+}
+
+/// Returns the begin and end of each stall that a process noted, and that was longer than this.
+fn stalls_of(text: &str, harmless: Duration) -> impl Iterator<Item = (u64, u64)> {
+    let noted = text.lines().filter_map(|line| {
+        let (at, took) = line.split_once(" event stalled ")?;
+        let (to, took) = (at.parse::<u64>().ok()?, took.parse().ok()?);
+        Some((to, Duration::from_millis(took)))
+    });
+    let long = noted.filter(move |(_, took)| *took > harmless);
+    long.map(|(to, took)| (to.saturating_sub(took.as_nanos() as u64), to))
 }
 
 fn read(
@@ -396,6 +406,7 @@ fn read(
                 } else if !case.losses
                     && !matches!(cause, "Ended" | "Shutdown")
                     && !case.is_of_promotion(hold.over.unwrap_or(at))
+                    && !case.is_of_stall(hold.over.unwrap_or(at))
                     && !case.had_bare_majority(hold.key, hold.over.unwrap_or(at))
                 {
                     findings.add("lost, but nothing stood still", format!("{label}: {line}"));
