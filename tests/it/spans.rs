@@ -125,14 +125,16 @@ async fn waits() {
 
     // One waiter is granted, one gives up, and one waits until its time is over.
     let of_request = |name: &'static str| tracing::info_span!("request", name);
-    let waiter = tokio::spawn(mutex.lock().instrument(of_request("first")));
+    // A caller that is answered in its first poll does not wait.
+    let mut waiter = Box::pin(mutex.lock().instrument(of_request("first")));
+    assert!(poll_once(&mut waiter).await.is_none());
     let mut cancelled = Box::pin(mutex.lock().instrument(of_request("second")));
     assert!(poll_once(&mut cancelled).await.is_none());
     drop(cancelled);
     let late = mutex.lock_timeout(ms(10)).instrument(of_request("third"));
     assert!(soon(late).await.unwrap_err().is_busy());
     guard.release().await.unwrap();
-    soon(waiter).await.unwrap().unwrap().release().await.unwrap();
+    soon(waiter).await.unwrap().release().await.unwrap();
     let waits = scribe.waits();
     let shown: Vec<_> = waits
         .iter()
@@ -199,12 +201,11 @@ async fn scribe_key(locks: &Locks, app: &axum::Router, scribe: &Scribe) -> Strin
     let request = http::Request::post("/accounts/42/pay")
         .body(Body::empty())
         .unwrap();
-    let request = tokio::spawn(app.clone().oneshot(request));
-    while locks.waiter_count() == 0 {
-        tokio::task::yield_now().await;
-    }
+    let mut request = Box::pin(app.clone().oneshot(request));
+    assert!(poll_once(&mut request).await.is_none());
+    assert_eq!(locks.waiter_count(), 1);
     held.release().await.unwrap();
-    assert!(soon(request).await.unwrap().unwrap().status().is_success());
+    assert!(soon(request).await.unwrap().status().is_success());
     let waits = scribe.waits();
     let [wait] = &*waits else { panic!("{waits:?}") };
     assert_eq!(
