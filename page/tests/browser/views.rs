@@ -145,7 +145,7 @@ async fn each_view_of_a_quorum_says_what_that_means_and_which_master_is_away() {
         browser
             .until_text_of("#notices", "A quorum: each master has rows of its own")
             .await;
-        look("quorum").await;
+        look(&format!("quorum-{}", browser.text_of("h1").await)).await;
     }
     servers[2].kill();
     for view in [&views[0], &views[2]] {
@@ -153,7 +153,7 @@ async fn each_view_of_a_quorum_says_what_that_means_and_which_master_is_away() {
         browser
             .until_text_of("#notices", "does not answer, and its rows are missing")
             .await;
-        look("a master is away").await;
+        look(&format!("away-{}", browser.text_of("h1").await)).await;
     }
     // Whether its lease has ended is not known.
     browser.until_text_of("#tracks", "last seen").await;
