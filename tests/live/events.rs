@@ -199,6 +199,12 @@ async fn a_restart() {
         }
     }
     until("they wait", || waiter.waiter_count() == 15).await;
+    // A caller whose claim the restart interrupts is told of it.
+    let mut eyes = Eyes::on(&server);
+    until("their claims are queued", || {
+        (0..5).all(|n| eyes.queue(&format!("restart-{n}")) == 1)
+    })
+    .await;
     let watch = Watch::of("");
     server.restart();
     until_recovered(&watch, &nodes).await;
