@@ -1,7 +1,7 @@
 //! The acts of an operator, with and without scripts.
 
 use crate::browser::Browser;
-use crate::stage::{Stage, job, node, until, until_told};
+use crate::stage::{Contested, Stage, job, node, until, until_told};
 
 /// Follows the link of an act, gives a reason and confirms.
 async fn act(browser: &Browser, path: &str) {
@@ -17,12 +17,7 @@ async fn confirm(browser: &Browser) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_is_taken_after_a_confirmation() {
-    let stage = Stage::start().await;
-    let second = node(&stage.server, "web-2").await;
-    let guard = stage.locks.mutex("account:42").lock().await.unwrap();
-    let next = second.mutex("account:42");
-    let next = tokio::spawn(async move { next.lock().await.unwrap() });
-    until_told(&stage.locks, 2).await;
+    let Contested { stage, guard, next } = Contested::start().await;
     let browser = Browser::start().await;
     browser.goto(&stage.view("key", "account:42")).await;
     browser.until_text_of("ol", "web-2@").await;
@@ -49,12 +44,7 @@ async fn a_lease_is_taken_after_a_confirmation() {
 /// The holder learns of it, and does not have to agree.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_lease_is_handed_over_at_once() {
-    let stage = Stage::start().await;
-    let second = node(&stage.server, "web-2").await;
-    let guard = stage.locks.mutex("account:42").lock().await.unwrap();
-    let next = second.mutex("account:42");
-    let next = tokio::spawn(async move { next.lock().await.unwrap() });
-    until_told(&stage.locks, 2).await;
+    let Contested { stage, guard, next } = Contested::start().await;
     let browser = Browser::start().await;
     browser.goto(&stage.view("key", "account:42")).await;
     browser.until_text_of("ol", "web-2@").await;

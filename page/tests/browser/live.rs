@@ -6,16 +6,11 @@ use serde_json::json;
 
 use crate::browser::{Browser, PATIENCE};
 use crate::command::Serve;
-use crate::stage::{Stage, hex, job, node, until_told};
+use crate::stage::{Contested, Stage, hex, job, until_told};
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_hand_over_is_shown_within_seconds() {
-    let stage = Stage::start().await;
-    let second = node(&stage.server, "web-2").await;
-    let guard = stage.locks.mutex("account:42").lock().await.unwrap();
-    let next = second.mutex("account:42");
-    let next = tokio::spawn(async move { next.lock().await.unwrap() });
-    until_told(&stage.locks, 2).await;
+    let Contested { stage, guard, next } = Contested::start().await;
     let browser = Browser::start().await;
     browser.goto(&stage.view("key", "account:42")).await;
     browser.until_text("Held by web-1@").await;

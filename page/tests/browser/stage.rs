@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use tenure::{Locks, Tick};
+use tenure::{Guard, Locks, Tick};
 use tenure_page::{Access, router};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -42,6 +42,26 @@ impl Stage {
     /// Returns the address of a view of a key.
     pub fn view(&self, path: &str, key: impl AsRef<[u8]>) -> String {
         self.at(&format!("{path}?k={}", hex(key)))
+    }
+}
+
+/// A key that one node holds and another one waits for.
+pub struct Contested {
+    pub stage: Stage,
+    /// Held by `web-1`.
+    pub guard: Guard,
+    /// The waiter on `web-2`.
+    pub next: JoinHandle<Guard>,
+}
+
+impl Contested {
+    pub async fn start() -> Contested {
+        let stage = Stage::start().await;
+        let second = node(&stage.server, "web-2").await;
+        let guard = stage.locks.mutex("account:42").lock().await.unwrap();
+        let next = tokio::spawn(async move { second.mutex("account:42").lock().await.unwrap() });
+        until_told(&stage.locks, 2).await;
+        Contested { stage, guard, next }
     }
 }
 

@@ -1,8 +1,8 @@
 //! Each view, in both themes, on narrow screens and with a zoom.
 
-use crate::browser::Browser;
 use tenure::Locks;
 
+use crate::browser::Browser;
 use crate::server::RedisServer;
 use crate::stage::{LEASE, Stage, hex, job, node, serve_as, until, until_told};
 
