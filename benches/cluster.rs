@@ -70,7 +70,7 @@ fn until(server: &RedisServer, words: &[&str], is_wanted: impl Fn(&str) -> bool)
 
 fn start_cluster() -> Vec<Place> {
     let places: Vec<Place> = (0..MASTERS)
-        .map(|_| Place::new(RedisServer::cluster_node(&SERVER)))
+        .map(|_| Place::new(RedisServer::with_args(&SERVER)))
         .collect();
     for (at, place) in places.iter().enumerate() {
         let (first, end) = (at * SLOTS / MASTERS, (at + 1) * SLOTS / MASTERS);

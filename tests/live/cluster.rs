@@ -501,7 +501,7 @@ impl Cluster {
 
 impl Node {
     fn start(args: &[&str]) -> Node {
-        let server = RedisServer::cluster_node(args);
+        let server = RedisServer::with_args(args);
         let id = query(&server, &["CLUSTER", "MYID"]).unwrap();
         let is_live = AtomicBool::new(true);
         let promoted = Mutex::default();

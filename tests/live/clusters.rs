@@ -10,7 +10,7 @@ use crate::bad_input::{options, refused, tells};
 use crate::cluster::{Cluster, slot_of};
 use crate::deployment::{info, query};
 use crate::help::{HOUR, ms, on_cluster, soon};
-use crate::server::RedisServer;
+use crate::server::{RedisServer, ReservedPort};
 use crate::store::acl;
 use crate::support::events::Watch;
 use crate::support::inspect;
@@ -391,12 +391,6 @@ async fn the_first_master_of_the_map_is_needed_by_its_own_keys_alone() {
     soon(guard.release()).await.unwrap();
 }
 
-/// Returns the URL of a port where nothing listens.
-fn closed() -> String {
-    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-    format!("redis://{}/", port.unwrap())
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_users_get_wrong_is_a_clear_error() {
     let cluster = Cluster::start_with(3, 0, &["--cluster-require-full-coverage", "no"]);
@@ -414,10 +408,11 @@ async fn what_users_get_wrong_is_a_clear_error() {
     assert_eq!(error.kind(), &unsupported, "{text}");
     tells(&text, &["`redis+cluster://"]);
     // No seed can be reached; one that can be is enough.
-    let (text, error) = refused(on_cluster([closed(), closed()]).await);
+    let closed = [ReservedPort::new(), ReservedPort::new()];
+    let (text, error) = refused(on_cluster(closed.each_ref().map(ReservedPort::url)).await);
     assert_eq!(error.kind(), &StoreErrorKind::Unreachable, "{text}");
     tells(&text, &["no server of the cluster", "onnection refused"]);
-    let locks = on_cluster([closed(), seed.clone()]).await.unwrap();
+    let locks = on_cluster([closed[0].url(), seed.clone()]).await.unwrap();
     soon(locks.ping()).await.unwrap();
     // Databases and recoveries.
     let text = options(on_cluster([format!("{seed}3")]).await);

@@ -177,7 +177,7 @@ fn isolated(cluster: &mut Cluster, at: usize, proxy: &Proxy) -> RedisServer {
         "127.0.0.1",
     ];
     let settings = ["--cluster-enabled", "yes", "--cluster-config-file", &file];
-    RedisServer::cluster_node(&[&settings[..], &announced].concat())
+    RedisServer::with_args(&[&settings[..], &announced].concat())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -58,6 +58,7 @@ mod multi;
 mod mutexes;
 mod outages;
 mod pools;
+mod ports;
 mod quiet;
 mod quorums;
 mod quorums_clocks;

@@ -17,7 +17,7 @@ pub struct Masters(pub Vec<RedisServer>);
 
 impl Masters {
     pub fn start(count: usize) -> Self {
-        Masters((0..count).map(|_| RedisServer::with_reserved_port()).collect())
+        Masters((0..count).map(|_| RedisServer::start()).collect())
     }
 
     pub fn urls(&self) -> Vec<String> {

@@ -8,7 +8,7 @@ use tenure::{Error, Recovery};
 
 use crate::bad_input::{options, refused, tells};
 use crate::help::{Eyes, behind_sentinels, held, ms, soon};
-use crate::server::RedisServer;
+use crate::server::{RedisServer, ReservedPort};
 use crate::store::{acl, rights_in};
 use crate::support::events::Watch;
 
@@ -17,12 +17,6 @@ const NAME: &str = "stock-db";
 const fn always(longest: Duration) -> Recovery {
     let lag = ms(3_000);
     Recovery::Always { longest, lag }
-}
-
-/// Returns the URL of a port where nothing listens.
-fn closed() -> String {
-    let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-    format!("redis://{}/", port.unwrap())
 }
 
 #[tokio::test]
@@ -34,7 +28,8 @@ async fn a_name_that_no_sentinel_knows_is_refused() {
     let port = sentinel.port().to_string();
     tells(&text, &["knows no master `stock`", &port]);
     // Without an address there is nothing to try, so the Sentinels that are away are named, too.
-    let (text, error) = refused(behind_sentinels("stock", [sentinel.url(), closed()]).await);
+    let closed = ReservedPort::new();
+    let (text, error) = refused(behind_sentinels("stock", [sentinel.url(), closed.url()]).await);
     assert_eq!(error.kind(), &StoreErrorKind::Unreachable, "{text}");
     tells(&text, &["knows no master `stock`", "onnection refused"]);
     // A name that is right for one Sentinel is enough, and the other is reported.
@@ -66,8 +61,9 @@ async fn unreachable_sentinels_are_an_outage_at_the_start_only() {
     // This one accepts connections and never answers.
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let silent = format!("redis://{}/", silent.local_addr().unwrap());
-    let closed = [closed(), silent];
-    let (text, error) = refused(behind_sentinels(NAME, &closed).await);
+    let closed = ReservedPort::new();
+    let sentinels = [closed.url(), silent];
+    let (text, error) = refused(behind_sentinels(NAME, &sentinels).await);
     assert_eq!(error.kind(), &StoreErrorKind::Unreachable, "{text}");
     let words = [
         &*format!("no Sentinel tells where the master `{NAME}` is"),
@@ -77,7 +73,7 @@ async fn unreachable_sentinels_are_an_outage_at_the_start_only() {
     tells(&text, &words);
     // A lazy node starts, and says the same to its callers.
     let like = redis::Client::open(master.url()).unwrap();
-    let lazy = crate::help::builder().lazy().sentinel(NAME, &closed, like);
+    let lazy = crate::help::builder().lazy().sentinel(NAME, &sentinels, like);
     let lazy = lazy.await.unwrap();
     let error: Error = soon(lazy.mutex("a").lock()).await.map(drop).unwrap_err();
     assert!(error.is_unreachable(), "{error:?}");

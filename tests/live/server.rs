@@ -2,7 +2,7 @@
 
 use std::hash::{BuildHasher, RandomState};
 use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{TcpListener, TcpStream, UdpSocket};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -16,13 +16,55 @@ const START: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct RedisServer {
     child: Child,
-    port: u16,
+    port: ReservedPort,
     dir: PathBuf,
     args: Vec<String>,
     /// The words before `redis-server`.
     wrapper: &'static [&'static str],
-    /// Keeps the port for this server while it is dead.
-    _reservation: Option<TcpListener>,
+}
+
+/// A port of 127.0.0.1 that no other test, bench or example listens on while this lives, whether its server does or not.
+///
+/// A port that is only free at the moment is taken by two servers that start at once. One of them ends, but the other answers
+/// the first PING of both, and two tests share it.
+#[derive(Debug)]
+pub struct ReservedPort {
+    number: u16,
+    /// Bound to the same number, where no server listens.
+    _reservation: UdpSocket,
+}
+
+#[allow(
+    dead_code,
+    reason = "included by several binaries, none of which uses all of it"
+)]
+impl ReservedPort {
+    /// Below 20000: the kernel gives no such port to a listener or a client that wants any, and the bus of a cluster's node
+    /// has room 10,000 above.
+    pub fn new() -> Self {
+        let free = |number: u64| {
+            let number = u16::try_from(number).ok()?;
+            let reservation = UdpSocket::bind(("127.0.0.1", number)).ok()?;
+            let is_free = |number| TcpListener::bind(("127.0.0.1", number)).is_ok();
+            (is_free(number) && is_free(number + 10_000)).then_some(ReservedPort {
+                number,
+                _reservation: reservation,
+            })
+        };
+        let random = || RandomState::new().hash_one(());
+        let mut tries = (0..1_000).map(|_| 10_000 + random() % 10_000);
+        tries.find_map(free).expect("a free port below 20000")
+    }
+
+    /// Its number.
+    pub fn get(&self) -> u16 {
+        self.number
+    }
+
+    /// The URL of a server there.
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}/", self.number)
+    }
 }
 
 #[allow(
@@ -70,30 +112,7 @@ impl RedisServer {
         Self::wrapped(vec!["sh", "-c", script.leak()].leak(), &[])
     }
 
-    /// An empty one whose port is below 20000, where no other process finds it free while the server is dead.
-    pub fn with_reserved_port() -> Self {
-        Self::on_port(node_port, &[], &[])
-    }
-
-    /// A node of a cluster. Its port is below 20000, as its bus listens 10,000 above, and stays reserved while the node
-    /// is dead.
-    pub fn cluster_node(args: &[&str]) -> Self {
-        Self::on_port(node_port, &[], args)
-    }
-
     fn wrapped(wrapper: &'static [&'static str], args: &[&str]) -> Self {
-        let free_port = || {
-            let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-            (free.expect("a free port").port(), None)
-        };
-        Self::on_port(free_port, wrapper, args)
-    }
-
-    fn on_port(
-        pick: impl Fn() -> (u16, Option<TcpListener>),
-        wrapper: &'static [&'static str],
-        args: &[&str],
-    ) -> Self {
         static STARTED: AtomicU32 = AtomicU32::new(0);
         let n = STARTED.fetch_add(1, Ordering::Relaxed);
         let words = || args.iter().chain(wrapper);
@@ -104,18 +123,17 @@ impl RedisServer {
         let dir = dir.join(format!("tenure-live-{}-{n}", std::process::id()));
         std::fs::create_dir_all(&dir).expect("a directory for the server");
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
-        // Somebody else may take the free port before the server does; then it exits, and the next one is tried.
+        // Another program may take the port before the server does; then it exits, and the next one is tried.
         for _ in 0..20 {
-            let (port, reservation) = pick();
-            let mut child = spawn(port, &dir, &args, wrapper);
-            if answers(&mut child, port) {
+            let port = ReservedPort::new();
+            let mut child = spawn(port.number, &dir, &args, wrapper);
+            if answers(&mut child, port.number) {
                 return RedisServer {
                     child,
                     port,
                     dir,
                     args,
                     wrapper,
-                    _reservation: reservation,
                 };
             }
         }
@@ -127,12 +145,12 @@ impl RedisServer {
 
     /// Its port on 127.0.0.1.
     pub fn port(&self) -> u16 {
-        self.port
+        self.port.number
     }
 
     /// Its URL.
     pub fn url(&self) -> String {
-        format!("redis://127.0.0.1:{}/", self.port)
+        self.port.url()
     }
 
     /// A blocking connection, to do what other clients do.
@@ -160,11 +178,11 @@ impl RedisServer {
     /// Starts it again on the same port, killing it first if it runs.
     pub fn restart(&mut self) {
         self.kill();
-        self.child = spawn(self.port, &self.dir, &self.args, self.wrapper);
+        self.child = spawn(self.port.number, &self.dir, &self.args, self.wrapper);
         assert!(
-            answers(&mut self.child, self.port),
+            answers(&mut self.child, self.port.number),
             "the server does not start again on port {}",
-            self.port
+            self.port.number
         );
     }
 
@@ -187,20 +205,6 @@ impl Drop for RedisServer {
         self.kill();
         let _ = std::fs::remove_dir_all(&self.dir);
     }
-}
-
-/// Returns a port below 20000 that is free together with the port of its bus, and a listener that reserves it. Clusters
-/// of other tests and processes reserve their ports at the same address, where no server listens.
-fn node_port() -> (u16, Option<TcpListener>) {
-    let free = |port: u64| {
-        let port = u16::try_from(port).ok()?;
-        let reservation = TcpListener::bind(("127.0.0.2", port)).ok()?;
-        let is_free = |port| TcpListener::bind(("127.0.0.1", port)).is_ok();
-        (is_free(port) && is_free(port + 10_000)).then_some((port, Some(reservation)))
-    };
-    let random = || RandomState::new().hash_one(());
-    let mut tries = (0..1_000).map(|_| 10_000 + random() % 10_000);
-    tries.find_map(free).expect("a free port below 20000")
 }
 
 fn spawn(port: u16, dir: &std::path::Path, args: &[String], wrapper: &[&str]) -> Child {

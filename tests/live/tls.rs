@@ -1,6 +1,5 @@
 //! `rediss://` with certificates that the test creates.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -8,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use tenure::{Error, Locks};
 
 use crate::help::{Eyes, HOUR, Other, held, ms, soon, until};
-use crate::server::RedisServer;
+use crate::server::{RedisServer, ReservedPort};
 
 /// A private certificate authority with its files: `ca.pem`, and the keys and certificates of `server` and `client`.
 struct Authority {
@@ -77,12 +76,6 @@ impl Authority {
     }
 }
 
-/// Returns a port that was free a moment ago.
-fn free_port() -> u16 {
-    let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-    free.unwrap().port()
-}
-
 impl Drop for Authority {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.dir);
@@ -103,7 +96,7 @@ fn openssl(dir: &Path, line: &str) {
 /// A server with a TLS port beside the plain port.
 struct TlsServer {
     plain: RedisServer,
-    port: u16,
+    port: ReservedPort,
     authority: Authority,
 }
 
@@ -111,8 +104,8 @@ impl TlsServer {
     /// Starts the server. Clients need a certificate of the authority if `asks_for_certificates`.
     fn start(asks_for_certificates: bool) -> TlsServer {
         let authority = Authority::new();
-        let port = free_port();
-        let options = authority.options(port, asks_for_certificates);
+        let port = ReservedPort::new();
+        let options = authority.options(port.get(), asks_for_certificates);
         let args: Vec<_> = options
             .iter()
             .flat_map(|(name, value)| [format!("--{name}"), value.clone()])
@@ -126,7 +119,7 @@ impl TlsServer {
     }
 
     fn url(&self) -> String {
-        format!("rediss://127.0.0.1:{}/", self.port)
+        format!("rediss://127.0.0.1:{}/", self.port.get())
     }
 
     /// Returns a client that trusts only the authority, with or without its own certificate.
@@ -214,7 +207,7 @@ async fn tls_to_a_plain_port_is_an_error() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_plain_connection_to_a_tls_port_is_an_error() {
     let server = TlsServer::start(false);
-    let url = format!("redis://127.0.0.1:{}/", server.port);
+    let url = format!("redis://127.0.0.1:{}/", server.port.get());
     let error = soon(crate::help::connect(&url)).await.unwrap_err().to_string();
     assert!(error.contains("TLS") && error.contains("rediss://"), "{error}");
 }
@@ -258,14 +251,15 @@ async fn a_client_brings_a_certificate() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_authority_and_the_certificate_of_a_client_hold_for_sentinels_and_a_quorum() {
     let server = TlsServer::start(true);
-    let port = free_port();
+    let reserved = ReservedPort::new();
+    let port = reserved.get();
     let options = server.authority.options(port, true);
     let mut lines: Vec<_> = options
         .iter()
         .map(|(name, value)| format!("{name} {value}"))
         .collect();
     lines.push("tls-replication yes".into());
-    lines.push(format!("sentinel monitor shop 127.0.0.1 {} 1", server.port));
+    lines.push(format!("sentinel monitor shop 127.0.0.1 {} 1", server.port.get()));
     let _sentinel = RedisServer::sentinel_with(&lines.iter().map(String::as_str).collect::<Vec<_>>());
     let sentinel = format!("rediss://127.0.0.1:{port}");
     let recovers = tenure::Recovery::OnEvidence;
@@ -304,7 +298,8 @@ async fn the_authority_and_the_certificate_of_a_client_hold_for_sentinels_and_a_
 /// One authority holds for each master of a quorum that a URL names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_authority_of_a_builder_holds_for_a_quorum() {
-    let (authority, ports) = (Authority::new(), [free_port(), free_port(), free_port()]);
+    let (authority, reserved) = (Authority::new(), [(); 3].map(|()| ReservedPort::new()));
+    let ports = reserved.each_ref().map(ReservedPort::get);
     let masters = ports.map(|port| {
         let options = authority.options(port, true).into_iter();
         let args: Vec<_> = options
@@ -344,7 +339,8 @@ async fn certificates_without_effect_are_refused() {
 /// A cluster asks for a certificate of a private authority, and its connections have that of the client.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_authority_and_the_certificate_of_a_client_hold_for_a_cluster() {
-    let (authority, port) = (Authority::new(), free_port());
+    let (authority, reserved) = (Authority::new(), ReservedPort::new());
+    let port = reserved.get();
     let mut args = vec![
         "--cluster-enabled".to_owned(),
         "yes".into(),

@@ -1,10 +1,9 @@
 //! Stores other than a plain server: behind Sentinels, a cluster, TLS.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use crate::server::RedisServer;
+use crate::server::{RedisServer, ReservedPort};
 use crate::tools::{run, second, until};
 
 fn set(server: &RedisServer, key: &str) {
@@ -55,7 +54,7 @@ fn a_master_may_have_a_password_that_its_sentinels_do_not_have() {
 
 /// Starts a cluster of so many masters.
 pub async fn cluster(masters: usize) -> Vec<RedisServer> {
-    let start = || RedisServer::cluster_node(&["--cluster-enabled", "yes"]);
+    let start = || RedisServer::with_args(&["--cluster-enabled", "yes"]);
     let servers: Vec<_> = std::iter::repeat_with(start).take(masters).collect();
     for (at, server) in servers.iter().enumerate() {
         let slots: Vec<usize> = (at * 16_384 / masters..(at + 1) * 16_384 / masters).collect();
@@ -147,8 +146,8 @@ fn openssl(dir: &Path, line: &str) {
 fn certificates_come_from_files() {
     let files = Files::new();
     let (ca, cert, key) = (files.path("ca.pem"), files.path("own.pem"), files.path("own.key"));
-    let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-    let port = free.unwrap().port().to_string();
+    let reserved = ReservedPort::new();
+    let port = reserved.get().to_string();
     let server = RedisServer::with_args(&[
         "--tls-port",
         &port,

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use crate::connections::cluster;
 use crate::proxy::{Direction, Flow, Proxy};
-use crate::refusals::closed;
-use crate::server::RedisServer;
+use crate::server::{RedisServer, ReservedPort};
 use crate::tools::{Answer, command, rows, run, until};
 use crate::wall_clock::WallClock;
 
@@ -307,7 +306,7 @@ async fn each_server_of_a_cluster_is_checked_and_tried() {
 
 #[test]
 fn a_master_of_a_quorum_that_is_away_is_named_and_the_others_are_checked() {
-    let mut masters: Vec<_> = (0..3).map(|_| RedisServer::with_reserved_port()).collect();
+    let mut masters: Vec<_> = (0..3).map(|_| RedisServer::start()).collect();
     let hosts: Vec<String> = masters
         .iter()
         .map(|master| format!("127.0.0.1:{}", master.port()))
@@ -364,7 +363,8 @@ fn a_server_that_is_silent_is_named() {
 #[test]
 fn a_server_that_refuses_plain_reads_fails() {
     let server = durable(RedisServer::with_args(&["--replica-serve-stale-data", "no"]));
-    send::<()>(&server, &format!("REPLICAOF {}", closed().replace(':', " ")));
+    let closed = ReservedPort::new();
+    send::<()>(&server, &format!("REPLICAOF 127.0.0.1 {}", closed.get()));
     let answer = run(&["doctor", "--read-only", "--url", &server.url()]);
     let found = faults(&answer);
     let words: Vec<_> = found
@@ -384,9 +384,10 @@ fn a_server_that_refuses_plain_reads_fails() {
 
 #[test]
 fn a_store_that_does_not_answer_or_refuses_is_code_3() {
+    let closed = ReservedPort::new();
     for options in [&[][..], &["--read-only"]] {
         let doctor = |url: &str| run(&[&["doctor", "--url", url], options].concat());
-        doctor(&format!("redis://:hunter2@{}/", closed())).refuses(3, "efused");
+        doctor(&closed.url().replace("//", "//:hunter2@")).refuses(3, "efused");
         let server = RedisServer::with_args(&["--requirepass", "hunter2"]);
         doctor(&server.url()).refuses(3, "NOAUTH");
         doctor(&server.url().replace("//", "//:wrong@")).refuses(3, "WRONGPASS");

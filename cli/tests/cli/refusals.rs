@@ -1,16 +1,9 @@
 //! Wrong usage and unavailable stores: exit codes, words, and no password.
 
-use std::net::TcpListener;
 use std::process::Stdio;
 
-use crate::server::RedisServer;
+use crate::server::{RedisServer, ReservedPort};
 use crate::tools::{answer, command, run, run_on};
-
-/// Returns the address of a port where nothing listens.
-pub fn closed() -> String {
-    let port = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-    port.unwrap().to_string()
-}
 
 #[test]
 fn wrong_usage_is_code_2() {
@@ -47,7 +40,8 @@ fn wrong_usage_is_code_2() {
 
 #[test]
 fn a_store_that_is_unavailable_or_refuses_is_code_3() {
-    let url = format!("redis://:hunter2@{}/", closed());
+    let closed = ReservedPort::new();
+    let url = closed.url().replace("//", "//:hunter2@");
     for args in [
         &["ls"][..],
         &["show", "a"],
@@ -80,7 +74,8 @@ fn the_environment_names_the_store_and_the_help_hides_its_password() {
         .arg(&["app:a", "abc"])
         .exec(&mut server.client());
     set.unwrap();
-    let wrong = format!("redis://:hunter2@{}/", closed());
+    let closed = ReservedPort::new();
+    let wrong = closed.url().replace("//", "//:hunter2@");
     let show = |url: &str| {
         let mut command = command(&["show", "a"]);
         command.env("TENURE_PREFIX", "app:");

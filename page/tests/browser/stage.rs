@@ -24,7 +24,7 @@ pub struct Stage {
 impl Stage {
     /// Starts the page for the operator Mia.
     pub async fn start() -> Stage {
-        let server = RedisServer::with_reserved_port();
+        let server = RedisServer::start();
         let locks = node(&server, "web-1").await;
         let (url, page) = serve_as(&node(&server, "page").await, "mia").await;
         Stage {

@@ -114,7 +114,7 @@ async fn no_view_has_a_fault_for_axe_or_a_line_in_the_console_in_either_theme() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_view_of_a_quorum_says_what_that_means_and_which_master_is_away() {
-    let mut servers = [(); 3].map(|()| RedisServer::with_reserved_port());
+    let mut servers = [(); 3].map(|()| RedisServer::start());
     let clients = servers
         .iter()
         .map(|server| redis::Client::open(server.url()).unwrap());

@@ -178,7 +178,7 @@ async fn without_a_viewer_the_store_is_asked_nothing() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn each_view_says_that_the_store_is_away_and_comes_back_by_itself() {
-    let mut server = RedisServer::with_reserved_port();
+    let mut server = RedisServer::start();
     let locks = Locks::builder()
         .presence(false)
         .lazy()

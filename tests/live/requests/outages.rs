@@ -109,7 +109,7 @@ impl Service {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn requests_run_unlocked_in_an_outage_if_the_layer_permits_it() {
-    let mut server = RedisServer::with_reserved_port();
+    let mut server = RedisServer::start();
     // A server that comes back without its data may recover first.
     server.restart_with(&["--appendonly", "yes", "--appendfsync", "always"]);
     let watch = Watch::of(format!("127.0.0.1:{}", server.port()));
@@ -159,7 +159,7 @@ async fn requests_run_unlocked_in_an_outage_if_the_layer_permits_it() {
 /// Its earlier leases may be in use, so a request without a lock may run beside a holder.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_request_runs_unlocked_while_a_server_recovers() {
-    let mut server = RedisServer::with_reserved_port();
+    let mut server = RedisServer::start();
     // A recovery lasts as long as a lease, so it ends after the test.
     let locks = locks(&server.url(), ms(60_000)).await;
     let permits = Service::new(&locks, StoreFailure::RunUnlocked, Duration::ZERO);
