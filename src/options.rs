@@ -119,9 +119,13 @@ pub(crate) struct Options {
     pub(crate) service: String,
     pub(crate) request_timeout: Duration,
     pub(crate) poll_gap: Duration,
+    /// How long a mutex keeps its lease after the release.
+    pub(crate) keep: Duration,
     /// `None` if the user has set none: the default depends on the store.
     pub(crate) recovery: Option<Recovery>,
     pub(crate) lazy: bool,
+    /// Whether the store is a quorum of masters.
+    pub(crate) is_quorum: bool,
     /// Whether the node tells operators of itself.
     pub(crate) presence: bool,
     pub(crate) seed: Option<u64>,
@@ -145,8 +149,10 @@ impl Default for Options {
             service: String::new(),
             request_timeout: Duration::from_secs(2),
             poll_gap: Duration::ZERO,
+            keep: Duration::ZERO,
             recovery: None,
             lazy: false,
+            is_quorum: false,
             presence: true,
             seed: None,
             short_leases: false,
@@ -203,6 +209,7 @@ impl Options {
                 self.poll_gap
             ));
         }
+        self.check_keep(self.keep)?;
         if !(SHORTEST_TIMEOUT..=LONGEST_TIMEOUT).contains(&self.request_timeout) {
             return refuse(format!(
                 "a request timeout is 100 ms to one day, not {:?}: a shorter one closes healthy connections, a longer one keeps dead ones",
@@ -293,6 +300,8 @@ impl Options {
     #[cfg(feature = "redis")]
     pub(crate) fn recover_as_quorum(&mut self, longest: Duration) -> Result<(), OptionsError> {
         let lag = Duration::ZERO;
+        self.is_quorum = true;
+        self.check_keep(self.keep)?;
         if self.recovery.replace(Recovery::Always { longest, lag }).is_some() {
             return Err(OptionsError(
                 "a quorum has a recovery of its own: set `longest` of `Builder::quorum`, and no `recovery`"
@@ -318,6 +327,22 @@ impl Options {
             "`Recovery::Always` does not suit a cluster, where a slot that moved looks like a promotion: use `Recovery::OnEvidence`, and a `cluster-node-timeout` of at least the longest lease"
                 .to_owned(),
         ))
+    }
+
+    /// Checks that a lease may be kept for so long with these settings.
+    pub(crate) fn check_keep(&self, keep: Duration) -> Result<(), OptionsError> {
+        let (is_kept, is_polled) = (!keep.is_zero(), !self.poll_gap.is_zero());
+        if is_kept && is_polled {
+            return Err(OptionsError(
+                "`keep` and `poll_gap` exclude each other: clients that poll cannot ask for a lease that is kept".to_owned(),
+            ));
+        }
+        if is_kept && self.is_quorum {
+            return Err(OptionsError(
+                "a quorum keeps no lease: its masters cannot ask for one, so set no `keep`".to_owned(),
+            ));
+        }
+        Ok(())
     }
 
     /// Returns the options of a lock with the defaults of these settings.

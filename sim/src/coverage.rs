@@ -20,6 +20,8 @@ macro_rules! counters {
 
 counters! {
     HandedOn: "handed on to the next caller of the process",
+    Reused: "kept lease handed to the next caller of the process",
+    RecallTaken: "recall of a lease that may be kept",
     PushUsed: "pushed grant used at once",
     PushConfirming: "pushed grant confirmed before use",
     PushStale: "push for a dead number ignored",
@@ -46,6 +48,7 @@ counters! {
     YieldRepeated: "yield by a claim that is not the owner",
     QueuedBehindForeign: "waiter told that the owner is a foreign client",
     HandedOver: "handed over to another claim",
+    RecallPushed: "owner told that another claim wants its key",
     LeftFree: "key left free after many hand-overs",
     ClaimedWhileLeftFree: "key claimed while it was left free",
     Joined: "readers joined by another reader",
@@ -368,6 +371,8 @@ impl Case {
     pub(crate) fn notice(notice: &KeyEvent) -> Option<Case> {
         Some(match notice {
             KeyEvent::HandedOn => Case::HandedOn,
+            KeyEvent::Reused => Case::Reused,
+            KeyEvent::Recalled => Case::RecallTaken,
             KeyEvent::PushUsed => Case::PushUsed,
             KeyEvent::PushConfirming => Case::PushConfirming,
             KeyEvent::PushStale => Case::PushStale,
@@ -429,6 +434,7 @@ impl Case {
             Branch::YieldRepeated => Case::YieldRepeated,
             Branch::QueuedBehindForeign => Case::QueuedBehindForeign,
             Branch::HandedOver => Case::HandedOver,
+            Branch::Recalled => Case::RecallPushed,
             Branch::LeftFree => Case::LeftFree,
             Branch::MetLeftFree => Case::ClaimedWhileLeftFree,
             Branch::Joined => Case::Joined,

@@ -124,6 +124,9 @@ async fn drive(node: &Arc<Node>) {
         node.note_awake(now);
         node.step_all(now);
         if node.is_abandoned() {
+            if gone_since.is_none() {
+                node.leave_kept();
+            }
             let since = *gone_since.get_or_insert(now);
             if node.is_idle() || now.since(since) > node.longest_hold() {
                 node.pulse.expect_awake(None);

@@ -74,6 +74,8 @@ impl EventSink {
     pub(crate) fn push_key_event(&self, name: &Name, event: &KeyEvent) {
         self.push(match event.clone() {
             KeyEvent::HandedOn => observe::handed_on(name),
+            KeyEvent::Reused => observe::reused(name),
+            KeyEvent::Recalled => observe::recalled(name),
             KeyEvent::PushUsed | KeyEvent::PushConfirming | KeyEvent::FoundGranted => {
                 observe::taken_over(name)
             }

@@ -81,6 +81,7 @@ pub(crate) fn key_input(node: &Node, event: InboxEvent) -> Option<(Name, Input)>
         InboxEvent::Pushed(Push::Revoked(name, claim_id, mode)) => {
             return Some((name, Input::Revoked(claim_id, mode)));
         }
+        InboxEvent::Pushed(Push::Recalled(name, claim_id)) => return Some((name, Input::Recalled(claim_id))),
         InboxEvent::Unknown => {
             if let Some(count) = node.count_unknown_push() {
                 node.events.push(observe::unknown_pushes(count));

@@ -1,5 +1,6 @@
 //! Lookups of a caller that the node answers from its own state, without a round trip or a step of a key.
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -151,8 +152,9 @@ impl Node {
             && self.servers.all().all(|server| lock(&server.session).is_idle())
     }
 
-    pub(crate) async fn idle(&self) {
+    pub(crate) async fn idle(self: &Arc<Self>) {
         loop {
+            self.leave_kept();
             let idle = self.idle.notified();
             let mut idle = std::pin::pin!(idle);
             idle.as_mut().enable();

@@ -172,6 +172,11 @@ impl Node {
         self.note_idle();
     }
 
+    /// Leaves the leases that are kept without a holder.
+    pub(crate) fn leave_kept(self: &Arc<Self>) {
+        self.step_every_key(|shard, now, perform| shard.leave_kept(now, perform));
+    }
+
     /// Enters a caller of a call. Returns its ticket, the receiver of its answer, and the time when it entered.
     pub(crate) fn call(
         self: &Arc<Self>,

@@ -312,6 +312,29 @@ impl Builder {
         self
     }
 
+    /// Sets how long a lease stays with this process after the last release of a [`Mutex`] or of a
+    /// [`LockLayer`](crate::LockLayer) with one key; default zero: it is given back at once.
+    ///
+    /// The next caller of this process then takes the lock without a round trip. Another process that wants it *recalls* the
+    /// lease, which costs that process about two round trips more. If a share p of the locks comes from the process of the lock
+    /// before, a lock takes about 3(1−p)/(2−p) round trips instead of one: 0.27 for p = 0.9, one for p = 0.5, and 1.5 for p = 0.
+    /// So it pays where requests for one key mostly meet one process: sticky sessions, a partition for each consumer.
+    ///
+    /// A lease is kept for a third of its length at most, and only if it was granted at once to a caller that waits. A process
+    /// keeps at most 16,384 leases. What it costs:
+    ///
+    /// * A process that dies blocks the keys that it kept for a lease and the margin, as those that it held.
+    /// * A `try_lock` of another process finds a kept lock busy at first.
+    /// * Clients of other libraries wait for the end of the keep. Until then a `DEL` by hand is not noticed.
+    /// * A snapshot of a virtual machine that is resumed twice may give a fence twice.
+    ///
+    /// [`RwLock`](crate::RwLock), [`Mutex::fair`], [`Mutex::fixed`], multi-locks, permits, elections and ticks keep none. With
+    /// [`poll_gap`](Self::poll_gap), or on a quorum, it is [`Error::Options`].
+    pub fn keep(mut self, keep: Duration) -> Self {
+        self.options.keep = keep;
+        self
+    }
+
     /// Sets when a server grants nothing for a while, because it may have lost grants; see [`Recovery`]. The default is
     /// [`Recovery::OnEvidence`], behind Sentinels [`Recovery::Always`].
     pub fn recovery(mut self, recovery: Recovery) -> Self {

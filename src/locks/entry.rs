@@ -61,7 +61,7 @@ impl Locks {
     /// Returns the lock on `key`. Takes no round trip until it is locked.
     #[doc(alias = "lock")]
     pub fn mutex(&self, key: impl Into<Key>) -> Mutex {
-        Mutex(self.target(Name::lock(key.into())))
+        Mutex(self.target(Name::lock(key.into())).keep_as_built())
     }
 
     /// Returns the read-write lock on `key`: many readers, or one writer. Takes no round trip until it is locked. Its write

@@ -47,6 +47,7 @@ pub(super) struct LayerSettings {
     max_waiters: Option<usize>,
     lease: Option<Duration>,
     max_hold: Option<Duration>,
+    keep: Option<Duration>,
     /// How many requests hold a key at a time, on all replicas together.
     pub(super) permits: Option<u32>,
     fair: bool,
@@ -294,6 +295,13 @@ impl<K> LockLayer<K> {
         self.set(|settings| settings.max_hold = Some(most))
     }
 
+    /// Sets how long a lock stays with this process after its last request, in place of
+    /// [`Builder::keep`](crate::Builder::keep). Only the lock of one key that excludes all others is kept, and only if requests
+    /// wait for it.
+    pub fn keep(self, keep: Duration) -> Self {
+        self.set(|settings| settings.keep = Some(keep))
+    }
+
     /// Admits `permits` requests at a time for each key, on all replicas together, as
     /// [`Locks::semaphore`](crate::Locks::semaphore) does: the permits are those of `locks.semaphore(key, permits)`, and a lock of
     /// the same key is independent of them. The others wait, or are refused, as for a lock. Permits send no
@@ -499,6 +507,10 @@ impl LayerSettings {
         let target = self.lease.into_iter().fold(target, Target::lease);
         let target = self.max_hold.into_iter().fold(target, Target::max_hold);
         let target = self.max_waiters.into_iter().fold(target, Target::max_waiters);
+        let target = match self.keep {
+            Some(keep) => target.keep(keep),
+            None => target.keep_as_built(),
+        };
         if self.fair { target.fair() } else { target }
     }
 

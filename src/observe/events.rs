@@ -44,6 +44,12 @@ node now {
     /// A lease went to the next caller of this process.
     TRACE handed_on(): "a lease went to the next caller of this process", counts pending::handed(name, "local");
 
+    /// A lease that this process had kept went to its next caller, without a request.
+    TRACE reused(): "a kept lease went to the next caller of this process", counts pending::handed(name, "kept");
+
+    /// Another process wants the key of a lease that may be kept. The lease goes back after the present holders.
+    TRACE recalled(): "a lease that may be kept is wanted by another process", counts pending::recalled();
+
     /// The lease came to this process from another process, after a wait in the store's queue.
     TRACE taken_over(): "a lease came from another process", counts pending::handed(name, "remote");
 

@@ -155,9 +155,12 @@ metrics! {
     WAITING: Gauge "tenure_waiting", "callers", {kind: lock job semaphore election} "Callers that wait for a lock now";
 
     /// Leases that passed from a holder to the next waiter. `local`: to a caller of the same process. `remote`: from
-    /// another process, through the store's queue.
-    HANDOFFS: Counter "tenure_handoffs_total", "leases", {kind: lock job semaphore election; from: local remote}
+    /// another process, through the store's queue. `kept`: to a caller of the process that had kept it.
+    HANDOFFS: Counter "tenure_handoffs_total", "leases", {kind: lock job semaphore election; from: local remote kept}
         "Leases that passed from a holder to the next waiter";
+
+    /// Leases that may be kept and that another process wanted. A process with many of them gains nothing by its keep.
+    RECALLS: Counter "tenure_recalls_total", "leases", {} "Kept leases that another process wanted";
 
     /// Leases that ended before their guard did. `deadline` and `gone` are trouble. `overdue` (held for longer than
     /// `max_hold`) and `unfetched` (granted, but its future was not polled) are faults of the program. `ended` (a fixed

@@ -114,6 +114,7 @@ pub(crate) fn check(handle: &Handle, name: &Name, wanted: LockOptions) -> Result
             "a `max_hold` of zero would end each hold of `{key}` when it begins: give it more, or none"
         ))));
     }
+    options.check_keep(wanted.keep).map_err(Error::Options)?;
     handle.not_forked(key)?;
     // A caller that does not wait is told that the key is busy. A task may hold several permits.
     if wanted.wait

@@ -92,6 +92,12 @@ impl Mutex {
         Mutex(self.0.max_hold(max))
     }
 
+    /// Sets how long the lease stays with this process after its last release, in place of
+    /// [`Builder::keep`](crate::Builder::keep). Zero: it is given back at once.
+    pub fn keep(self, keep: Duration) -> Self {
+        Mutex(self.0.keep(keep))
+    }
+
     /// Returns the key of the lock.
     pub fn key(&self) -> &Key {
         self.0.key()

@@ -66,6 +66,18 @@ impl Target {
         self
     }
 
+    /// Sets how long the lease is kept after its last release in this process.
+    pub(crate) fn keep(mut self, keep: Duration) -> Self {
+        self.options.keep = keep;
+        self
+    }
+
+    /// Sets the keep of the locks.
+    pub(crate) fn keep_as_built(self) -> Self {
+        let keep = self.handle.options().keep;
+        self.keep(keep)
+    }
+
     pub(crate) fn key(&self) -> &Key {
         &self.name.key
     }

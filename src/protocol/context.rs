@@ -45,6 +45,8 @@ pub(crate) struct ShardContext {
     pub(crate) is_closed: bool,
     /// When a difference in the capacity of a semaphore was last reported.
     pub(crate) capacity_reported: Option<Instant>,
+    /// How many leases are kept without a holder.
+    pub(crate) kept: usize,
     next_claim: ClaimNumber,
     step: u64,
     nonces: SipHasher24,
@@ -63,6 +65,7 @@ impl ShardContext {
             former: FormerMaster::default(),
             is_closed: false,
             capacity_reported: None,
+            kept: 0,
             next_claim: ClaimNumber(of + index),
             step: of,
             nonces: SipHasher24::new_with_keys(key0, key1),

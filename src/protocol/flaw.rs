@@ -269,6 +269,24 @@ pub enum Flaw {
     /// A renewal that another server must execute is taken as "gone".
     RedirectTakenForGone,
 
+    // Of kept leases.
+    /// A recalled lease stays kept.
+    RecallIgnored,
+    /// A recall that comes before the answer to its claim is forgotten.
+    EarlyRecallForgotten,
+    /// A lease is kept that was granted from the queue, whose record has no mark.
+    KeptAfterPush,
+    /// A lease is kept while it is unknown whether pushes arrive.
+    KeptUnconfirmed,
+    /// A lease is kept while a write under it has no answer.
+    KeptUnanswered,
+    /// A kept lease is used after its leave was sent.
+    KeptUsedAfterLeave,
+    /// A lease is kept beyond its renewal.
+    KeptPastRenewal,
+    /// The next holder of a kept lease has the fence of the one before.
+    KeptIndexTwice,
+
     // Of the session.
     /// Not-after is always computed from the first reading of the server's clock.
     NotAfterFromOldReading,

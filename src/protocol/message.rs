@@ -148,6 +148,9 @@ pub struct Request {
     pub mark: Option<TickTime>,
     /// What happens to the claim while an earlier tick blocks it.
     pub when_behind: WhenBehind,
+    /// The claim of a lock may be kept without a holder if it is granted at once. Its record then has a mark, and the node
+    /// gets [`Push::Recalled`] when another claim wants the key.
+    pub may_keep: bool,
     /// What the store must do.
     pub verb: Verb,
     /// The data of a call: the checkpoint of [`Call::Save`], the value of [`Call::Proclaim`], what a node tells with
@@ -389,6 +392,8 @@ pub enum Push {
     Asked(Name, ClaimId, Arc<Asking>),
     /// An operator revoked the lease of a claim, which had this mode.
     Revoked(Name, ClaimId, Mode),
+    /// Another claim wants a key whose owner may keep its lease without a holder.
+    Recalled(Name, ClaimId),
 }
 
 impl Push {
@@ -397,7 +402,9 @@ impl Push {
         match self {
             Push::Granted(grant) => grant.claim_id.node,
             Push::Changed(node, _) => *node,
-            Push::Asked(_, claim_id, _) | Push::Revoked(_, claim_id, _) => claim_id.node,
+            Push::Asked(_, claim_id, _) | Push::Revoked(_, claim_id, _) | Push::Recalled(_, claim_id) => {
+                claim_id.node
+            }
         }
     }
 
@@ -405,7 +412,10 @@ impl Push {
     pub fn name(&self) -> &Name {
         match self {
             Push::Granted(grant) => &grant.name,
-            Push::Changed(_, name) | Push::Asked(name, ..) | Push::Revoked(name, ..) => name,
+            Push::Changed(_, name)
+            | Push::Asked(name, ..)
+            | Push::Revoked(name, ..)
+            | Push::Recalled(name, _) => name,
         }
     }
 }

@@ -163,6 +163,7 @@ impl StealRequest {
                 mode: self.target.mode(),
                 mark: None,
                 when_behind: Default::default(),
+                may_keep: false,
                 verb: Verb::Leave,
                 data: None,
             }],

@@ -55,6 +55,8 @@ pub struct LockOptions {
     pub rests: bool,
     /// The longest time for which the lease is renewed, counted from the grant. The lease then ends by itself.
     pub max_hold: Option<Duration>,
+    /// How long the lease stays with this node after its last local release; zero: it is given back at once.
+    pub keep: Duration,
     /// The tick that the lease is for. A tick has a claim of its own, which is renewed and never handed on locally.
     pub mark: Option<TickTime>,
     /// What happens to the tick while an earlier tick blocks it.
@@ -81,6 +83,7 @@ impl LockOptions {
             has_fallback: false,
             rests: false,
             max_hold: None,
+            keep: Duration::ZERO,
             mark: None,
             turn: WhenBehind::Skip,
             limit: usize::MAX,
@@ -98,6 +101,16 @@ impl LockOptions {
                 mark,
                 turn: self.turn,
             }),
+        }
+    }
+
+    /// Returns how long a lease of this caller is kept after its release. Only an exclusive lock that is renewed and handed on
+    /// locally is kept.
+    pub(crate) fn keep_of_lock(&self) -> Duration {
+        let is_alone = self.fixed || self.solo || self.together || self.mark.is_some();
+        match self.mode {
+            Mode::Exclusive if !is_alone => self.keep,
+            _ => Duration::ZERO,
         }
     }
 
@@ -228,6 +241,8 @@ pub enum Input {
     /// A write under this lease was answered, or will never be sent. `true`: the store did not execute it, because
     /// the claim has no lease under this grant. The lease is then over.
     WriteEnded(Precondition, bool),
+    /// Another claim wants the key of this claim, which may be kept.
+    Recalled(ClaimId),
     /// A holder gives its lease back. [`Effect::Released`] follows.
     Release(Ticket),
     /// A holder gives the lease of a tick back, and says how the run ended.
@@ -431,6 +446,10 @@ pub enum Outcome {
 pub enum KeyEvent {
     /// A lease was handed on to the next caller of this process.
     HandedOn,
+    /// A kept lease was handed to a caller of this process.
+    Reused,
+    /// A lease that may be kept was recalled: another claim wants the key.
+    Recalled,
     /// A pushed grant was used at once.
     PushUsed,
     /// A pushed grant is renewed before its use: too little of it was left, its lease is fixed, or pushes are not

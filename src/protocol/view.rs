@@ -79,6 +79,8 @@ pub struct HolderView {
     pub left_ms: Option<u64>,
     /// An operator revoked the lease. It excludes others until it ends, or until its claim leaves.
     pub is_revoked: bool,
+    /// The node may keep the lease without a holder.
+    pub may_keep: bool,
 }
 
 /// A claim that waits, or a node that watches a latch.

@@ -134,6 +134,7 @@ async fn a_run_that_lost_its_tick_is_refused_and_reads_no_checkpoint() {
             let foreign = Record {
                 owner: RecordOwner::Foreign,
                 expires: None,
+                may_keep: false,
             };
             let before = store.with_ledger(|ledger, now| ledger.record(&name, now).cloned());
             store.with_ledger(|ledger, _| ledger.overwrite(&name, Some(foreign)));

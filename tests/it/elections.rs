@@ -48,6 +48,7 @@ fn the_leave_of_a_revoked_claim_withdraws_its_value() {
             },
             mode: Mode::Exclusive,
             when_behind: Default::default(),
+            may_keep: false,
             data,
             mark: None,
             verb,
@@ -66,6 +67,7 @@ fn the_leave_of_a_revoked_claim_withdraws_its_value() {
         let foreign = Record {
             owner: RecordOwner::Foreign,
             expires: None,
+            may_keep: false,
         };
         ledger.overwrite(&name, Some(foreign));
         assert_eq!(

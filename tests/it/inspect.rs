@@ -63,7 +63,14 @@ async fn a_foreign_record_is_shown_without_its_value() {
     store.with_ledger(|ledger, now_us| {
         let expires = Some(now_us / 1000 + 60_000);
         let owner = RecordOwner::Foreign;
-        ledger.overwrite(&name, Some(Record { owner, expires }));
+        ledger.overwrite(
+            &name,
+            Some(Record {
+                owner,
+                expires,
+                may_keep: false,
+            }),
+        );
     });
     let entries = inspect::show(&one, "a").await;
     assert_eq!(entries.len(), 1);

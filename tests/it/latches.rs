@@ -82,6 +82,7 @@ impl Store {
             mode: Mode::Exclusive,
             mark: None,
             when_behind: WhenBehind::Skip,
+            may_keep: false,
             verb: Verb::Call(call),
             data: Some(Payload(id.into())),
         };

@@ -394,6 +394,7 @@ async fn a_key_with_another_value_is_500_and_never_runs_unlocked() {
     let record = Record {
         owner: RecordOwner::WrongType,
         expires: None,
+        may_keep: false,
     };
     store.with_ledger(|ledger, _| ledger.overwrite(&Name::lock("/o/secret".into()), Some(record)));
     for failure in [StoreFailure::Refuse, StoreFailure::RunUnlocked] {

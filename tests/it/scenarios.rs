@@ -499,6 +499,7 @@ fn fences_grow_after_the_server_forgot_everything() {
                 term: term(LEASE),
                 mode: Mode::Exclusive,
                 when_behind: Default::default(),
+                may_keep: false,
                 data: None,
                 mark: None,
                 verb,

@@ -132,6 +132,7 @@ impl Bench {
                 },
                 mode: Mode::Exclusive,
                 when_behind: Default::default(),
+                may_keep: false,
                 data: None,
                 mark: None,
                 verb: Verb::HEARTBEAT,

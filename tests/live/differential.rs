@@ -710,6 +710,7 @@ impl Run {
                 Branch::PassRefused => "not passed",
                 Branch::Lengthened => "lengthened",
                 Branch::YieldRepeated => "yield repeated",
+                Branch::Recalled => "recalled",
                 Branch::LeftFree => "left free",
                 Branch::MetLeftFree => "met left free",
                 Branch::RecoveryByClock => "recovery by the clock",
@@ -787,8 +788,21 @@ impl Run {
             self.saw("several pushed at once");
         }
         for push in pushes {
-            let Push::Granted(push) = push else {
-                panic!("step {step}: a push to a watcher, but there is none: {push:?}")
+            let push = match push {
+                Push::Granted(push) => push,
+                Push::Recalled(..) => {
+                    if let Some(inbox) = self.inboxes.get_mut(&push.node()) {
+                        let told = inbox.push().await;
+                        assert_eq!(
+                            told,
+                            Some(tenure::protocol::message::InboxEvent::Pushed(push)),
+                            "step {step}"
+                        );
+                        self.saw("push of a recall");
+                    }
+                    continue;
+                }
+                _ => panic!("step {step}: a push to a watcher, but there is none: {push:?}"),
             };
             let at = batch
                 .requests

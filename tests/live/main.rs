@@ -42,6 +42,7 @@ mod inspect;
 mod interop;
 #[cfg(feature = "scheduler")]
 mod job_acts;
+mod keeping;
 mod latches;
 mod leaders;
 mod leading;

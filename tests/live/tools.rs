@@ -50,6 +50,7 @@ pub fn request(key: &[u8], claim_id: ClaimId, verb: Verb) -> Request {
         term: TERM,
         mode: Default::default(),
         when_behind: Default::default(),
+        may_keep: false,
         data: None,
         mark: None,
         verb,

@@ -191,6 +191,7 @@ impl World {
                 Some(Record {
                     owner: RecordOwner::Foreign,
                     expires: Some(lasts),
+                    may_keep: false,
                 }),
             ),
             _ => (
@@ -198,6 +199,7 @@ impl World {
                 Some(Record {
                     owner: RecordOwner::WrongType,
                     expires: Some(lasts),
+                    may_keep: false,
                 }),
             ),
         };

@@ -153,6 +153,7 @@ impl World {
                 term: self.profile.terms[0],
                 mode: Mode::Exclusive,
                 when_behind: Default::default(),
+                may_keep: false,
                 data: None,
                 mark: None,
                 verb: Verb::HEARTBEAT,

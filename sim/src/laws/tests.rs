@@ -46,6 +46,7 @@ fn request(name: Name, claim_id: ClaimId, verb: Verb) -> Request {
         term: TERM,
         mode: Mode::Exclusive,
         when_behind: WhenBehind::Skip,
+        may_keep: false,
         data: None,
         mark: None,
         verb,
@@ -109,6 +110,7 @@ impl Transfer {
         let record = by.map(|(claim_id, number)| Record {
             owner: RecordOwner::Claim(claim_id, GrantNumber(number)),
             expires: None,
+            may_keep: false,
         });
         self.world.server.ledger.overwrite(&self.world.keys[0], record);
     }
@@ -314,6 +316,7 @@ fn a_run_may_save_after_its_tick_was_marked_as_over() {
         let record = Record {
             owner: RecordOwner::Claim(of, GrantNumber(7)),
             expires: None,
+            may_keep: false,
         };
         world.server.ledger.overwrite(&world.keys[key], Some(record));
         let tick = TickTime(1_000);
@@ -456,6 +459,7 @@ fn a_leader_under_a_number_that_was_given_before_has_its_own_value() {
                 term: TERM,
                 mode: Mode::Exclusive,
                 when_behind: WhenBehind::Skip,
+                may_keep: false,
                 data: value.clone(),
                 mark: None,
                 verb: Verb::Claim { wait: true },
@@ -463,6 +467,7 @@ fn a_leader_under_a_number_that_was_given_before_has_its_own_value() {
             let record = Record {
                 owner: RecordOwner::Claim(claim_id, number),
                 expires: None,
+                may_keep: false,
             };
             world.server.ledger.overwrite(&request.name, Some(record));
             world.watch_election(key, &request, &ClaimReply::granted(number).into());

@@ -304,6 +304,7 @@ impl World {
             Push::Changed(..) => format!("server: pushes news to node {slot}"),
             Push::Asked(_, of, _) => format!("server: asks node {slot} for {}", of.claim),
             Push::Revoked(_, of, _) => format!("server: tells node {slot} that {} is revoked", of.claim),
+            Push::Recalled(_, of) => format!("server: recalls {} of node {slot}", of.claim),
         });
         let subs = self.reached_subscriptions(slot, life);
         if subs.is_empty() {
@@ -388,6 +389,10 @@ impl World {
             }
             Push::Revoked(_, of, mode) => {
                 let input = Input::Revoked(of, mode);
+                return self.raise(Signal::Input { slot, key, input });
+            }
+            Push::Recalled(_, of) => {
+                let input = Input::Recalled(of);
                 return self.raise(Signal::Input { slot, key, input });
             }
         };

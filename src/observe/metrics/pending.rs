@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::jobs::JobSeries;
 #[cfg(feature = "metrics")]
 use super::{ANSWER, BATCH, Row, SLACK, increment, named, record, record_many, set};
-use super::{ERRORS, HANDOFFS, HELD, INBOX_LOST, LOSSES, Series, WAITING, kind, loss, word};
+use super::{ERRORS, HANDOFFS, HELD, INBOX_LOST, LOSSES, RECALLS, Series, WAITING, kind, loss, word};
 use crate::error::{LostCause, StoreError, StoreErrorKind};
 #[cfg(feature = "metrics")]
 use crate::observe::foreign_code::catch_foreign_panic;
@@ -18,6 +18,10 @@ use crate::protocol::message::Name;
 /// Counts a lease that passed to the next holder, of this process (`local`) or from another process (`remote`).
 pub(crate) fn handed(name: &Name, from: &'static str) {
     count(&HANDOFFS, &[kind(name), from]);
+}
+
+pub(crate) fn recalled() {
+    count(&RECALLS, &[]);
 }
 
 pub(crate) fn lost(name: &Name, cause: LostCause) {

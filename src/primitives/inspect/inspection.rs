@@ -399,6 +399,9 @@ pub struct HolderEntry {
     pub since: Option<SystemTime>,
     /// An operator revoked the lease: it is not renewed, and excludes others until the holder leaves or the lease ends.
     pub is_revoked: bool,
+    /// The process may [keep](crate::Builder::keep) the lease after its last release, so it may have no holder now. Another claim for the
+    /// key then gets it soon.
+    pub may_keep: bool,
     /// When the record ends, if it is not extended: the lease with its margin. `None`: it has no end.
     #[cfg_attr(feature = "serde", serde(serialize_with = "json::ms"))]
     pub remaining: Option<Duration>,
@@ -594,6 +597,7 @@ fn holder_entry(server: &ServerView, holder: &HolderView) -> HolderEntry {
         fence: holder.number.map(|number| Fence::new(number, 0)),
         since: since.map(|since| after_epoch(Duration::from_micros(since))),
         is_revoked: holder.is_revoked,
+        may_keep: holder.may_keep,
         remaining: holder.left_ms.map(Duration::from_millis),
         notes: notes_of(server.nodes.get(&holder.node), holder.claim),
     }

@@ -192,6 +192,7 @@ impl Calls {
             request: Request {
                 mark: call.options.mark,
                 when_behind: WhenBehind::Skip,
+                may_keep: false,
                 name: cx.name.clone(),
                 claim_id: id,
                 term,

@@ -41,6 +41,8 @@ pub(crate) enum ClaimEvent {
     Lost(Loss),
     /// The caller has not taken up its grant for a whole lease.
     Unfetched(Ticket),
+    /// The lease has been kept for as long as it may be, and is left.
+    KeepEnded,
     /// The number is over: the store was told, or will not be.
     Left,
 }
@@ -183,7 +185,7 @@ impl Claim {
             }
             // The lease is another one. No caller holds it.
             Phase::Held(_) => ClaimEvent::lost(LostCause::Gone, AfterLoss::Leave),
-            Phase::Leaving(_) => None,
+            Phase::Kept(_) | Phase::Leaving(_) => None,
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
                 self.forget_executable();
                 if ends.is_some_and(|ends| cx.now >= ends) {
@@ -246,6 +248,7 @@ impl Claim {
         self.finish_yield(cx);
         self.forget_executable();
         self.exchange.forget_unanswered();
+        self.forbid_keep_after_queue(cx);
         match self.phase {
             // The request was executed before the pushed grant. The answer only says that t₀ could be younger.
             Phase::Confirming { since, tries } if position.sent < since => {
@@ -267,7 +270,7 @@ impl Claim {
                 self.schedule_retry(cx);
                 None
             }
-            Phase::Leaving(_) => None,
+            Phase::Kept(_) | Phase::Leaving(_) => None,
         }
     }
 
@@ -312,13 +315,14 @@ impl Claim {
         }
         match self.phase {
             Phase::Asked | Phase::Queued { .. } => {}
-            Phase::Confirming { .. } | Phase::Held(_) => return false,
+            Phase::Confirming { .. } | Phase::Held(_) | Phase::Kept(_) => return false,
             Phase::Leaving(_) => {
                 cx.event(KeyEvent::PushStale);
                 return false;
             }
         }
         self.forget_executable();
+        self.forbid_keep_after_queue(cx);
         self.note_attempt(grant.attempt, None);
         // A push that overtakes the answer to a yield proves that the yield was executed. That answer may be ignored
         // later, as when the number is left at once because no caller wants it.

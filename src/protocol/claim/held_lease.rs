@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::protocol::message::{ClaimId, Fence, GrantNumber, TickTime};
-use crate::protocol::step::{Rules, Ticket};
+use crate::protocol::step::{LockOptions, Rules, Ticket};
 use crate::protocol::time::Instant;
 
 /// A lease that callers of this process hold.
@@ -68,15 +68,18 @@ pub(crate) struct LocalHolder {
     pub(crate) hold: HoldTime,
     /// When the lease is given back if the caller has not taken it up; `None` once a guard exists.
     pub(crate) unfetched: Option<Instant>,
+    /// How long the lease is kept after the release.
+    pub(crate) keep: Duration,
 }
 
 impl LocalHolder {
     /// Returns a holder that is granted now, by a claim with this lease length.
-    pub(crate) fn new(now: Instant, ticket: Ticket, max_hold: Option<Duration>, lease: Duration) -> Self {
+    pub(crate) fn new(now: Instant, ticket: Ticket, options: &LockOptions, lease: Duration) -> Self {
         LocalHolder {
             ticket,
-            hold: HoldTime::new(now, max_hold),
+            hold: HoldTime::new(now, options.max_hold),
             unfetched: Some(now + lease),
+            keep: options.keep_of_lock(),
         }
     }
 }
@@ -116,6 +119,11 @@ impl HeldLease {
         self.ends
     }
 
+    /// Returns when the lease is renewed next.
+    pub(super) fn due(&self) -> Instant {
+        self.due
+    }
+
     /// Returns the place of the latest holder among the local holders of this grant.
     pub(crate) fn index(&self) -> u64 {
         self.index
@@ -139,8 +147,12 @@ impl HeldLease {
     /// Returns whether the lease is handed on in this process, to a caller with leases of this length at most. With less than a
     /// third of the lease left, the renewals are failing, and the next caller should not inherit that.
     pub(crate) fn is_handed_on(&self, now: Instant, rules: &Rules, lease: Duration) -> bool {
-        let in_burst = self.index < u64::from(rules.burst) && now.since(self.since) < rules.burst_time;
-        in_burst && self.deadline.since(now) >= lease / 3
+        now.since(self.since) < rules.burst_time && self.is_kept_on(now, rules, lease)
+    }
+
+    /// The same of a lease that was kept: the time of the burst starts again, and its count goes on.
+    pub(super) fn is_kept_on(&self, now: Instant, rules: &Rules, lease: Duration) -> bool {
+        self.index < u64::from(rules.burst) && self.deadline.since(now) >= lease / 3
     }
 
     /// Returns whether a write without an answer may still be executed under this lease.
@@ -157,6 +169,12 @@ impl HeldLease {
         self.holders = Holders::One(local);
         self.index += 1;
         Fence::new(self.number, self.index)
+    }
+
+    /// Hands the lease on after it had no holder, in a burst that begins now. Returns the fence of this caller.
+    pub(super) fn hold_anew(&mut self, now: Instant, local: LocalHolder) -> Fence {
+        self.since = now;
+        self.hand_on(local)
     }
 
     /// Lets one more reader in, and returns its place among the local holders of the grant. `None` if one caller holds alone.

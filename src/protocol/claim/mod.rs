@@ -28,6 +28,7 @@
 //! * `held_lease`: the deadline, when the next renewal is due, and for how long a lease is handed on in this process.
 //! * `origin`: the lease that a claim continues after a yield or a pass, and whether the previous owner may go on.
 //! * `holding`: which caller holds, and its fence.
+//! * `kept`: a lease without a holder, for the next caller of this process.
 //! * `sending`: the words of each request.
 //! * `answers`: what an answer or a push means: granted, queued, gone, revoked, stale, too old to be used.
 //! * `failures`: what a request without an answer means.
@@ -60,6 +61,7 @@
 use std::time::Duration;
 
 use crate::protocol::claim::held_lease::HeldLease;
+use crate::protocol::claim::kept::KeptLease;
 use crate::protocol::claim::late_execution::LateExecution;
 use crate::protocol::exchange::Exchange;
 use crate::protocol::message::{ClaimId, ClaimNumber, Mode, RunEnding, TickTime};
@@ -70,6 +72,7 @@ pub(crate) mod answers;
 mod failures;
 pub mod held_lease;
 mod holding;
+pub(crate) mod kept;
 mod late_execution;
 mod leaving;
 mod origin;
@@ -90,6 +93,9 @@ pub(crate) struct Claim {
     late: LateExecution,
     /// The lease that the claim continues. Set until the store has answered.
     origin: Option<Origin>,
+    /// The lease may be kept without a holder: its record has the mark, and no sign came since that another claim wants the
+    /// key. Set before the first request, or never.
+    may_keep: bool,
 }
 
 /// The run of a tick by its claim.
@@ -133,6 +139,8 @@ enum Phase {
     Confirming { since: Instant, tries: u32 },
     /// Held by a local caller.
     Held(HeldLease),
+    /// Kept for the next local caller, without a holder and without a request in flight.
+    Kept(KeptLease),
     /// Dead here; the store is being told.
     Leaving(Leaving),
 }
@@ -142,7 +150,7 @@ impl Phase {
     fn is_waiting(&self) -> bool {
         match self {
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => true,
-            Phase::Held(_) | Phase::Leaving(_) => false,
+            Phase::Held(_) | Phase::Kept(_) | Phase::Leaving(_) => false,
         }
     }
 }
@@ -230,6 +238,7 @@ impl Claim {
             exchange: Exchange::default(),
             late: LateExecution::default(),
             origin: None,
+            may_keep: false,
         }
     }
 
@@ -311,7 +320,7 @@ impl Claim {
 
     /// Returns whether the key is surely taken: this claim holds it, or a claim before this one does.
     pub(crate) fn is_taken(&self) -> bool {
-        !matches!(self.phase, Phase::Asked | Phase::Leaving(_)) && !self.is_recovering()
+        !matches!(self.phase, Phase::Asked | Phase::Kept(_) | Phase::Leaving(_)) && !self.is_recovering()
     }
 
     /// Returns whether the claim waits for the end of the server's recovery.

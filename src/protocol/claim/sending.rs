@@ -39,6 +39,7 @@ impl Claim {
         let request = Request {
             mark: self.terms.tick.map(|tick| tick.mark),
             when_behind: self.terms.tick.map_or(WhenBehind::Skip, |tick| tick.turn),
+            may_keep: self.take_mark(kind),
             name: cx.name.clone(),
             claim_id: self.request_claim_id(kind),
             term,

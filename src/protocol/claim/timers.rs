@@ -30,7 +30,9 @@ const UNCONFIRMED_PAUSES: (Duration, Duration) = (Duration::from_millis(100), Du
 impl Claim {
     /// Ends the lease if its deadline has passed, and the grant of a caller that has not taken it up.
     pub(crate) fn expire(&self, cx: &StepContext<'_>) -> Option<ClaimEvent> {
-        let held = self.held()?;
+        let Some(held) = self.held() else {
+            return self.expire_kept(cx);
+        };
         let local = held.local();
         if cx.now < held.deadline() {
             let is_over = local
@@ -209,7 +211,7 @@ impl Claim {
         self.exchange.retry(cx.now + pause);
     }
 
-    /// Returns when the claim next needs a step: at its deadline, when a grant is given back that was not taken up, and when
+    /// Returns when the claim next needs a step: at its deadline or the end of its keep, when a grant is given back that was not taken up, and when
     /// a request is due.
     #[inline]
     pub(crate) fn due(&self) -> Option<Instant> {
@@ -217,6 +219,7 @@ impl Claim {
             let unfetched = held.local().and_then(|local| local.unfetched);
             (Some(held.deadline()), unfetched)
         });
+        let deadline = deadline.or_else(|| self.kept_until());
         [self.exchange.next_at(), deadline, unfetched]
             .into_iter()
             .flatten()

@@ -61,7 +61,7 @@ impl KeyState {
             claimant = Claimant::LineHead;
         }
         let is_open = claimant == Claimant::LineHead && mode == Mode::Read;
-        let mut local = LocalHolder::new(cx.now, next.ticket, next.options.max_hold, lease);
+        let mut local = LocalHolder::new(cx.now, next.ticket, &next.options, lease);
         local.hold = before.unwrap_or(local.hold);
         let holders = if is_open {
             self.readers.add(local, number, 0);
@@ -111,7 +111,10 @@ impl KeyState {
         let is_shared = claimant == Claimant::LineHead || cx.shard.plant.is(Flaw::SoloHandedOn);
         let next = self.line.front().filter(|_| is_shared);
         let Some(next) = next.copied() else {
-            return self.leave(cx, number, release);
+            return match claim.may_keep() {
+                true => self.keep_or_leave(cx, number, release),
+                false => self.leave(cx, number, release),
+            };
         };
         let checks_mode = !cx.shard.plant.is(Flaw::PermitHandedToMany);
         let has_same_mode = next.options.mode == mode || matches!(mode, Mode::Permits(_)) && !checks_mode;
@@ -125,7 +128,7 @@ impl KeyState {
             return self.give_way(cx, number, release);
         }
         self.line.pop();
-        let local = LocalHolder::new(cx.now, next.ticket, next.options.max_hold, lease);
+        let local = LocalHolder::new(cx.now, next.ticket, &next.options, lease);
         let Some(fence) = claim.hand_on(local) else {
             return;
         };
@@ -250,7 +253,7 @@ impl KeyState {
         }
         let (index, fence) = claim.let_reader_in()?;
         self.line.pop();
-        let local = LocalHolder::new(cx.now, next.ticket, next.options.max_hold, lease);
+        let local = LocalHolder::new(cx.now, next.ticket, &next.options, lease);
         self.readers.add(local, number, index);
         self.taken_at = Some(cx.now);
         cx.event(KeyEvent::HandedOn);

@@ -117,6 +117,7 @@ impl KeyState {
             Input::Pushed(grant) => self.pushed(cx, &grant),
             Input::Asked(claim_id, asking) => self.asked(cx, claim_id, &asking),
             Input::Revoked(claim_id, mode) => self.pushed_revoked(cx, claim_id, mode),
+            Input::Recalled(claim_id) => self.recalled(cx, claim_id),
             // The calls handle these inputs.
             Input::Call(..) | Input::Act(..) | Input::Changed => {}
         }
@@ -187,7 +188,7 @@ impl KeyState {
             && self.solos.is_empty()
             && self.calls.is_none()
             && self.reclaim.is_none()
-            && claims.all(|claim| claim.is_leaving())
+            && claims.all(|claim| claim.is_leaving() || claim.is_kept())
     }
 
     /// Returns the claim by which a caller holds, the lease, and the caller's place among the local holders.
@@ -368,6 +369,7 @@ impl KeyState {
     pub(crate) fn close(&mut self, cx: &mut StepContext<'_>, keeps_held: bool) {
         self.step_calls(cx, Calls::close);
         self.expire_due(cx);
+        self.recall_all(cx);
         let solos = std::mem::take(&mut self.solos);
         let deny = |caller: &Caller, cx: &mut StepContext<'_>| cx.deny(caller.ticket, AcquireError::Closed);
         self.line.retain(|_| false, |caller| deny(caller, cx));

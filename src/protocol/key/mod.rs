@@ -21,6 +21,7 @@
 pub mod claims;
 pub mod failures;
 pub(crate) mod holding;
+mod keeping;
 pub mod key_state;
 pub mod line;
 mod pushes;

@@ -74,6 +74,11 @@ impl KeyState {
         let Some(claim) = claim.filter(|claim| claim.id() == claim_id) else {
             return;
         };
+        claim.forbid_keep();
+        if claim.is_kept() {
+            cx.event(KeyEvent::Asked(asking.clone()));
+            return self.leave(cx, number, None);
+        }
         let Some(is_new) = claim.note_asked() else {
             return;
         };
@@ -118,6 +123,9 @@ impl KeyState {
 
     /// Handles a claim whose lease is revoked. A holder loses it at once.
     pub(crate) fn revoked(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
+        if self.claims[number].is_kept() {
+            return self.leave(cx, number, None);
+        }
         let event = self.claims[number].revoked(cx);
         self.take_event(cx, number, event);
     }

@@ -194,6 +194,7 @@ impl KeyState {
             }
             Some(ClaimEvent::Unanswered(failure)) => self.ask_outcome(cx, number, &failure),
             Some(ClaimEvent::Failed(failure)) => self.ask_or_wait(cx, number, &failure),
+            Some(ClaimEvent::KeepEnded) => self.leave(cx, number, None),
             Some(ClaimEvent::Left) => self.claims.end(number),
             Some(ClaimEvent::Ended(ending)) => self.ended(cx, number, ending),
             Some(ClaimEvent::Lost(loss)) => self.lost(cx, number, &loss),

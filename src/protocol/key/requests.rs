@@ -32,12 +32,18 @@ impl KeyState {
         if self.open_claim.is_some() {
             self.let_readers_in(cx);
         }
+        if cx.shard.kept > 0 && !(self.line.is_empty() && self.solos.is_empty()) {
+            self.use_kept(cx);
+        }
         for number in self.claims.unsettled() {
             let Some(ListedClaim { claim, claimant }) = self.claims.listed(number) else {
                 continue;
             };
             let wanted = match claimant {
-                Claimant::LineHead => claim.held().is_some() || self.line.mode() == Some(claim.terms().mode),
+                Claimant::LineHead => {
+                    let is_had = claim.held().is_some() || claim.is_kept();
+                    is_had || self.line.mode() == Some(claim.terms().mode)
+                }
                 Claimant::Solo(_) | Claimant::LineFollower => true,
                 Claimant::Abandoned => false,
             };
@@ -111,7 +117,10 @@ impl KeyState {
         wait: bool,
     ) {
         let claim_id = cx.shard.next_claim_id();
-        let claim = Claim::new(claim_id, options.terms(), cx.now);
+        let mut claim = Claim::new(claim_id, options.terms(), cx.now);
+        if !options.keep.is_zero() {
+            claim.let_keep(cx, options, wait);
+        }
         self.claims.insert(claim, claimant);
         self.ask(cx, claim_id.claim, RequestKind::Claim { wait });
     }
@@ -119,6 +128,7 @@ impl KeyState {
     /// Leaves a claim. Its number is dead here from now on, whatever the store answers.
     pub(crate) fn leave(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber, release: Option<Ticket>) {
         let claim = &mut self.claims[number];
+        cx.shard.kept -= usize::from(claim.is_kept());
         claim.begin_leave(cx, release);
         let passed = claim.take_passed();
         if !self.claims[number].is_leaving() {
@@ -321,6 +331,9 @@ impl KeyState {
     pub(crate) fn inbox(&mut self, cx: &mut StepContext<'_>) {
         self.step_calls(cx, Calls::inbox);
         self.expire_due(cx);
+        if cx.shard.inbox == InboxState::Unconfirmed {
+            self.recall_all(cx);
+        }
         for number in self.claims.all() {
             let claim = &mut self.claims[number];
             let is_queued = claim.is_queued();
@@ -344,6 +357,9 @@ impl KeyState {
     pub(crate) fn reachable(&mut self, cx: &mut StepContext<'_>, is_elsewhere: bool) {
         self.step_calls(cx, Calls::reachable);
         self.expire_due(cx);
+        if is_elsewhere {
+            self.recall_all(cx);
+        }
         for number in self.claims.all() {
             let claim = &self.claims[number];
             let is_renewed = is_elsewhere && claim.held().is_some() && claim.is_idle();

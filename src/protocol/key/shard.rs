@@ -315,6 +315,13 @@ impl Shard {
         );
     }
 
+    /// Leaves every lease that is kept without a holder.
+    pub fn leave_kept(&mut self, now: Instant, perform: impl FnMut(&Name, &Effect)) {
+        if self.context.kept > 0 {
+            self.each(now, KeyState::leave_kept, perform);
+        }
+    }
+
     /// Returns what a caller holds, until a step ends it.
     pub fn holding(&self, now: Instant, name: &Name, ticket: Ticket) -> Option<Holding> {
         self.keys.get(name)?.holding(now, ticket)

@@ -113,6 +113,7 @@ impl KeyState {
             ticket: to,
             hold: local.or(reader)?.under_another_ticket(),
             unfetched: None,
+            keep: Default::default(),
         };
         self.close_to_readers(number);
         let mut old = self.claims.remove(number)?.claim;

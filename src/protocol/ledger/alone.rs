@@ -40,6 +40,7 @@ impl Transaction<'_> {
             self.state.record = Some(Record {
                 owner: RecordOwner::Claim(claim_id, number),
                 expires: None,
+                may_keep: false,
             });
             self.extend(claim_id, request.term);
         }

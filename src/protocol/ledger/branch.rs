@@ -54,6 +54,8 @@ pub enum Branch {
     QueuedBehindForeign,
     /// A key was handed over to a waiter.
     HandedOver,
+    /// An owner that may keep its lease learned that another claim wants the key.
+    Recalled,
     /// A lock was left free for clients that poll.
     LeftFree,
     /// A claim or a waiter came while a lock was left free.

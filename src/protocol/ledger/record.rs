@@ -104,6 +104,8 @@ pub struct Record {
     pub owner: RecordOwner,
     /// The last millisecond in which the record exists. `None`: it does not expire.
     pub expires: Option<u64>,
+    /// The mark: the owner may keep the lease without a holder.
+    pub may_keep: bool,
 }
 
 impl Record {

@@ -19,7 +19,7 @@ use crate::protocol::ledger::record::{
 use crate::protocol::ledger::recovery_state::RecoveryState;
 use crate::protocol::message::{
     Call, CallAnswer, ClaimId, ClaimReply, GrantNumber, GrantReply, Kind, LeaseTimes, LeaveReply, Mode, Name,
-    NodeId, Push, QueueOwner, Reply, Request, TickRefusal, TickTime, Verb, WhenBehind,
+    NodeId, Push, QueueOwner, Reply, Request, TickRefusal, TickTime, Verb,
 };
 
 /// The state that one request reads and changes.
@@ -105,7 +105,7 @@ impl Transaction<'_> {
             dies,
         };
         match verb {
-            Verb::Claim { wait } => self.claim(entry, wait, request.when_behind).into(),
+            Verb::Claim { wait } => self.claim(entry, wait, request).into(),
             Verb::Renew { number } => self.renew(entry, number),
             Verb::Assert { number } => self.assert_fixed(&entry, number),
             Verb::Propose { number } => self.propose(&entry, number).into(),
@@ -173,7 +173,8 @@ impl Transaction<'_> {
     }
 
     /// Grants the key, queues the claim, or refuses it.
-    fn claim(&mut self, claim: QueueEntry, wait: bool, when_behind: WhenBehind) -> ClaimReply {
+    fn claim(&mut self, claim: QueueEntry, wait: bool, request: &Request) -> ClaimReply {
+        let when_behind = request.when_behind;
         let recorded_capacity = self.recorded_capacity(claim.mode);
         let owned = self.owned_by(claim.claim_id);
         let search = match owned {
@@ -207,6 +208,9 @@ impl Transaction<'_> {
             }
             let open = self.job.as_deref().and_then(|job| job.overtaken_by(self.mark));
             let number = self.grant(&claim);
+            if let Some(record) = &mut self.state.record {
+                record.may_keep = request.may_keep;
+            }
             let granted = self.granted_beside(number, recorded_capacity);
             return ClaimReply::Granted(GrantReply {
                 overtook: open,
@@ -219,10 +223,21 @@ impl Transaction<'_> {
             return busy;
         }
         if !wait || self.plant.is(Flaw::NoStandby) && self.job.is_some() {
+            self.recall();
             return ClaimReply::Busy(self.owner_left_ms());
         }
         self.enqueue(claim);
         self.queued()
+    }
+
+    /// Tells the owner that another claim wants the key, if it may keep its lease without a holder.
+    fn recall(&mut self) {
+        if let (Some(Record { may_keep: true, .. }), Some((owner, _))) =
+            (&self.state.record, self.state.owner())
+        {
+            self.branches.note(Branch::Recalled);
+            self.pushes.push(Push::Recalled(self.name.clone(), owner));
+        }
     }
 
     /// Returns the reply to an owner.
@@ -409,6 +424,7 @@ impl Transaction<'_> {
                 self.state.record = Some(Record {
                     owner: RecordOwner::Claim(claim.claim_id, number),
                     expires: None,
+                    may_keep: false,
                 });
             }
             Mode::Read | Mode::Permits(_) => self.add_share(claim.claim_id, claim.mode, number),
@@ -460,6 +476,7 @@ impl Transaction<'_> {
         if let Some(left) = self.held_back() {
             return ClaimReply::Recovering(left);
         }
+        self.recall();
         let left = self.owner_left_ms();
         let record = self.state.record.as_ref();
         // A lock that is left free for clients that poll is not announced either.

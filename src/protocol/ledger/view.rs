@@ -109,6 +109,7 @@ fn owned(record: &Record, now: u64) -> RecordView {
                 number: Some(number),
                 left_ms: record.expires.map(|expires| expires.saturating_sub(now)),
                 is_revoked,
+                may_keep: record.may_keep,
             })
         }
         RecordOwner::Foreign | RecordOwner::RevokedForeign | RecordOwner::WrongType => RecordView::Foreign {
@@ -133,6 +134,7 @@ fn shared(state: &KeyRecord, now: u64) -> (RecordView, Option<u64>) {
         number: (!share.is_revoked).then_some(share.number),
         left_ms: Some(share.expires.saturating_sub(now)),
         is_revoked: share.is_revoked,
+        may_keep: false,
     });
     let record = RecordView::Shared {
         count: live.len() as u64,

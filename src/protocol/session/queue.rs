@@ -344,6 +344,7 @@ mod tests {
                 },
                 mode: Mode::Exclusive,
                 when_behind: Default::default(),
+                may_keep: false,
                 data: None,
                 mark: None,
                 verb: Verb::HEARTBEAT,

@@ -167,6 +167,7 @@ impl SimulatedNode {
                 },
                 mode: Mode::Exclusive,
                 when_behind: Default::default(),
+                may_keep: false,
                 data: None,
                 mark: Some(tick),
                 verb,

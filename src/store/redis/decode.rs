@@ -311,6 +311,7 @@ pub(super) fn refusal(text: &str) -> StoreRefusal {
 /// * `1 latch <record>` and `1 changed election <record>`: the record has changed.
 /// * `1 asked <kind> <claim> <nonce> <grace ms> <by> <why> <record>`: an operator asks for a lease.
 /// * `1 revoked <kind> <claim> <nonce> <mode> <record>`: an operator revoked a lease. The mode is a word of the batch script.
+/// * `1 recalled <kind> <claim> <nonce> <record>`: another claim wants the key of a lease that may be kept.
 pub(super) fn push(payload: &[u8], node: NodeId, names: &Names) -> Option<Push> {
     let mut rest = payload;
     let mut word = || {
@@ -323,7 +324,7 @@ pub(super) fn push(payload: &[u8], node: NodeId, names: &Names) -> Option<Push> 
         return None;
     }
     let first = word()?;
-    let news = matches!(first, "changed" | "asked" | "revoked").then_some(first);
+    let news = matches!(first, "changed" | "asked" | "revoked" | "recalled").then_some(first);
     let kind: Kind = (if news.is_some() { word()? } else { first }).parse().ok()?;
     if news == Some("changed") || kind == Kind::Latch {
         return Some(Push::Changed(node, names.name(kind, rest)?));
@@ -339,6 +340,7 @@ pub(super) fn push(payload: &[u8], node: NodeId, names: &Names) -> Option<Push> 
             let asking = Arc::new(Asking { grace_ms, by, why });
             return Some(Push::Asked(names.name(kind, rest)?, claim_id, asking));
         }
+        Some("recalled") => return Some(Push::Recalled(names.name(kind, rest)?, claim_id)),
         Some(_) => {
             let mode = format::mode(kind, Some(word()?))?;
             return Some(Push::Revoked(names.name(kind, rest)?, claim_id, mode));

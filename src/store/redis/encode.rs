@@ -192,6 +192,7 @@ fn push_verb(request: &Request, tick: &mut Vec<u8>, to: &mut Vec<u8>) -> &'stati
                 WhenBehind::Queue => to.push(b'q'),
                 WhenBehind::After(tick) => append_number(to, tick.0.min(MAX_EXACT_INTEGER)),
             }
+            to.extend(request.may_keep.then_some(b'0'));
             to.extend_from_slice(value);
             if wait { "w" } else { "c" }
         }
@@ -347,6 +348,7 @@ mod tests {
             },
             mode: Default::default(),
             when_behind: Default::default(),
+            may_keep: false,
             data: None,
             mark: Some(TickTime(7)),
             verb,

@@ -28,6 +28,8 @@ pub(super) struct Owner {
     pub(super) node: NodeId,
     pub(super) claim: ClaimNumber,
     pub(super) number: GrantNumber,
+    /// The mark, see `lua/open.lua`.
+    pub(super) may_keep: bool,
 }
 
 /// A member of a zset that names a claim: `a<holder>:…` of a queue, `h<holder>…` of a record.
@@ -49,6 +51,7 @@ pub(super) fn owner(value: &[u8]) -> Option<Owner> {
         node,
         claim,
         number: GrantNumber(decimal(number)?),
+        may_keep: number.starts_with('0'),
     })
 }
 

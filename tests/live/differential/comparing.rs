@@ -235,6 +235,23 @@ impl Run {
             "step {step}: the record of {} ends in {ttl} ms, {left} in the ledger",
             self.names[at]
         );
+        let marked =
+            model.filter(|record| matches!(record.owner, RecordOwner::Claim(..) | RecordOwner::Revoked(..)));
+        let marked = marked.map(|record| record.may_keep);
+        if let Some(may_keep) = marked {
+            // The record may end meanwhile.
+            let text: Option<String> = redis::cmd("GET").arg(&record).query(&mut self.client).unwrap();
+            let is_marked = text.map(|text| {
+                text.rsplit(':')
+                    .next()
+                    .is_some_and(|number| number.starts_with('0'))
+            });
+            assert!(
+                is_marked != Some(!may_keep),
+                "step {step}: the mark of {}",
+                self.names[at]
+            );
+        }
     }
 }
 

@@ -250,6 +250,7 @@ impl Run {
             term,
             mode: self.modes.get(&of).copied().unwrap_or_default(),
             when_behind: self.turn(at),
+            may_keep: self.may_keep(),
             data: match verb {
                 Verb::Call(Call::Save { .. }) => Some(self.data()),
                 Verb::Call(Call::Open { .. }) => Some(self.look()),
@@ -479,14 +480,20 @@ impl Run {
         self.plain(at, (claim_id, term), verb)
     }
 
+    /// Returns whether the record of a granted claim gets the mark.
+    fn may_keep(&mut self) -> bool {
+        self.kind == Kind::Lock && self.rng.bool()
+    }
+
     /// Returns a request without a job, in the mode that the claim has for its whole life.
-    fn plain(&self, at: usize, (claim_id, term): (ClaimId, LeaseTimes), verb: Verb) -> Request {
+    fn plain(&mut self, at: usize, (claim_id, term): (ClaimId, LeaseTimes), verb: Verb) -> Request {
         Request {
             name: self.names[at].clone(),
             claim_id,
             term,
             mode: self.modes.get(&claim_id).copied().unwrap_or_default(),
             when_behind: Default::default(),
+            may_keep: self.may_keep(),
             data: None,
             mark: None,
             verb,

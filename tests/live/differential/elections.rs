@@ -233,6 +233,7 @@ impl Run {
             term,
             mode: Default::default(),
             when_behind: Default::default(),
+            may_keep: false,
             data,
             mark: None,
             verb,
@@ -426,7 +427,7 @@ impl Run {
                 (Push::Changed(..), Verb::Call(Call::Proclaim { .. })) => "news of a proclaimed value",
                 (Push::Changed(..), Verb::Renew { number: Some(_) }) => "news of an assertion",
                 (Push::Changed(..), _) => "news of an act",
-                (Push::Asked(..) | Push::Revoked(..), _) => "push of an operator",
+                (Push::Asked(..) | Push::Revoked(..) | Push::Recalled(..), _) => "another push",
             });
         }
         for two in pushes.windows(2).filter(|two| two[0].name() == two[1].name()) {

@@ -158,6 +158,7 @@ impl Run {
             },
             mode: Default::default(),
             when_behind: Default::default(),
+            may_keep: false,
             data: has_id.then(|| Payload(id.into())),
             mark: None,
             verb: Verb::Call(call),
@@ -364,6 +365,7 @@ impl Run {
         let wrong = Record {
             owner: RecordOwner::WrongType,
             expires: None,
+            may_keep: false,
         };
         self.ledger.overwrite(&self.names[at], Some(wrong));
     }

@@ -273,6 +273,7 @@ impl Run {
                 Some(Record {
                     owner: RecordOwner::Foreign,
                     expires: ms.map(|ms| now + ms),
+                    may_keep: false,
                 })
             }
             15 => {
@@ -285,6 +286,7 @@ impl Run {
                 Some(Record {
                     owner: RecordOwner::WrongType,
                     expires: None,
+                    may_keep: false,
                 })
             }
             _ => {

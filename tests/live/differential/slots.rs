@@ -211,6 +211,7 @@ impl Run {
             },
             mode,
             when_behind: Default::default(),
+            may_keep: false,
             data: None,
             mark: None,
             verb,

@@ -285,6 +285,7 @@ impl Run {
                 Some(Record {
                     owner: RecordOwner::Foreign,
                     expires: ms.map(|ms| now + ms),
+                    may_keep: false,
                 })
             }
             8 => {
@@ -293,6 +294,7 @@ impl Run {
                 Some(Record {
                     owner: RecordOwner::WrongType,
                     expires: None,
+                    may_keep: false,
                 })
             }
             of => {
@@ -351,6 +353,7 @@ impl Run {
             term,
             mode: Default::default(),
             when_behind: Default::default(),
+            may_keep: false,
             data: None,
             mark: None,
             verb,

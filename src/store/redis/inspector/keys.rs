@@ -294,6 +294,7 @@ impl KeyReader<'_> {
                         number: number.map(|number| GrantNumber(number as u64)),
                         left_ms: Some(ends.saturating_sub(now)),
                         is_revoked: number.is_none(),
+                        may_keep: false,
                     }),
                     _ => None,
                 });
@@ -409,6 +410,7 @@ fn text_record(value: &[u8], left_ms: Option<u64>) -> RecordView {
             number: Some(owner.number),
             left_ms,
             is_revoked,
+            may_keep: owner.may_keep,
         }),
         None => RecordView::Foreign {
             digest: Some(format::digest(value)),

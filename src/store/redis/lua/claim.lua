@@ -5,6 +5,7 @@
 --   q         wait; ticks that waited here before are skipped
 --   <number>  grant this tick only if that tick is the latest one and has ended; otherwise answer J
 --   empty     skip this tick
+-- Of a lock, `to` is 0 if its lease may be kept without a holder; else it is empty.
 -- KEYS[i]  record
 -- returns  integer = granted, its number
 --          G<number>:<capacity> = granted, but a current holder of permits recorded another capacity
@@ -38,7 +39,7 @@ if claims then
     end
     local open = job and job.mark ~= tick and job.attempt > 0 and not job.done and job.mark
     local behind = job and job:is_behind(tick)
-    if not (own or records[i] or rest or blocked or behind) then own = grant(i, job, holder, hold, tick) end
+    if not (own or records[i] or rest or blocked or behind) then own = grant(i, job, holder, hold, tick, nil, not job and to) end
     if own and recorded and recorded ~= string.match(tick, '%d+$') then return format('G%d:%s', own, recorded) end
     if own then return open and format('V%d:%d', own, open) or own end
     if job and tick > job.mark and not job:is_triggered(tick) then

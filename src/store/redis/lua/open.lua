@@ -1,6 +1,7 @@
 -- open: reads the records, the clock and the time for the whole batch, and defines where the words of a request are. The
 -- Rust side (script.rs) puts one line before it: `kind` is lock, job, semaphore, latch or election.
--- KEYS[1..n]         records   string, value = <node>:<claim>:<nonce>:<grant number>; zset while claims share the key,
+-- KEYS[1..n]         records   string, value = <node>:<claim>:<nonce>:<grant number>, with a 0 before the number while the owner of
+--                              a lock may keep its lease without a holder; zset while claims share the key,
 --                              see weighted.lua; hash of a latch, see latch.lua
 -- KEYS[n+1]          clock     string, the last grant number, never expires
 -- KEYS[n+2]          recovering  string, why the server recovers; exists while it grants nothing

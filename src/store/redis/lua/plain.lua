@@ -9,6 +9,7 @@
 -- ARGV[at+2]       holder
 -- ARGV[at+4]       hold
 -- ARGV[at+5]       tick
+-- ARGV[at+6]       to: of a claim the mark, see claim.lua
 -- returns          {server time in µs, one reply per request} if all requests were executed here: integer = granted, its
 --                  number; 0 = done; E<error>
 if together then queues = call('EXISTS', unpack(KEYS, n + 3, 2 * n + 2)) end
@@ -33,7 +34,7 @@ if not together or not late and queues == 0 and call('EXISTS', unpack(KEYS, 1, n
       local number = last + 1
       if number < us then number = us end
       local text = format('%d', number)
-      local set = attempt('SET', KEYS[i], holder .. text, 'NX', 'PX', ARGV[at + 4])
+      local set = attempt('SET', KEYS[i], holder .. ARGV[at + 6] .. text, 'NX', 'PX', ARGV[at + 4])
       -- The value is not a string.
       if not set then break end
       if set.err then

@@ -32,7 +32,8 @@ local holder, led
 if type(record) == 'string' then
   -- A record that is revoked already is found, too.
   local from = string.byte(record) == 33 and 2 or 1
-  local owner, node_ends, of = match(record, '^(%x+():%d+:%x+:)(%d+)$', from)
+  -- The 0 is the mark of a lease that may be kept, see open.lua.
+  local owner, node_ends, of = match(record, '^(%x+():%d+:%x+:)0?(%d+)$', from)
   if node_ends ~= from + 32 then owner, of = nil, nil end
   if number == '' then
     if owner or sub(redis.sha1hex(sub(record, from, from + 511)), 1, 12) ~= which then return { us, 'X' } end

@@ -12,7 +12,8 @@
 --                   READONLY = the server is not a master, and nothing was done
 local function is_current(i)
   local record, holder, grant = redis.pcall('GET', KEYS[i]), ARGV[3 * i - 2], ARGV[3 * i - 1]
-  if type(record) ~= 'table' then return record == holder .. grant end
+  -- The 0 is the mark of a lease that may be kept, see open.lua.
+  if type(record) ~= 'table' then return record == holder .. grant or record == holder .. '0' .. grant end
   -- The record is not a string: claims share it.
   local ends = redis.pcall('ZSCORE', KEYS[i], 'h' .. holder .. ARGV[3 * i])
   if type(ends) ~= 'string' then return false end
