@@ -42,6 +42,8 @@ pub(crate) struct Profile {
     pub(crate) transfers: bool,
     /// All callers want permits.
     pub(crate) permits: bool,
+    /// Some callers let their node keep the lease.
+    pub(crate) keeps: bool,
     /// Holders write under their leases.
     pub(crate) writes: bool,
     /// The server permits no subscriptions.
@@ -164,6 +166,7 @@ impl Profile {
             readers: setup.seed % 5 < 2 && quorum == 0,
             transfers: setup.seed % 7 == 3 && quorum == 0 || has_failovers && setup.seed / 8 % 4 == 1,
             permits: setup.seed % 10 == 4 && quorum == 0,
+            keeps: (setup.seed / 5) % 4 == 1 && quorum == 0,
             // Few worlds have writes, so the seeds that find other planted mistakes stay the same.
             writes: setup.seed % 32 == 3 || cluster && (setup.seed / 8).is_multiple_of(4),
             no_inbox: rng.u8(0..16) == 0,
@@ -219,6 +222,7 @@ impl Profile {
             readers: false,
             transfers: false,
             permits: false,
+            keeps: false,
             writes: false,
             no_inbox: false,
             probe: true,

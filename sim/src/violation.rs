@@ -13,6 +13,9 @@ pub enum Violation {
     /// A reader was granted before an earlier writer, or a request for few permits before an earlier one for
     /// many.
     QueueJumped,
+    /// A lease is kept without a holder although it was recalled, its record has no mark, no recall would arrive, or its renewal
+    /// was due.
+    KeptTooLong,
     /// A lease was adopted twice.
     AdoptedTwice,
     /// A recovery began again in one reign, although nothing was lost meanwhile.

@@ -273,6 +273,59 @@ fn finds_a_hand_off_under_the_old_number() {
     finds(with(Flaw::NumberKeptOnHandOff), Violation::FenceOrder, 1);
 }
 
+/// Worlds in which nodes keep leases.
+const KEEPS: (u64, u64) = (7, 20);
+
+#[test]
+fn finds_a_recall_that_is_ignored() {
+    finds_among(with(Flaw::RecallIgnored), Violation::KeptTooLong, 1, KEEPS);
+}
+
+#[test]
+fn finds_a_recall_before_its_answer_that_is_forgotten() {
+    finds_among(with(Flaw::EarlyRecallForgotten), Violation::KeptTooLong, 1, KEEPS);
+}
+
+#[test]
+fn finds_a_lease_from_the_queue_that_is_kept() {
+    finds_among(with(Flaw::KeptAfterPush), Violation::KeptTooLong, 1, KEEPS);
+}
+
+#[test]
+fn finds_a_lease_that_is_kept_without_a_confirmed_inbox() {
+    finds_among(with(Flaw::KeptUnconfirmed), Violation::KeptTooLong, 1, KEEPS);
+}
+
+#[test]
+fn finds_a_lease_that_is_kept_with_a_write_unanswered() {
+    finds_among(
+        with(Flaw::KeptUnanswered),
+        Violation::WriteOrder,
+        113_000,
+        (67, 160),
+    );
+}
+
+#[test]
+fn finds_a_kept_lease_that_is_used_after_its_leave() {
+    finds_among(
+        with(Flaw::KeptUsedAfterLeave),
+        Violation::RecordOfAnother,
+        1,
+        KEEPS,
+    );
+}
+
+#[test]
+fn finds_a_lease_that_is_kept_past_its_renewal() {
+    finds_among(with(Flaw::KeptPastRenewal), Violation::KeptTooLong, 1, KEEPS);
+}
+
+#[test]
+fn finds_a_kept_lease_whose_holders_have_one_fence() {
+    finds_among(with(Flaw::KeptIndexTwice), Violation::FenceOrder, 1, KEEPS);
+}
+
 #[test]
 fn finds_a_dead_head_that_is_granted() {
     finds(with(Flaw::DeadHeadGranted), Violation::DeadWaiterGranted, 1);

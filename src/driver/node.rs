@@ -36,7 +36,7 @@ use crate::protocol::message::{LeaseTimes, Name, NodeId};
 use crate::protocol::session::server_clock::ServerClock;
 use crate::protocol::session::step::{SessionInput, SessionRole};
 use crate::protocol::step::{
-    AcquireError, Class, Effect, FormerMaster, InboxState, Input, Outgoing, Rules, Ticket, WhyDenied,
+    AcquireError, Effect, FormerMaster, InboxState, Input, Outgoing, Rules, Ticket, WhyDenied,
 };
 use crate::protocol::time::Instant;
 use crate::store::Store;
@@ -442,8 +442,8 @@ impl Node {
             Effect::Send(outgoing) => {
                 after.has_requests = true;
                 match &mut after.together {
-                    Some(claims) if outgoing.class == Class::Claim => claims.push(outgoing.clone()),
-                    _ => self.queue(outgoing),
+                    Some(claims) => claims.push(outgoing.clone()),
+                    None => self.queue(outgoing),
                 }
             }
             Effect::Act(action) => {

@@ -515,7 +515,7 @@ impl Guard {
         // The lease may have ended between the last check and the release.
         let earlier_cause = held.lost_before();
         match outcome {
-            Outcome::Kept => {
+            Outcome::Held => {
                 observe::released(node.events.label(), &held.name);
                 Ok(())
             }

@@ -433,7 +433,7 @@ impl From<AcquireError> for WhyDenied {
 #[derive(Debug, Clone)]
 pub enum Outcome {
     /// The lease was held until its release.
-    Kept,
+    Held,
     /// The lease was lost before its release.
     Lost(LostCause),
     /// The lease was held so far, but the store did not confirm the release. The lease ends by itself at the latest.

@@ -78,7 +78,7 @@ fn a_release_is_answered_when_a_push_overtakes_its_yield_and_no_caller_waits() {
             _ => None,
         })
         .collect();
-    assert!(matches!(answers[..], [Outcome::Kept]), "{answers:?}");
+    assert!(matches!(answers[..], [Outcome::Held]), "{answers:?}");
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn a_bystander_claim_is_checked_at_once_and_counts_no_failure() {
     machine.tell(Input::Release(ticket));
     machine.fail(Why::Bystander, Some(machine.now));
     machine.answer(LeaveReply::NotThere);
-    let kept = |effect: &Effect| matches!(effect, Effect::Released(_, Outcome::Kept));
+    let kept = |effect: &Effect| matches!(effect, Effect::Released(_, Outcome::Held));
     assert!(
         machine.effects.iter().any(kept),
         "the node's own first request did it"

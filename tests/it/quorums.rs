@@ -139,7 +139,7 @@ fn a_majority_that_gives_one_number_grants_in_one_trip() {
     node.feed(Input::Release(ticket));
     assert_eq!(node.verbs(), [(0, Verb::Leave), (2, Verb::Leave)]);
     node.answer(0, LeaveReply::Left);
-    let kept = |effect: &Effect| matches!(effect, Effect::Released(_, Outcome::Kept));
+    let kept = |effect: &Effect| matches!(effect, Effect::Released(_, Outcome::Held));
     assert!(node.told.iter().any(kept), "two masters do not have it");
     assert!(!node.shard.is_empty(), "the third is still told");
     node.answer(2, LeaveReply::Left);
@@ -336,7 +336,7 @@ fn a_release_beside_a_renewal_is_no_loss() {
     for master in 0..3 {
         node.answer(master, LeaveReply::NotThere);
     }
-    let kept = |effect: &Effect| matches!(effect, Effect::Released(_, Outcome::Kept));
+    let kept = |effect: &Effect| matches!(effect, Effect::Released(_, Outcome::Held));
     assert!(node.told.iter().any(kept), "{:?}", node.told);
     assert!(node.shard.is_empty());
 }

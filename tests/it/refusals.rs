@@ -246,7 +246,7 @@ fn a_refused_downgrade_still_writes() {
     assert!(machine.holds(ticket));
     machine.tell(Input::Release(ticket));
     machine.answer(LeaveReply::Left);
-    assert!(matches!(outcome(&machine, ticket), Some(Outcome::Kept)));
+    assert!(matches!(outcome(&machine, ticket), Some(Outcome::Held)));
     assert!(machine.shard.is_empty());
 }
 

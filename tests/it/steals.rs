@@ -127,7 +127,7 @@ fn a_release_of_a_revoked_lease_is_confirmed() {
     assert_eq!(leave.request.claim_id, yielded.request.claim_id);
     machine.answer_to(&leave, machine.now, LeaveReply::Left);
     let mut effects = machine.effects.iter();
-    assert!(effects.any(|effect| matches!(effect, Effect::Released(of, Outcome::Kept) if *of == ticket)));
+    assert!(effects.any(|effect| matches!(effect, Effect::Released(of, Outcome::Held) if *of == ticket)));
     assert!(!effects.any(|effect| matches!(effect, Effect::Lost(..))));
     // The waiter is claimed for under a new number.
     let claim = machine.sent_of(|verb| verb == Verb::Claim { wait: true });

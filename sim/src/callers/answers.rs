@@ -333,12 +333,12 @@ impl World {
         });
         let Caller { key, state, .. } = self.nodes[slot].callers[caller];
         match (outcome, state) {
-            (Outcome::Kept, CallerState::Releasing { held: false, .. }) => {
+            (Outcome::Held, CallerState::Releasing { held: false, .. }) => {
                 self.report(Violation::WrongAnswer, Some(key), || {
                     format!("ticket {} had lost and was told kept", ticket.0)
                 });
             }
-            (Outcome::Kept, CallerState::Releasing { finished, .. }) => {
+            (Outcome::Held, CallerState::Releasing { finished, .. }) => {
                 self.cover(Case::ReleaseKept);
                 self.raise(Signal::ReleaseKept {
                     slot,
@@ -346,7 +346,7 @@ impl World {
                     finished,
                 });
             }
-            (Outcome::Kept, _) => {}
+            (Outcome::Held, _) => {}
             (Outcome::Lost(_), _) => self.cover(Case::ReleaseLost),
             (Outcome::Unconfirmed(_), _) => self.cover(Case::ReleaseFailed),
         }

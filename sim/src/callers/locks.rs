@@ -26,7 +26,11 @@ impl World {
         if !node.alive || node.paused.is_some() || node.live.len() >= self.profile.callers {
             return;
         }
-        let key = self.rng.usize(0..self.locks);
+        let mut key = self.rng.usize(0..self.locks);
+        // A kept lease is of use to a node with keys of its own.
+        if self.profile.keeps && self.nodes[slot].callers.len() % 8 < 6 {
+            key = slot % self.locks;
+        }
         if self.chance(1) {
             self.probe(slot);
         }
@@ -42,6 +46,7 @@ impl World {
             // Derived, not drawn, so the other choices of the seed stay the same.
             max_hold: (!crowd && self.nodes[slot].callers.len() % 8 == 3)
                 .then(|| Duration::from_millis(term.lease_ms / 2)),
+            keep: self.next_keep(slot),
             limit: if self.rng.u8(0..50) == 0 { 1 } else { 1000 },
             node_is_full: self.rng.u8(0..100) == 0,
             ..LockOptions::new(term)
@@ -58,6 +63,20 @@ impl World {
         }
         let ticket = self.add_caller(slot, key, options);
         self.feed(slot, key, Input::Lock(ticket, options));
+    }
+
+    /// Returns how long the node keeps the lease of the next caller. It is derived, too.
+    fn next_keep(&self, slot: usize) -> Duration {
+        let next = self.nodes[slot].callers.len() + slot;
+        match self.profile.keeps && self.profile.poll_gap == 0 {
+            true => [
+                Duration::MAX,
+                Duration::from_millis(20),
+                Duration::MAX,
+                Duration::ZERO,
+            ][next % 4],
+            false => Duration::ZERO,
+        }
     }
 
     /// Returns the mode of the next caller. It is derived, not drawn, so the other choices of the seed stay

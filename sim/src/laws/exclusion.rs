@@ -24,7 +24,10 @@ impl World {
     /// Checks that each guard that answers *held* is alone and matches the server's record. The guards of a
     /// stopped process count: they are asked as of now, by its own clock.
     pub(crate) fn check_key(&mut self, key: usize) {
-        self.with_key(key, |world| world.check_key_at_hand(key));
+        self.with_key(key, |world| {
+            world.check_key_at_hand(key);
+            world.check_kept(key);
+        });
     }
 
     fn check_key_at_hand(&mut self, key: usize) {

@@ -23,6 +23,7 @@ mod execution;
 mod fences;
 mod groups;
 mod history;
+mod keeping;
 mod latches;
 mod leftovers;
 mod open_ticks;

@@ -72,7 +72,7 @@ impl World {
         }
     }
 
-    /// Checks that in a calm no lock is free for longer than a third of a lease while a caller waits for it.
+    /// Checks that in a calm no lock is free or kept for longer than a third of a lease while a caller waits for it.
     pub(crate) fn watch_waiters(&mut self, key: usize) {
         let is_election = self.elections.contains(&key);
         let job = self.job(key);
@@ -102,7 +102,7 @@ impl World {
         // If the free permits suffice for each waiter, one of them must be granted.
         let room = PERMITS.checked_sub(owned.in_use() + wanted.max().unwrap_or_default());
         let has_permits = self.profile.permits && key < self.locks && room.is_some_and(|room| room > 0);
-        let free = owned.is_free() || has_permits;
+        let free = owned.is_free() || has_permits || self.is_kept(key);
         let recovers = self.server.ledger.recovering(self.server_us()).is_some();
         if !free || recovers || !self.nodes.iter().enumerate().any(waits) {
             self.memory.free_since[key] = None;

@@ -20,6 +20,9 @@ impl World {
         if matches!(input, Input::Answered { .. } | Input::Pushed(_)) {
             self.raise(Signal::KeyChanged { key });
         }
+        if let Input::Recalled(of) = input {
+            self.memory.recalled.insert(of);
+        }
         let local = self.local(slot);
         let mut effects = std::mem::take(&mut self.effects);
         let (shard, name) = (&mut self.nodes[slot].shard, &self.keys[key]);
@@ -179,12 +182,17 @@ impl World {
             let name = self.keys[*key].clone();
             let shard = &mut self.nodes[slot].shard;
             effects.extend_from_slice(&shard.handle(local, &name, input.clone()));
-            match effects.pop() {
-                Some(Effect::Send(outgoing)) if effects.is_empty() => claims.push(outgoing),
-                other => self.report(Violation::WrongAnswer, Some(*key), || {
-                    format!("a free key has the effects {effects:?} and {other:?}")
-                }),
+            // A kept lease is left first.
+            let is_sent = |effect: &Effect| matches!(effect, Effect::Send(_));
+            if effects.is_empty() || !effects.iter().all(is_sent) {
+                self.report(Violation::WrongAnswer, Some(*key), || {
+                    format!("a free key has the effects {effects:?}")
+                });
             }
+            claims.extend(effects.into_iter().filter_map(|effect| match effect {
+                Effect::Send(outgoing) => Some(outgoing),
+                _ => None,
+            }));
         }
         for claim in &claims {
             self.raise(Signal::RequestQueued {

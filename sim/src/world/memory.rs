@@ -68,6 +68,8 @@ pub(crate) struct Memory {
     pub(crate) free_since: Vec<Option<u64>>,
     /// When the key was first handed on since it was free, by the server's clock in ms.
     pub(crate) handed_on: Vec<Option<u64>>,
+    /// The claims whose recall has arrived.
+    pub(crate) recalled: HashSet<ClaimId>,
     /// Since when each record or entry is not pursued.
     pub(crate) orphans: HashMap<(usize, ClaimId), u64>,
     /// The second of the last check of request counts.
@@ -107,6 +109,7 @@ impl Memory {
             last_heard: HashMap::new(),
             free_since: vec![None; keys],
             handed_on: vec![None; keys],
+            recalled: HashSet::new(),
             orphans: HashMap::new(),
             second: 0,
         }

@@ -145,7 +145,7 @@ impl Claim {
     /// Ends a yield that is known to be executed. If the yield was a release, its caller gets the outcome now.
     pub(crate) fn finish_yield(&mut self, cx: &mut StepContext<'_>) {
         if let Some(ticket) = self.take_yielded().and_then(|yielded| yielded.release) {
-            cx.released(ticket, Outcome::Kept);
+            cx.released(ticket, Outcome::Held);
         }
     }
 

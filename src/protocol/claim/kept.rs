@@ -113,6 +113,14 @@ impl Claim {
         (kept.until <= cx.now).then_some(ClaimEvent::KeepEnded)
     }
 
+    /// Returns the lease that is kept.
+    pub(crate) fn kept_lease(&self) -> Option<&HeldLease> {
+        match &self.phase {
+            Phase::Kept(kept) => Some(&kept.held),
+            _ => None,
+        }
+    }
+
     /// Returns when the kept lease is left.
     #[inline]
     pub(super) fn kept_until(&self) -> Option<Instant> {

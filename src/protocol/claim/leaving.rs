@@ -173,7 +173,7 @@ impl Claim {
             // it.
             let kept = reply == LeaveReply::Left || (self.exchange.unanswered().is_some() && !is_finished);
             let outcome = if kept {
-                Outcome::Kept
+                Outcome::Held
             } else {
                 Outcome::Lost(LostCause::Gone)
             };

@@ -136,7 +136,7 @@ impl KeyState {
         cx.event(KeyEvent::HandedOn);
         cx.effects.push(Effect::Granted(next.ticket, fence));
         if let Some(ticket) = release {
-            cx.released(ticket, Outcome::Kept);
+            cx.released(ticket, Outcome::Held);
         }
         // The previous holder may have been overdue, or the next one may have a `max_hold`.
         let claim = &self.claims[number];
@@ -315,7 +315,7 @@ impl KeyState {
             if claim.held().is_some_and(HeldLease::may_be_written) {
                 self.close_to_readers(reader.claim);
             }
-            let released = release.map(|ticket| Effect::Released(ticket, Outcome::Kept));
+            let released = release.map(|ticket| Effect::Released(ticket, Outcome::Held));
             return cx.effects.extend(released);
         }
         self.close_to_readers(reader.claim);

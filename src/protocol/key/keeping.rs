@@ -8,6 +8,7 @@ use crate::protocol::flaw::Flaw;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimId, ClaimNumber};
 use crate::protocol::step::{Effect, InboxState, KeyEvent, Outcome, Ticket};
+use crate::protocol::time::Instant;
 
 impl KeyState {
     /// Ends the last local holding of a lease: keeps the lease for the next local caller, or leaves it.
@@ -28,7 +29,7 @@ impl KeyState {
         }
         cx.shard.kept += 1;
         if let Some(ticket) = release {
-            cx.released(ticket, Outcome::Kept);
+            cx.released(ticket, Outcome::Held);
         }
     }
 
@@ -96,6 +97,12 @@ impl KeyState {
         if claim.is_kept() {
             self.leave(cx, number, None);
         }
+    }
+
+    /// Returns the claim that is kept, and the deadline of its lease.
+    pub(crate) fn kept(&self) -> Option<(&Claim, Instant)> {
+        let claim = self.claims.iter().find(|claim| claim.is_kept())?;
+        Some((claim, claim.kept_lease()?.deadline()))
     }
 
     /// Leaves the kept lease, because this process wants no lease to be left.

@@ -39,6 +39,20 @@ pub struct Shard {
     effects: Vec<Effect>,
 }
 
+/// A lease that is kept without a holder, for checkers.
+#[derive(Debug, Clone, Copy)]
+#[doc(hidden)]
+pub struct Kept {
+    /// The claim.
+    pub claim_id: ClaimId,
+    /// When the lease ends here.
+    pub deadline: Instant,
+    /// The length of the lease.
+    pub lease: Duration,
+    /// The inbox is confirmed: a recall would arrive.
+    pub is_told: bool,
+}
+
 /// The effects of one step, to be carried out in order. Dropping this empties the buffer, so that no step sees the
 /// effects of another.
 #[derive(Debug)]
@@ -376,6 +390,18 @@ impl Shard {
     pub fn held_alone(&self, now: Instant, name: &Name) -> Option<Holding> {
         let (_, holding) = self.keys.get(name)?.holders(now).next()?;
         Some(holding)
+    }
+
+    /// Returns the lease of the key that is kept without a holder, for checkers.
+    #[doc(hidden)]
+    pub fn kept(&self, name: &Name) -> Option<Kept> {
+        let is_told = self.context.inbox == InboxState::Confirmed;
+        self.keys.get(name)?.kept().map(|(claim, deadline)| Kept {
+            claim_id: claim.id(),
+            deadline,
+            lease: claim.lease(),
+            is_told,
+        })
     }
 
     /// Returns whether the claim is not over here, for checkers.

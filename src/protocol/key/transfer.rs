@@ -117,7 +117,7 @@ impl KeyState {
         };
         self.close_to_readers(number);
         let mut old = self.claims.remove(number)?.claim;
-        cx.released(ticket, Outcome::Kept);
+        cx.released(ticket, Outcome::Held);
         old.hold_for(local, index);
         Some(old)
     }
@@ -180,7 +180,7 @@ impl KeyState {
         if let Some((claim, ..)) = self.held_by(ticket) {
             let number = claim.number();
             self.claims.end(number);
-            cx.released(ticket, Outcome::Kept);
+            cx.released(ticket, Outcome::Held);
         } else {
             self.drop_lost(cx, ticket, None);
             cx.effects.push(Self::released_too_late(ticket));

@@ -223,8 +223,16 @@ impl Session {
     }
 
     /// Queues claims of one kind that are granted together or not at all. They travel in a batch of their own, so
-    /// they must fit into one.
-    pub fn queue_together(&mut self, claims: Vec<Outgoing>) {
+    /// they must fit into one. A leave of a lease that was kept until then travels alone, before the group.
+    pub fn queue_together(&mut self, mut claims: Vec<Outgoing>) {
+        let is_claim = |outgoing: &Outgoing| outgoing.class == Class::Claim;
+        if !claims.iter().all(is_claim) {
+            claims
+                .iter()
+                .filter(|outgoing| !is_claim(outgoing))
+                .for_each(|leave| self.queue(leave));
+            claims.retain(is_claim);
+        }
         debug_assert!(claims.len() <= MAX_BATCH_REQUESTS, "a group fits into one batch");
         self.queue.push_together(claims);
     }
