@@ -11,6 +11,10 @@ use crate::protocol::step::{
 };
 use crate::protocol::time::Instant;
 
+/// The number of moments in a period at which a node renews its leases. More moments make smaller batches, fewer make renewals
+/// earlier.
+const MOMENTS: u64 = 256;
+
 /// The seeds of a shard's random numbers.
 #[derive(Debug, Clone, Copy)]
 pub struct Seed {
@@ -96,6 +100,14 @@ impl ShardContext {
     /// Returns a random duration in the last tenth of `span`, so that the timers of many nodes spread.
     pub(crate) fn jittered(&mut self, span: Duration) -> Duration {
         span.mul_f64(0.9 + self.jitter.f64() * 0.1)
+    }
+
+    /// Returns the latest moment of this node that is not after `at`. There are 256 moments in a period, and the requests of one
+    /// moment travel in one batch. The moments of two nodes differ.
+    pub(crate) fn on_grid(&self, at: Instant, period: Duration) -> Instant {
+        let step = (period.as_nanos() as u64 / MOMENTS).max(1);
+        let since_last = at.as_nanos().saturating_add(self.node.phase(step)) % step;
+        Instant::from_nanos(at.as_nanos().saturating_sub(since_last))
     }
 
     /// Returns a random duration between two durations.

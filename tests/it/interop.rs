@@ -108,7 +108,8 @@ fn a_foreign_owner_is_never_looked_at_later_than_a_tenure_owner() {
 /// Any look moves the queue on, so a thousand claims look hardly more often than one, and not all at once.
 #[test]
 fn many_claims_of_one_key_take_turns() {
-    const WATCHED: Duration = Duration::from_millis(300);
+    /// Less than a third of the lease, when each claim tells that it lives.
+    const WATCHED: Duration = Duration::from_millis(260);
     for count in [1, 3, 1_000] {
         let mut machine = Machine::new(Rules::default());
         for _ in 0..count {

@@ -187,8 +187,15 @@ fn a_lease_is_renewed_no_longer_than_its_holder_may_hold_it() {
     let first = engine.enter(bounded(ms(1_000)));
     engine.answer(ClaimReply::granted(GrantNumber(7)));
     assert!(engine.take_up(first));
+    let mut held = Duration::ZERO;
     for _ in 0..3 {
-        assert_eq!(engine.passes(), ms(300));
+        // A moment of the node is a 256th of the period.
+        let period = engine.passes();
+        held += period;
+        assert!(
+            period <= ms(300) && period > ms(300) - ms(300) / 128,
+            "{period:?}"
+        );
         assert!(engine.sent().request.verb.is_renewal());
         engine.answer(ClaimReply::granted(GrantNumber(7)));
     }
@@ -197,7 +204,7 @@ fn a_lease_is_renewed_no_longer_than_its_holder_may_hold_it() {
         effects.any(|effect| matches!(effect, Effect::Overdue(ticket) if *ticket == of))
     });
     assert!(!is_overdue(&engine, first));
-    assert_eq!(engine.passes(), ms(100));
+    assert_eq!(engine.passes(), ms(1_000) - held);
     assert!(is_overdue(&engine, first) && engine.holds(first));
 
     // The next holder has a `max_hold` of its own, and its lease is renewed again.
@@ -512,9 +519,10 @@ fn leases_due_at_once_after_an_outage_spread_again() {
         names
     );
     for pair in dues.windows(2) {
-        assert_eq!(
-            pair[1].1.since(pair[0].1),
-            APART,
+        let apart = pair[1].1.since(pair[0].1);
+        let moment = ms(1_000) / 3 / 256;
+        assert!(
+            apart.abs_diff(APART) <= moment,
             "the renewals stay together: {dues:?}"
         );
     }

@@ -33,6 +33,7 @@ mod job_acts;
 #[cfg(feature = "scheduler")]
 mod job_triggers;
 mod key_machine;
+mod keeping;
 mod latches;
 #[cfg(feature = "axum")]
 mod layer;

@@ -32,7 +32,8 @@ const ALL: &[(&str, &str, &str, &Labels)] = &[
     ("tenure_hold_seconds", "histogram", "seconds", &[KINDS, ("outcome", &["released", "lost"])]),
     ("tenure_held", "gauge", "leases", &[KINDS]),
     ("tenure_waiting", "gauge", "callers", &[KINDS]),
-    ("tenure_handoffs_total", "counter", "leases", &[KINDS, ("from", &["local", "remote"])]),
+    ("tenure_handoffs_total", "counter", "leases", &[KINDS, ("from", &["local", "remote", "kept"])]),
+    ("tenure_recalls_total", "counter", "leases", &[]),
     ("tenure_losses_total", "counter", "leases", &[KINDS, ("cause", &["deadline", "gone", "revoked", "overdue", "unfetched", "ended", "shutdown"])]),
     ("tenure_renewal_slack_ratio", "histogram", "parts", &[]),
     ("tenure_store_seconds", "histogram", "seconds", &[]),
@@ -198,6 +199,20 @@ async fn every_metric() {
     meter.until("tenure_losses_total{kind=lock,cause=gone}").await;
     meter.until("tenure_hold_seconds{kind=lock,outcome=lost}").await;
     soon(handed_on(&locks)).await;
+    // A lease is kept once the inbox is open.
+    let (kept, other) = (
+        locks.mutex("kept").keep(std::time::Duration::MAX),
+        Locks::builder().memory_shared(&store),
+    );
+    let wanted = other.unwrap().mutex("kept");
+    soon(async {
+        while meter.count("tenure_recalls_total") == 0 {
+            for mutex in [&kept, &wanted] {
+                mutex.lock().await.unwrap().release().await.unwrap();
+            }
+        }
+    })
+    .await;
     #[cfg(feature = "tower")]
     layers(&locks, &meter).await;
     #[cfg(feature = "redis")]

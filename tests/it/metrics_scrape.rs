@@ -17,7 +17,7 @@ const SERVERS: usize = 65;
 
 /// All series that Prometheus stores, but those of `tenure_dry_run_total`, which has the routes of the service. A histogram has
 /// one for each of its buckets, one without a bound, a sum and a count.
-const MOST_SERIES: usize = 4_555;
+const MOST_SERIES: usize = 4_560;
 
 /// Installs a recorder with the buckets of each histogram, as the guide shows it.
 fn scraped() -> PrometheusHandle {

@@ -120,7 +120,7 @@ pub(crate) fn departed(requests: usize) {
 pub(crate) fn flush() {
     #[cfg(feature = "metrics")]
     {
-        let series = [&HANDOFFS, &LOSSES, &ERRORS];
+        let series = [&HANDOFFS, &RECALLS, &LOSSES, &ERRORS];
         for row in series
             .into_iter()
             .filter_map(|series| series.rows.get())

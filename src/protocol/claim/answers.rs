@@ -185,7 +185,7 @@ impl Claim {
             }
             // The lease is another one. No caller holds it.
             Phase::Held(_) => ClaimEvent::lost(LostCause::Gone, AfterLoss::Leave),
-            Phase::Kept(_) | Phase::Leaving(_) => None,
+            Phase::Kept { .. } | Phase::Leaving(_) => None,
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => {
                 self.forget_executable();
                 if ends.is_some_and(|ends| cx.now >= ends) {
@@ -270,7 +270,7 @@ impl Claim {
                 self.schedule_retry(cx);
                 None
             }
-            Phase::Kept(_) | Phase::Leaving(_) => None,
+            Phase::Kept { .. } | Phase::Leaving(_) => None,
         }
     }
 
@@ -315,7 +315,7 @@ impl Claim {
         }
         match self.phase {
             Phase::Asked | Phase::Queued { .. } => {}
-            Phase::Confirming { .. } | Phase::Held(_) | Phase::Kept(_) => return false,
+            Phase::Confirming { .. } | Phase::Held(_) | Phase::Kept { .. } => return false,
             Phase::Leaving(_) => {
                 cx.event(KeyEvent::PushStale);
                 return false;

@@ -223,10 +223,19 @@ impl HeldLease {
     ///
     /// A late renewal does not delay the next ones. An outage of the store makes all leases due at once. If the next
     /// renewals counted from the late ones, all leases of every node would stay in step for ever.
-    pub(super) fn next_renewal(&mut self, now: Instant, third: Duration) -> Instant {
+    ///
+    /// `grid` moves a time back to a moment at which the node sends other renewals, too. The stored time lies there, so a
+    /// renewal that came a little early is not due again at once.
+    pub(super) fn next_renewal(
+        &mut self,
+        now: Instant,
+        third: Duration,
+        grid: impl Fn(Instant) -> Instant,
+    ) -> Instant {
         let latest = now + self.deadline.since(now).saturating_sub(2 * third);
+        self.due = grid(self.due);
         while self.due <= now {
-            self.due = self.due + third;
+            self.due = grid(self.due + third);
         }
         let next = self.due.min(latest);
         let until = self.local().and_then(|local| local.hold.until());

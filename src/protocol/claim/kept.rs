@@ -19,15 +19,6 @@ use crate::protocol::time::Instant;
 /// The greatest number of leases that a shard keeps.
 pub(crate) const MAX_KEPT: usize = 1_024;
 
-/// A lease without a holder.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct KeptLease {
-    /// The lease as it was held last.
-    pub(super) held: HeldLease,
-    /// When it is left.
-    pub(super) until: Instant,
-}
-
 impl Claim {
     /// Lets the lease be kept, if it is granted at once to a caller that wants that. A push must be sure to reach this node, and
     /// a claim that waits at the store must be there to cause one.
@@ -53,7 +44,7 @@ impl Claim {
     }
 
     pub(crate) fn is_kept(&self) -> bool {
-        matches!(self.phase, Phase::Kept(_))
+        matches!(self.phase, Phase::Kept { .. })
     }
 
     /// Keeps the lease after its last local release, if that is allowed. Returns whether it is kept.
@@ -65,13 +56,12 @@ impl Claim {
         let may_be_written = held.may_be_written() && !cx.shard.plant.is(Flaw::KeptUnanswered);
         let keeps = self.may_keep && !keep.is_zero() && !may_be_written && cx.now < held.due();
         if keeps {
-            let until = cx.now + keep;
-            let until = if cx.shard.plant.is(Flaw::KeptPastRenewal) {
-                until
-            } else {
-                until.min(held.due())
+            let latest = match cx.shard.plant.is(Flaw::KeptPastRenewal) {
+                true => cx.now + keep,
+                false => held.due().min(cx.now + keep),
             };
-            self.phase = Phase::Kept(KeptLease { held: *held, until });
+            let until = cx.shard.on_grid(latest, keep.min(self.lease() / 3));
+            self.phase = Phase::Kept { held: *held, until };
             self.exchange.rest();
         }
         keeps
@@ -79,22 +69,21 @@ impl Claim {
 
     /// Returns whether the kept lease suits a caller with these options.
     pub(crate) fn suits(&self, cx: &StepContext<'_>, options: &LockOptions) -> bool {
-        let Phase::Kept(kept) = &self.phase else {
+        let Phase::Kept { held, .. } = &self.phase else {
             return false;
         };
         let lease = self.lease();
         options.lease() <= lease
             && options.mode == self.terms.mode
             && !options.together
-            && kept.held.is_kept_on(cx.now, &cx.shard.rules, lease)
+            && held.is_kept_on(cx.now, &cx.shard.rules, lease)
     }
 
     /// Lets this caller hold the kept lease, and returns its fence.
     pub(crate) fn reuse(&mut self, cx: &StepContext<'_>, local: LocalHolder) -> Option<Fence> {
-        let Phase::Kept(kept) = &self.phase else {
+        let Phase::Kept { mut held, .. } = self.phase else {
             return None;
         };
-        let mut held = kept.held;
         let index = held.index();
         let mut fence = held.hold_anew(cx.now, local);
         if cx.shard.plant.is(Flaw::KeptIndexTwice) {
@@ -107,16 +96,15 @@ impl Claim {
 
     /// Returns the end of the keep, if it has come.
     pub(super) fn expire_kept(&self, cx: &StepContext<'_>) -> Option<ClaimEvent> {
-        let Phase::Kept(kept) = &self.phase else {
-            return None;
-        };
-        (kept.until <= cx.now).then_some(ClaimEvent::KeepEnded)
+        self.kept_until()
+            .filter(|until| *until <= cx.now)
+            .map(|_| ClaimEvent::KeepEnded)
     }
 
     /// Returns the lease that is kept.
     pub(crate) fn kept_lease(&self) -> Option<&HeldLease> {
         match &self.phase {
-            Phase::Kept(kept) => Some(&kept.held),
+            Phase::Kept { held, .. } => Some(held),
             _ => None,
         }
     }
@@ -124,8 +112,8 @@ impl Claim {
     /// Returns when the kept lease is left.
     #[inline]
     pub(super) fn kept_until(&self) -> Option<Instant> {
-        match &self.phase {
-            Phase::Kept(kept) => Some(kept.until),
+        match self.phase {
+            Phase::Kept { until, .. } => Some(until),
             _ => None,
         }
     }

@@ -29,7 +29,7 @@ impl Claim {
             Phase::Held(held) if self.exchange.is_idle() && self.exchange.failures() == 0 => {
                 held.ends().min(latest)
             }
-            Phase::Kept(kept) => kept.held.ends().min(latest),
+            Phase::Kept { held, .. } => held.ends().min(latest),
             _ => latest,
         };
         let until = if self.is_finished() && !cx.shard.is_closed {

@@ -61,7 +61,6 @@
 use std::time::Duration;
 
 use crate::protocol::claim::held_lease::HeldLease;
-use crate::protocol::claim::kept::KeptLease;
 use crate::protocol::claim::late_execution::LateExecution;
 use crate::protocol::exchange::Exchange;
 use crate::protocol::message::{ClaimId, ClaimNumber, Mode, RunEnding, TickTime};
@@ -139,8 +138,8 @@ enum Phase {
     Confirming { since: Instant, tries: u32 },
     /// Held by a local caller.
     Held(HeldLease),
-    /// Kept for the next local caller, without a holder and without a request in flight.
-    Kept(KeptLease),
+    /// Kept until then for the next local caller, as it was held last. It has no holder and no request in flight.
+    Kept { held: HeldLease, until: Instant },
     /// Dead here; the store is being told.
     Leaving(Leaving),
 }
@@ -150,7 +149,7 @@ impl Phase {
     fn is_waiting(&self) -> bool {
         match self {
             Phase::Asked | Phase::Queued { .. } | Phase::Confirming { .. } => true,
-            Phase::Held(_) | Phase::Kept(_) | Phase::Leaving(_) => false,
+            Phase::Held(_) | Phase::Kept { .. } | Phase::Leaving(_) => false,
         }
     }
 }
@@ -320,7 +319,7 @@ impl Claim {
 
     /// Returns whether the key is surely taken: this claim holds it, or a claim before this one does.
     pub(crate) fn is_taken(&self) -> bool {
-        !matches!(self.phase, Phase::Asked | Phase::Kept(_) | Phase::Leaving(_)) && !self.is_recovering()
+        !matches!(self.phase, Phase::Asked | Phase::Kept { .. } | Phase::Leaving(_)) && !self.is_recovering()
     }
 
     /// Returns whether the claim waits for the end of the server's recovery.

@@ -88,12 +88,12 @@ impl Claim {
     }
 
     /// Schedules the renewal of a lease, when a third of it is over. A fixed lease is not renewed.
-    pub(crate) fn schedule_renewal(&mut self, now: Instant) {
+    pub(crate) fn schedule_renewal(&mut self, cx: &StepContext<'_>) {
         let third = self.lease() / 3;
         let Phase::Held(held) = &mut self.phase else {
             return;
         };
-        let next = held.next_renewal(now, third);
+        let next = held.next_renewal(cx.now, third, |at| cx.shard.on_grid(at, third));
         match self.terms.is_fixed {
             true => self.exchange.rest(),
             false => self.exchange.plan(next),
@@ -123,7 +123,8 @@ impl Claim {
         let mut pause = if owner < third {
             owner
         } else {
-            cx.shard.jittered(third)
+            let heartbeat = cx.now + cx.shard.jittered(third);
+            cx.shard.on_grid(heartbeat, third).since(cx.now)
         };
         if let Some(others) = others {
             pause = pause.min(self.foreign_pause(cx, others));

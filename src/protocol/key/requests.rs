@@ -374,7 +374,7 @@ impl KeyState {
     /// Schedules the renewal of a lease, unless its holder is overdue.
     pub(crate) fn plan_renewal(&mut self, cx: &mut StepContext<'_>, number: ClaimNumber) {
         if !self.stops_renewing(cx, number) {
-            self.claims[number].schedule_renewal(cx.now);
+            self.claims[number].schedule_renewal(cx);
         }
     }
 
