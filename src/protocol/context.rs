@@ -13,7 +13,7 @@ use crate::protocol::time::Instant;
 
 /// The number of moments in a period at which a node renews its leases. More moments make smaller batches, fewer make renewals
 /// earlier.
-const MOMENTS: u64 = 256;
+const MOMENTS: u64 = 1_024;
 
 /// The seeds of a shard's random numbers.
 #[derive(Debug, Clone, Copy)]
@@ -102,7 +102,7 @@ impl ShardContext {
         span.mul_f64(0.9 + self.jitter.f64() * 0.1)
     }
 
-    /// Returns the latest moment of this node that is not after `at`. There are 256 moments in a period, and the requests of one
+    /// Returns the latest moment of this node that is not after `at`. There are 1,024 moments in a period, and the requests of one
     /// moment travel in one batch. The moments of two nodes differ.
     pub(crate) fn on_grid(&self, at: Instant, period: Duration) -> Instant {
         let step = (period.as_nanos() as u64 / MOMENTS).max(1);

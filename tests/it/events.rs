@@ -182,7 +182,7 @@ async fn the_events_of_a_key_are_emitted_in_order() {
     // A third of the lease has passed. The slack is that of the old lease: the new one has all of its time left.
     let (_, slack) = renewed.text.split_once("slack_ms=").unwrap();
     let slack: u64 = slack.split(' ').next().unwrap().parse().unwrap();
-    // Renewals are up to a 256th of their period early.
+    // Renewals are up to a 1,024th of their period early.
     assert!(slack <= 4_008, "{slack}");
     let waiting = tokio::spawn(one.mutex("told").lock());
     while one.waiter_count() == 0 {

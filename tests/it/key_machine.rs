@@ -189,7 +189,7 @@ fn a_lease_is_renewed_no_longer_than_its_holder_may_hold_it() {
     assert!(engine.take_up(first));
     let mut held = Duration::ZERO;
     for _ in 0..3 {
-        // A moment of the node is a 256th of the period.
+        // A moment of the node is a 1,024th of the period.
         let period = engine.passes();
         held += period;
         assert!(
@@ -520,7 +520,7 @@ fn leases_due_at_once_after_an_outage_spread_again() {
     );
     for pair in dues.windows(2) {
         let apart = pair[1].1.since(pair[0].1);
-        let moment = ms(1_000) / 3 / 256;
+        let moment = ms(1_000) / 3 / 1_024;
         assert!(
             apart.abs_diff(APART) <= moment,
             "the renewals stay together: {dues:?}"

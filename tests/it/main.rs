@@ -32,8 +32,8 @@ mod interop;
 mod job_acts;
 #[cfg(feature = "scheduler")]
 mod job_triggers;
-mod key_machine;
 mod keeping;
+mod key_machine;
 mod latches;
 #[cfg(feature = "axum")]
 mod layer;
