@@ -77,6 +77,9 @@ fn main() {
         if support::asks_for("layer") {
             layer(&wires[1].0, &mut report).await;
         }
+        if support::asks_for("kept") {
+            kept(&server, &wires[0].0, &mut report).await;
+        }
         if support::asks_for("kinds") {
             kinds(&server, &wires[0].0, &mut report).await;
         }
@@ -129,6 +132,37 @@ async fn raw(raw: &Raw, tasks: usize) -> f64 {
         }
     };
     rate(tasks, support::window(), cycle).await
+}
+
+/// Measures leases that stay with their process: beside a lock without them, in memory, and between two processes.
+async fn kept(server: &RedisServer, wire: &Wire, report: &mut Report) {
+    report.section("behind 0.25 ms each way, leases are kept for 10 s: lock + release, cycles/s");
+    let keeping = || Locks::builder().keep(Duration::from_secs(10));
+    let locks = keeping().connect(&wire.url()).await.expect("the server is there");
+    let memory = keeping().memory().expect("good options");
+    let other = Raw::connect(&wire.url()).await;
+    // The first claim that waits opens the inbox, without which nothing is kept.
+    lock_and_release(locks.mutex("first")).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let mut stats = Raw::connect(&server.url()).await;
+    for tasks in [1, 100] {
+        let (before, _) = stats.stats(|name| name == "evalsha").await;
+        let kept = tenure(&locks, tasks).await;
+        let (after, _) = stats.stats(|name| name == "evalsha").await;
+        let (raw, memory) = (raw(&other, tasks).await, tenure(&memory, tasks).await);
+        let facts = [
+            ("of raw", kept / raw),
+            ("of memory", kept / memory),
+            ("EVALSHA", after - before),
+            ("cycles/s", kept),
+        ];
+        let (name, target) = match tasks {
+            1 => ("1 task: times the cycles of raw commands", Target::AtLeast(100.0)),
+            _ => ("100 tasks on their own keys: of memory", Target::AtLeast(0.6)),
+        };
+        let value = if tasks == 1 { kept / raw } else { kept / memory };
+        report.line(name, value, target, &facts);
+    }
 }
 
 /// Returns the CPU time of this process, in microseconds.

@@ -9,7 +9,7 @@ use crate::help::{Eyes, HOUR, addr, held, ms, patient, soon, until, url};
 use crate::masters::Masters;
 use crate::server::RedisServer;
 use crate::support::inspect::show;
-use crate::support::proxy::Proxy;
+use crate::support::proxy::{Direction, Flow, Proxy};
 
 /// Returns the number of script calls of the server.
 fn scripts(eyes: &mut Eyes) -> u64 {
@@ -113,6 +113,69 @@ async fn another_process_recalls_a_kept_lease() {
     guard.release().await.unwrap();
     soon(soon(next).await.unwrap().unwrap().release()).await.unwrap();
     assert_eq!(eyes.owner("c"), None);
+}
+
+/// A record with the mark is that of its owner for writes and renewals, too.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_holder_writes_and_renews_under_the_mark() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let locks = keeping(&server.url(), &mut eyes).await;
+    let guard = held(&locks, "a").await;
+    assert!(show(&locks, "a").await[0].holders[0].may_keep);
+    let write = guard.atomically().command("INCR").key("count");
+    assert_eq!(soon(write.query::<(u64,)>()).await.unwrap(), (1,));
+    // After a write that was answered the lease may be kept.
+    guard.release().await.unwrap();
+    assert!(eyes.owner("a").is_some());
+    let guard = held(&locks, "a").await;
+    let write = guard.atomically().command("INCR").key("count");
+    assert_eq!(soon(write.query::<(u64,)>()).await.unwrap(), (2,));
+    // After a renewal it is given back: a recall may have been missed.
+    soon(guard.renew()).await.unwrap();
+    soon(guard.release()).await.unwrap();
+    assert_eq!(eyes.owner("a"), None);
+}
+
+/// A process that never waits for other processes costs them nothing, and one that ends gives all back.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn many_keys_are_kept_up_to_a_limit() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let locks = keeping(&server.url(), &mut eyes).await;
+    for n in 0..20_000 {
+        soon(soon(locks.mutex(n).lock()).await.unwrap().release())
+            .await
+            .unwrap();
+    }
+    let kept = eyes.text::<usize>("DBSIZE");
+    assert!((10_000..=16_390).contains(&kept), "{kept}");
+    soon(locks.shutdown()).await;
+    assert!(eyes.left_behind().is_empty());
+}
+
+/// Other processes get the keys of a process that was killed as if it had held them.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn kept_keys_of_a_process_that_is_gone_are_free_after_the_lease() {
+    let server = RedisServer::start();
+    let mut eyes = Eyes::on(&server);
+    let proxy = Proxy::start(addr(&server));
+    let lease = ms(4_000);
+    let builder = || crate::help::builder().lease(lease);
+    let gone = builder()
+        .keep(Duration::MAX)
+        .connect(&url(proxy.addr()))
+        .await
+        .unwrap();
+    let other = builder().connect(&server.url()).await.unwrap();
+    until_kept(&gone, &mut eyes).await;
+    cycle(&gone, "a").await;
+    proxy.set(Direction::Both, Flow::Hold);
+    let left = eyes.pttl("a");
+    assert!(left <= 4_400, "{left}");
+    drop(held(&other, "a").await);
+    soon(other.idle()).await;
+    assert_eq!(eyes.owner("a"), None);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
