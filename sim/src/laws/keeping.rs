@@ -24,15 +24,17 @@ impl World {
                 .filter(is_its)
                 .is_none_or(|record| record.may_keep);
             let left = kept.deadline.since(node.clock.local(now));
-            // A node that stands still, or whose driver is late, has not taken its step yet.
-            let is_due = left + Duration::from_millis(1) < kept.lease / 3;
+            // A lease whose keep has ended is left by the next step, before anything else. A node that stood still, or whose
+            // driver is late, has not taken it yet.
+            let is_over = kept.until <= node.clock.local(now);
+            let is_due = !is_over && left + Duration::from_millis(1) < kept.lease / 3 * 2;
             let why = if self.memory.recalled.contains(&kept.claim_id) {
                 "it was recalled"
             } else if !kept.is_told {
                 "no recall would arrive"
             } else if !is_marked && !is_lost {
                 "its record has no mark"
-            } else if is_due && node.paused.is_none() {
+            } else if is_due {
                 "its renewal was due"
             } else {
                 return None;
@@ -49,7 +51,10 @@ impl World {
 
     /// Returns whether a node keeps the lease of the record.
     pub(crate) fn is_kept(&self, key: usize) -> bool {
-        let mut alive = self.nodes.iter().filter(|node| node.alive);
+        let mut alive = self
+            .nodes
+            .iter()
+            .filter(|node| node.alive && node.paused.is_none());
         alive.any(|node| node.shard.kept(&self.keys[key]).is_some())
     }
 }

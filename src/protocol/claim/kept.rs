@@ -111,7 +111,7 @@ impl Claim {
 
     /// Returns when the kept lease is left.
     #[inline]
-    pub(super) fn kept_until(&self) -> Option<Instant> {
+    pub(crate) fn kept_until(&self) -> Option<Instant> {
         match self.phase {
             Phase::Kept { until, .. } => Some(until),
             _ => None,

@@ -99,10 +99,10 @@ impl KeyState {
         }
     }
 
-    /// Returns the claim that is kept, and the deadline of its lease.
-    pub(crate) fn kept(&self) -> Option<(&Claim, Instant)> {
+    /// Returns the claim that is kept, when it is left, and the deadline of its lease.
+    pub(crate) fn kept(&self) -> Option<(&Claim, Instant, Instant)> {
         let claim = self.claims.iter().find(|claim| claim.is_kept())?;
-        Some((claim, claim.kept_lease()?.deadline()))
+        Some((claim, claim.kept_until()?, claim.kept_lease()?.deadline()))
     }
 
     /// Leaves the kept lease, because this process wants no lease to be left.

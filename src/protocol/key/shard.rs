@@ -47,6 +47,8 @@ pub struct Kept {
     pub claim_id: ClaimId,
     /// When the lease ends here.
     pub deadline: Instant,
+    /// When it is left.
+    pub until: Instant,
     /// The length of the lease.
     pub lease: Duration,
     /// The inbox is confirmed: a recall would arrive.
@@ -396,9 +398,10 @@ impl Shard {
     #[doc(hidden)]
     pub fn kept(&self, name: &Name) -> Option<Kept> {
         let is_told = self.context.inbox == InboxState::Confirmed;
-        self.keys.get(name)?.kept().map(|(claim, deadline)| Kept {
+        self.keys.get(name)?.kept().map(|(claim, until, deadline)| Kept {
             claim_id: claim.id(),
             deadline,
+            until,
             lease: claim.lease(),
             is_told,
         })
