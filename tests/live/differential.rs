@@ -107,6 +107,8 @@ async fn the_script_gives_the_replies_of_the_ledger() {
             ("Done", 50),
             ("NotThere", 100),
             ("Refused", 30),
+            ("recalled", 20),
+            ("push of a recall", 10),
             ("push", 30),
             ("push with others waiting", 10),
             ("settled for another", 5),
