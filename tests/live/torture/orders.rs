@@ -162,6 +162,9 @@ pub async fn build(orders: &Orders) -> Locks {
         Locked::None => Ok(Locks::memory()),
         Locked::All | Locked::Writers => {
             let builder = crate::help::builder().lease(orders.lease).lazy();
+            // About half of the nodes keep their leases.
+            let keeps = std::process::id().is_multiple_of(2) && !orders.is_quorum();
+            let builder = builder.keep(if keeps { orders.lease } else { Duration::ZERO });
             let like = redis::Client::open("redis://127.0.0.1/").expect("a good URL");
             if orders.is_quorum() {
                 let clients = orders.quorum.iter().map(|url| redis::Client::open(&**url));

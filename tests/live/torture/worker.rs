@@ -276,6 +276,8 @@ impl Worker {
         let enter = |lock: &RwLock| if reads { lock.read() } else { lock.write() };
         let real = |guard| Some(Held::Real(guard));
         match how {
+            // A mutex of the key, whose lease some nodes keep.
+            AcquireWay::Lock if !reads => self.node.mutex(name(key)).lock().await.map(real),
             AcquireWay::Lock => enter(lock).await.map(real),
             AcquireWay::Shorter => enter(&lock.clone().lease(lease / 2)).await.map(real),
             AcquireWay::Fixed => enter(&lock.clone().fixed(lease * 2 / 3)).await.map(real),
