@@ -162,7 +162,12 @@ impl World {
         let Some(&(slot, life)) = self.slots.get(&to.node) else {
             return;
         };
+        // A pass without an answer is repeated at the successor of a master, and the lease may be given away there before the
+        // former master, whose writes are lost, executes the first try.
+        let is_of_former = self.profile.failover_lag.is_some() && self.at != self.master;
+        let is_repeated = is_of_former && matches!(request.verb, Verb::Pass { .. });
         if request.verb.creates()
+            && !is_repeated
             && self.is_alive(slot, life)
             && !self.memory.stepped_back
             && !self.memory.is_copy
