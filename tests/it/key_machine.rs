@@ -171,6 +171,38 @@ fn a_leave_and_the_claim_behind_it_are_both_asked_again_when_their_connection_br
     assert!(engine.holds(next));
 }
 
+/// A server that lost the lease may execute a renewal after the leave that was sent behind it, and write the lease again. So the
+/// claim is left once more when the outcome of the renewal is known. The simulator meets this too seldom to be relied on.
+#[test]
+fn a_claim_is_left_again_when_the_leave_overtook_its_renewal() {
+    let mut engine = Engine::new(Rules::default());
+    let holder = engine.enter(options(900));
+    engine.answer(ClaimReply::granted(GrantNumber(7)));
+    assert!(engine.take_up(holder));
+    engine.passes();
+    let renewal = engine.sent();
+    assert!(renewal.request.verb.is_renewal());
+    engine.tell(Input::Release(holder));
+    let leave = engine.sent();
+    assert_eq!(leave.request.verb, Verb::Leave);
+    engine.answer_to(&leave, engine.now, LeaveReply::Left);
+    let sends = engine.sends();
+    engine.answer_to(&renewal, engine.now, ClaimReply::granted(GrantNumber(7)));
+    let again = engine.sent();
+    assert_eq!(
+        (engine.sends(), again.request.verb, again.request.claim_id),
+        (sends + 1, Verb::Leave, leave.request.claim_id)
+    );
+    let knows = |engine: &Engine| {
+        engine
+            .shard
+            .knows_claim(&again.request.name, again.request.claim_id)
+    };
+    assert!(knows(&engine));
+    engine.answer_to(&again, engine.now, LeaveReply::Left);
+    assert!(!knows(&engine));
+}
+
 /// A lease is renewed until `max_hold` ends, and not after that. The holder is told first; the lease is lost when it
 /// expires.
 #[test]
