@@ -823,6 +823,16 @@ fn finds_an_assertion_that_leaves_its_claim_in_the_queue() {
 }
 
 #[test]
+fn finds_an_assertion_that_is_executed_after_its_leave() {
+    finds_among(
+        with(Flaw::AssertedAfterLeave),
+        Violation::OrphanRecord,
+        455_200,
+        FAILOVERS,
+    );
+}
+
+#[test]
 fn finds_an_assertion_that_shortens_a_fixed_lease() {
     finds(with(Flaw::AssertionShortens), Violation::AssertionChangedEnd, 830);
 }
