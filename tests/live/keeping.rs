@@ -45,6 +45,15 @@ async fn cycle(locks: &Locks, key: &str) {
     held(locks, key).await.release().await.unwrap();
 }
 
+/// Locks and releases until the lease is kept: a busy machine may not have left the lease before yet.
+async fn keep(locks: &Locks, key: &str, eyes: &mut Eyes) {
+    cycle(locks, key).await;
+    while eyes.owner(key).is_none() {
+        soon(locks.idle()).await;
+        cycle(locks, key).await;
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kept_lease_is_used_again_without_a_request() {
     let server = RedisServer::start();
@@ -149,7 +158,7 @@ async fn many_keys_are_kept_up_to_a_limit() {
             .unwrap();
     }
     let kept = eyes.text::<usize>("DBSIZE");
-    assert!((10_000..=16_390).contains(&kept), "{kept}");
+    assert!((10_000..=16_400).contains(&kept), "{kept}");
     soon(locks.shutdown()).await;
     assert!(eyes.left_behind().is_empty());
 }
@@ -270,7 +279,7 @@ async fn an_operator_takes_a_kept_lease() {
         keeping(&server.url(), &mut eyes).await,
         patient(&server.url()).await,
     );
-    cycle(&one, "a").await;
+    keep(&one, "a", &mut eyes).await;
     let entry = show(&other, "a").await.remove(0);
     assert!(entry.holders[0].may_keep);
     let inspection = other.inspect();
@@ -278,7 +287,7 @@ async fn an_operator_takes_a_kept_lease() {
     soon(steal.into_future()).await.unwrap();
     assert_eq!(eyes.owner("a"), None);
     // A revoked lease is over although it had no holder.
-    cycle(&one, "a").await;
+    keep(&one, "a", &mut eyes).await;
     let entry = show(&other, "a").await.remove(0);
     soon(inspection.steal(&entry).now().by("test").into_future())
         .await
