@@ -212,8 +212,8 @@ impl Claim {
         self.exchange.retry(cx.now + pause);
     }
 
-    /// Returns when the claim next needs a step: at its deadline or the end of its keep, when a grant is given back that was not taken up, and when
-    /// a request is due.
+    /// Returns when the claim next needs a step: at its deadline or the end of its keep, when a grant is given back that was not
+    /// taken up, and when a request is due.
     #[inline]
     pub(crate) fn due(&self) -> Option<Instant> {
         let (deadline, unfetched) = self.held().map_or((None, None), |held| {

@@ -7,7 +7,7 @@ use crate::protocol::context::StepContext;
 use crate::protocol::flaw::Flaw;
 use crate::protocol::key::key_state::KeyState;
 use crate::protocol::message::{ClaimId, ClaimNumber};
-use crate::protocol::step::{Effect, InboxState, KeyEvent, Outcome, Ticket};
+use crate::protocol::step::{Effect, KeyEvent, Outcome, Ticket};
 use crate::protocol::time::Instant;
 
 impl KeyState {
@@ -22,8 +22,7 @@ impl KeyState {
             let mut others = self.claims.iter().filter(|claim| claim.number() != number);
             self.solos.is_empty() && self.calls.is_none() && others.all(Claim::is_leaving)
         };
-        let is_told = cx.shard.inbox == InboxState::Confirmed || cx.shard.plant.is(Flaw::KeptUnconfirmed);
-        let may_be_kept = cx.shard.kept < MAX_KEPT && is_told && !cx.shard.is_closed && is_alone();
+        let may_be_kept = cx.shard.kept < MAX_KEPT && !cx.shard.is_closed && is_alone();
         if !may_be_kept || !self.claims[number].keep(cx) {
             return self.leave(cx, number, release);
         }

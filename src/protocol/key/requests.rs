@@ -331,9 +331,8 @@ impl KeyState {
     pub(crate) fn inbox(&mut self, cx: &mut StepContext<'_>) {
         self.step_calls(cx, Calls::inbox);
         self.expire_due(cx);
-        if cx.shard.inbox == InboxState::Unconfirmed {
-            self.recall_all(cx);
-        }
+        // A recall may have been missed, also before a new start of pushes.
+        self.recall_all(cx);
         for number in self.claims.all() {
             let claim = &mut self.claims[number];
             let is_queued = claim.is_queued();
